@@ -1,0 +1,182 @@
+"""What can go wrong, as exceptions, and how each looks as a gRPC status.
+
+One table for all services and the SDK: a service raises, `rpc.EdgeInterceptor` answers with the status, the SDK
+turns the status back into the same exception.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+DOMAIN = "quire"
+
+
+class QuireError(Exception):
+    """Base of all refusals and failures that a caller can see. The message says what is wrong and what to do."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "INTERNAL"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One thing wrong with a request: the field's path in the message, and what to change."""
+
+    field: str
+    description: str
+
+
+class InvalidRequestError(QuireError):
+    """The request can never be served as it is."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, message: str, violations: Sequence[FieldViolation] = ()) -> None:
+        super().__init__(message)
+        self.violations = tuple(violations)
+
+    @classmethod
+    def of(cls, violations: Sequence[FieldViolation]) -> "InvalidRequestError":
+        """Makes one error of all that is wrong."""
+        return cls(
+            "; ".join(f"{each.field}: {each.description}" for each in violations),
+            violations,
+        )
+
+
+class NotFoundError(QuireError):
+    """No such request."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "NOT_FOUND"
+
+
+class AlreadyExistsError(QuireError):
+    """The request_id belongs to a different request."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+    reason = "REQUEST_ID_IN_USE"
+
+
+class FailedPreconditionError(QuireError):
+    """The system is not in the state that the call needs, and repeating the call will not help."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "FAILED_PRECONDITION"
+
+
+class RetryableError(QuireError):
+    """Not now: come back after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(RetryableError):
+    """The queue is full."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+
+
+class UnavailableError(RetryableError):
+    """The service, or one that it needs, is not there."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "UNAVAILABLE"
+
+
+class RequestCancelledError(QuireError):
+    """The request was cancelled."""
+
+    code = grpc.StatusCode.CANCELLED
+    reason = "CANCELLED"
+
+
+class RequestExpiredError(QuireError):
+    """The request's deadline passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class RequestFailedError(QuireError):
+    """The server accepted the request and could not finish it."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "REQUEST_FAILED"
+
+
+_BY_CODE: dict[int, type[QuireError]] = {
+    kind.code.value[0]: kind
+    for kind in (
+        InvalidRequestError,
+        NotFoundError,
+        AlreadyExistsError,
+        FailedPreconditionError,
+        OverloadedError,
+        UnavailableError,
+        RequestCancelledError,
+        RequestExpiredError,
+        RequestFailedError,
+    )
+}
+
+
+def to_status(error: QuireError) -> status_pb2.Status:
+    """The error as google.rpc.Status with its details."""
+    details = [_any(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
+    if isinstance(error, InvalidRequestError) and error.violations:
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(field=each.field, description=each.description)
+            for each in error.violations
+        ]
+        details.append(_any(error_details_pb2.BadRequest(field_violations=violations)))
+    if isinstance(error, RetryableError):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status_pb2.Status(code=error.code.value[0], message=error.message, details=details)
+
+
+def from_status(status: status_pb2.Status) -> QuireError:
+    """The error that the status stands for; QuireError itself for a code that is not ours."""
+    kind = _BY_CODE.get(status.code, QuireError)
+    if issubclass(kind, InvalidRequestError):
+        return kind(status.message, _violations(status))
+    if issubclass(kind, RetryableError):
+        return kind(status.message, _retry_after_s(status))
+    return kind(status.message)
+
+
+def _violations(status: status_pb2.Status) -> list[FieldViolation]:
+    bad_request = error_details_pb2.BadRequest()
+    for detail in status.details:
+        if detail.Unpack(bad_request):
+            return [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
+    return []
+
+
+def _retry_after_s(status: status_pb2.Status) -> float:
+    retry_info = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Unpack(retry_info):
+            return float(retry_info.retry_delay.ToMilliseconds()) / 1000
+    return 1.0
+
+
+def _any(
+    message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

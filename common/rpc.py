@@ -1,0 +1,153 @@
+"""gRPC plumbing shared by every service and the SDK: channel options, and the interceptor at a server's edge.
+
+Knows no service. What the options are for was measured: see ARCHITECTURE.md, "The wire".
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from common.errors import InvalidRequestError, QuireError, from_status, to_status
+
+PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
+CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
+
+Option = tuple[str, int]
+Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+def channel_options(max_message_bytes: int) -> list[Option]:
+    """Options of a client channel: a frozen peer is seen within 2 s, a returning one dialled within 0.5 s."""
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 800),
+        ("grpc.keepalive_timeout_ms", 1000),
+        ("grpc.http2.ping_timeout_ms", 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 500),
+    ]
+
+
+def server_options(max_message_bytes: int) -> list[Option]:
+    """Options of a server: the other side of `channel_options`; a port in use is an error, never shared."""
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 800),
+        ("grpc.keepalive_timeout_ms", 1000),
+        ("grpc.http2.ping_timeout_ms", 1000),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def error_of(rpc_error: grpc.RpcError) -> QuireError:
+    """The exception that a failed call stands for, with its details where the server sent any."""
+    call: Any = rpc_error
+    status = rpc_status.from_call(call) if call.trailing_metadata() else None
+    if status is not None:
+        return from_status(status)
+    bare = type(to_status(QuireError("")))(code=call.code().value[0], message=call.details() or call.code().name)
+    return from_status(bare)
+
+
+class Undecodable:
+    """Stands in for a request whose bytes are not the message that the method takes."""
+
+
+class EdgeInterceptor(grpc.aio.ServerInterceptor):
+    """Between the wire and the handlers: handlers just raise.
+
+    Our exceptions become statuses with details; undecodable bytes become INVALID_ARGUMENT before a handler sees
+    them (an undecodable message within a stream ends that stream alone).
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
+            return None
+        wrap = _wrap_stream if handler.response_streaming else _wrap_single
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        remade: Handler = _remake(handler, wrap(inner, handler.request_streaming))
+        return remade
+
+
+def _remake(handler: Any, behaviour: Callable[..., Any]) -> Any:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(handler.request_streaming, handler.response_streaming)]
+    return make(behaviour, _careful(handler.request_deserializer), handler.response_serializer)
+
+
+def _careful(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def decode(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return Undecodable()
+
+    return decode
+
+
+def _wrap_single(inner: Callable[..., Any], request_streaming: bool) -> Callable[..., Any]:
+    async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(_checked(request, request_streaming), context)
+        except QuireError as error:
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+    return behaviour
+
+
+def _wrap_stream(inner: Callable[..., Any], request_streaming: bool) -> Callable[..., Any]:
+    async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            responses = inner(_checked(request, request_streaming), context)
+            if inspect.isawaitable(responses):  # a handler that writes to the context by itself
+                await responses
+                return
+            async for response in responses:
+                yield response
+        except QuireError as error:
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+    return behaviour
+
+
+def _checked(request: Any, request_streaming: bool) -> Any:
+    if request_streaming:
+        return _checked_each(request)
+    if isinstance(request, Undecodable):
+        raise _undecodable()
+    return request
+
+
+async def _checked_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Undecodable):
+            raise _undecodable()
+        yield request
+
+
+def _undecodable() -> InvalidRequestError:
+    return InvalidRequestError(
+        "the bytes sent are not the message that this method takes; regenerate the client's stubs"
+    )

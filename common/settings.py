@@ -1,0 +1,68 @@
+"""Base of every process's settings: flag, `QUIRE_…` variable or TOML file, in this order of precedence.
+
+A process's `__main__` reads them once; nothing else looks at the environment.
+"""
+
+import os
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """Frozen settings of one process. `section` is its table in the TOML file named by `QUIRE_CONFIG`."""
+
+    section: ClassVar[str]
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        protected_namespaces=(),
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Adds the TOML table below the environment."""
+        path = os.environ.get("QUIRE_CONFIG")
+        if path is None:
+            return init_settings, env_settings
+        table = _SectionSource(settings_cls, Path(path), cls.section)
+        return init_settings, env_settings, table
+
+
+class _SectionSource(TomlConfigSettingsSource):
+    """One table of a TOML file."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: Path, section: str) -> None:
+        self._section = section
+        if not path.is_file():
+            raise FileNotFoundError(f"QUIRE_CONFIG names {path}, which is not a file")
+        super().__init__(settings_cls, path)
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        table = super()._read_file(file_path).get(self._section, {})
+        return dict(table)
+
+
+def parse(kind: type[S], arguments: list[str]) -> S:
+    """Settles settings from command-line flags over everything else. Exits with usage on a bad one."""
+    return CliApp.run(kind, cli_args=arguments)

@@ -1,0 +1,92 @@
+"""A step as scheduler and worker speak of it inside: plain data, no protobuf.
+
+`step_codec` carries it over the wire; the fields are those of `protos/worker.proto`, which is their manual.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from common.slot_sampling import SlotSampling
+
+Ints = Sequence[int]
+Floats = Sequence[float]
+
+
+class StepStatus(IntEnum):
+    """How a step ended; the numbers are those of the wire."""
+
+    OK = 1
+    NEED_SNAPSHOT = 2
+    STALE_EPOCH = 3
+    FAILED = 4
+    INVALID = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class SlotState:
+    """All that a worker knows of a sequence."""
+
+    slot: int
+    position: int
+    block_table: Ints
+    token_ids: Ints  # from `position` on
+    num_prompt_tokens: int
+    sampling: SlotSampling
+    history: Ints = ()  # before `position`; only with penalties
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One iteration for one worker, struct of arrays; pairs are flat."""
+
+    epoch: int
+    step_id: int
+    snapshot: bool = False
+    freed_slots: Ints = ()
+    whole: list[SlotState] = field(default_factory=list)
+    append_pairs: Ints = ()  # (slot, block)
+    forks: Ints = ()  # (parent slot, child slot)
+    swap_out: Ints = ()  # (device block, host block)
+    swap_in: Ints = ()  # (host block, device block)
+    copies: Ints = ()  # (source block, destination block)
+    rows: Ints = ()  # slots
+    num_tokens: Ints = ()  # beside rows; empty: 1 each
+    samples: Ints | None = None  # (row, slot); None: every row into its own slot
+
+
+@dataclass(slots=True, kw_only=True)
+class LogprobRows:
+    """n rows of log-probabilities, each with the num_top most likely tokens."""
+
+    logprobs: Floats  # [n]
+    ranks: Ints  # [n], 1 for the most likely
+    num_top: int = 0
+    top_token_ids: Ints = ()  # [n * num_top], best first in each row
+    top_logprobs: Floats = ()  # [n * num_top]
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt tokens from `position` on."""
+
+    slot: int
+    position: int
+    rows: LogprobRows
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """The answer to one step."""
+
+    epoch: int
+    step_id: int
+    status: StepStatus = StepStatus.OK
+    error: str = ""
+    token_ids: Ints = ()  # in the order of the samples
+    invalid_samples: Ints = ()  # indices of samples whose logits were not finite
+    logprobs: dict[int, LogprobRows] = field(default_factory=dict)  # by index of the sample
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    queue_ns: int = 0
+    exec_ns: int = 0
+    total_ns: int = 0

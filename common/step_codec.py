@@ -1,0 +1,196 @@
+"""Steps and their results to protobuf and back.
+
+Decoding raises ValueError where the bytes cannot be what the field says; meaning is checked by the worker.
+"""
+
+from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
+from common.slot_sampling import SlotSampling
+from common.step import (
+    LogprobRows,
+    PromptLogprobs,
+    SlotState,
+    Step,
+    StepResult,
+    StepStatus,
+)
+from protos import worker_pb2 as pb
+
+
+def step_to_pb(step: Step) -> pb.StepRequest:
+    """Encodes a step."""
+    message = pb.StepRequest(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        snapshot=step.snapshot,
+        freed_slots=pack_int32(step.freed_slots),
+        whole=[_slot_to_pb(state) for state in step.whole],
+        append_pairs=pack_int32(step.append_pairs),
+        forks=pack_int32(step.forks),
+        swap_out=pack_int32(step.swap_out),
+        swap_in=pack_int32(step.swap_in),
+        copies=pack_int32(step.copies),
+        rows=pack_int32(step.rows),
+        num_tokens=pack_int32(step.num_tokens),
+    )
+    if step.samples is not None:
+        message.samples = pack_int32(step.samples)
+    return message
+
+
+def step_from_pb(message: pb.StepRequest) -> Step:
+    """Decodes a step. Raises ValueError if an array's length is impossible."""
+    return Step(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        snapshot=message.snapshot,
+        freed_slots=unpack_int32(message.freed_slots),
+        whole=[_slot_from_pb(state) for state in message.whole],
+        append_pairs=_unpack_pairs("append_pairs", message.append_pairs),
+        forks=_unpack_pairs("forks", message.forks),
+        swap_out=_unpack_pairs("swap_out", message.swap_out),
+        swap_in=_unpack_pairs("swap_in", message.swap_in),
+        copies=_unpack_pairs("copies", message.copies),
+        rows=unpack_int32(message.rows),
+        num_tokens=unpack_int32(message.num_tokens),
+        samples=_unpack_pairs("samples", message.samples) if message.HasField("samples") else None,
+    )
+
+
+def result_to_pb(result: StepResult) -> pb.StepResponse:
+    """Encodes a step's result."""
+    return pb.StepResponse(
+        epoch=result.epoch,
+        step_id=result.step_id,
+        status=pb.StepStatus.ValueType(result.status),
+        error=result.error,
+        token_ids=pack_int32(result.token_ids),
+        invalid_samples=pack_int32(result.invalid_samples),
+        logprobs=[
+            pb.SampleLogprobs(sample=sample, rows=_rows_to_pb(rows)) for sample, rows in result.logprobs.items()
+        ],
+        prompt_logprobs=[
+            pb.PromptLogprobs(slot=item.slot, position=item.position, rows=_rows_to_pb(item.rows))
+            for item in result.prompt_logprobs
+        ],
+        queue_ns=result.queue_ns,
+        exec_ns=result.exec_ns,
+        total_ns=result.total_ns,
+    )
+
+
+def result_from_pb(message: pb.StepResponse) -> StepResult:
+    """Decodes a step's result. Raises ValueError on an unknown status or an impossible array."""
+    return StepResult(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        status=StepStatus(message.status),
+        error=message.error,
+        token_ids=unpack_int32(message.token_ids),
+        invalid_samples=unpack_int32(message.invalid_samples),
+        logprobs={item.sample: _rows_from_pb(item.rows) for item in message.logprobs},
+        prompt_logprobs=[
+            PromptLogprobs(slot=item.slot, position=item.position, rows=_rows_from_pb(item.rows))
+            for item in message.prompt_logprobs
+        ],
+        queue_ns=message.queue_ns,
+        exec_ns=message.exec_ns,
+        total_ns=message.total_ns,
+    )
+
+
+def _unpack_pairs(name: str, data: bytes) -> "list[int]":
+    values = unpack_int32(data)
+    if len(values) % 2:
+        raise ValueError(f"{name} holds pairs, so it cannot have {len(values)} numbers")
+    return values.tolist()
+
+
+def _slot_to_pb(state: SlotState) -> pb.SlotState:
+    return pb.SlotState(
+        slot=state.slot,
+        position=state.position,
+        block_table=pack_int32(state.block_table),
+        token_ids=pack_int32(state.token_ids),
+        history=pack_int32(state.history),
+        num_prompt_tokens=state.num_prompt_tokens,
+        sampling=_sampling_to_pb(state.sampling),
+    )
+
+
+def _slot_from_pb(message: pb.SlotState) -> SlotState:
+    return SlotState(
+        slot=message.slot,
+        position=message.position,
+        block_table=unpack_int32(message.block_table),
+        token_ids=unpack_int32(message.token_ids),
+        history=unpack_int32(message.history),
+        num_prompt_tokens=message.num_prompt_tokens,
+        sampling=_sampling_from_pb(message.sampling),
+    )
+
+
+def _sampling_to_pb(sampling: SlotSampling) -> pb.SlotSampling:
+    return pb.SlotSampling(
+        seed=sampling.seed,
+        sample_index=sampling.sample_index,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        bias_ids=pack_int32(token for token, _ in sampling.logit_bias),
+        bias_values=pack_float32(bias for _, bias in sampling.logit_bias),
+        allowed_ids=pack_int32(sampling.allowed_token_ids or ()),
+        suppressed_ids=pack_int32(sampling.suppressed_token_ids),
+        suppressed_until=sampling.suppressed_until,
+        num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
+    )
+
+
+def _sampling_from_pb(message: pb.SlotSampling) -> SlotSampling:
+    bias_ids, bias_values = (
+        unpack_int32(message.bias_ids),
+        unpack_float32(message.bias_values),
+    )
+    if len(bias_ids) != len(bias_values):
+        raise ValueError(f"{len(bias_ids)} bias_ids stand beside {len(bias_values)} bias_values")
+    return SlotSampling(
+        seed=message.seed,
+        sample_index=message.sample_index,
+        temperature=message.temperature,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(zip(bias_ids, bias_values, strict=True)),
+        allowed_token_ids=tuple(unpack_int32(message.allowed_ids)) or None,
+        suppressed_token_ids=tuple(unpack_int32(message.suppressed_ids)),
+        suppressed_until=message.suppressed_until,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+    )
+
+
+def _rows_to_pb(rows: LogprobRows) -> pb.LogprobRows:
+    return pb.LogprobRows(
+        logprobs=pack_float32(rows.logprobs),
+        ranks=pack_int32(rows.ranks),
+        num_top=rows.num_top,
+        top_token_ids=pack_int32(rows.top_token_ids),
+        top_logprobs=pack_float32(rows.top_logprobs),
+    )
+
+
+def _rows_from_pb(message: pb.LogprobRows) -> LogprobRows:
+    return LogprobRows(
+        logprobs=unpack_float32(message.logprobs),
+        ranks=unpack_int32(message.ranks),
+        num_top=message.num_top,
+        top_token_ids=unpack_int32(message.top_token_ids),
+        top_logprobs=unpack_float32(message.top_logprobs),
+    )
