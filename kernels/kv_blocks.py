@@ -1,0 +1,67 @@
+"""Moving keys and values in and out of blocks: writing new rows, copying blocks, swapping them.
+
+These are the torch references, on any device. They know slots, block ids and strides; they do not know who owns a
+block, and they never look at a block table.
+"""
+
+from torch import Tensor
+
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Put each token's key and value into its slot.
+
+    key, value:             [T, num_kv_heads, head_dim]
+    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any block stride
+    slot_mapping:           [T] int64, block_id * block_size + offset, no slot twice
+    """
+    block_size = key_cache.shape[1]
+    blocks = slot_mapping // block_size
+    offsets = slot_mapping % block_size
+    key_cache.index_put_((blocks, offsets), key)
+    value_cache.index_put_((blocks, offsets), value)
+
+
+def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks, all layers at once: `pool[destination] = pool[source]` for each pair.
+
+    Every source is read before any destination is written, so a block may be a source of one pair and the
+    destination of another. No destination may occur twice.
+
+    pool:  [num_blocks, ...], block first
+    pairs: [P, 2] int64, (source, destination)
+    """
+    pairs = pairs.to(pool.device)
+    pool.index_copy_(0, pairs[:, 1], pool.index_select(0, pairs[:, 0]))
+
+
+def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks from one pool to another, which may live on another device.
+
+    source:      [num_source_blocks, ...]
+    destination: [num_destination_blocks, ...], the same block shape and dtype
+    pairs:       [P, 2] int64, (source block, destination block), no destination twice
+    """
+    blocks = source.index_select(0, pairs[:, 0].to(source.device))
+    destination.index_copy_(0, pairs[:, 1].to(destination.device), blocks.to(destination.device))
+
+
+def flat_token_rows(cache: Tensor) -> Tensor:
+    """View a strided cache as one row per token: [num_rows, num_kv_heads * head_dim].
+
+    Token `t` of block `b` is row `b * block_row_stride(cache) + t`; the rows between belong to other layers.
+
+    cache: [num_blocks, block_size, num_kv_heads, head_dim], each token's heads contiguous
+    """
+    num_blocks, block_size = cache.shape[:2]
+    row_width = cache.stride(1)
+    num_rows = (num_blocks - 1) * block_row_stride(cache) + block_size
+    return cache.as_strided((num_rows, row_width), (row_width, 1))
+
+
+def block_row_stride(cache: Tensor) -> int:
+    """How many token rows lie between the starts of two neighbouring blocks."""
+    num_kv_heads, head_dim = cache.shape[2:]
+    row_width = num_kv_heads * head_dim
+    assert cache.stride()[1:] == (row_width, head_dim, 1), "a token's heads must be contiguous"
+    assert cache.stride(0) % row_width == 0, "a block must begin on a token row"
+    return cache.stride(0) // row_width

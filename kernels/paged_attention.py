@@ -1,0 +1,181 @@
+"""Attention over keys and values that lie in blocks, read through block tables: the torch reference.
+
+One call serves the ragged rows of an iteration: chunks of prompts and single decode tokens together. What depends
+only on the rows is planned once (`plan_attention`) and shared by all layers. It knows nothing of models or pools,
+and it never reads a slot outside a row's context, so whatever lies there is harmless.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.kv_blocks import block_row_stride, flat_token_rows
+
+# Decode rows share one padded call with rows of at most twice their length; below this many keys, all do.
+_SMALLEST_BUCKET_BITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedRows:
+    """Query rows of different lengths, concatenated, each with its own context.
+
+    The queries of row r are tokens query_start[r] up to query_start[r + 1]; they are the last ones of its context.
+    """
+
+    query_start: Tensor  # [R + 1] int32, cumulative
+    context_lens: Tensor  # [R] int32, keys of each row, the queries' own included
+    block_tables: Tensor  # [R, max_blocks] int32
+    max_query_len: int
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows of one query each, of similar length, padded to the longest."""
+
+    tokens: Tensor  # [D] int64, where each row's query is in T
+    key_rows: Tensor  # [D * L] int64, flat token rows; padding repeats the row's own last key
+    num_rows: int
+    mask: Tensor | None  # [D, 1, 1, L] bool, true where there is a key; None if nothing is padded
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """One row of several queries."""
+
+    start: int  # first token in T
+    end: int
+    key_rows: Tensor  # [L] int64, flat token rows
+    mask: Tensor | None  # [query_len, L] bool; None is plainly causal, with as many queries as keys
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What all layers with the same sliding window share in one iteration."""
+
+    rows: RaggedRows
+    sliding_window: int | None
+    decode_groups: tuple[DecodeGroup, ...]
+    prefill_rows: tuple[PrefillRow, ...]
+
+
+def plan_attention(rows: RaggedRows, key_cache: Tensor, sliding_window: int | None = None) -> AttentionPlan:
+    """Turn block tables into rows to gather and masks to apply.
+
+    key_cache stands for every layer's: only its shape and strides are read. A query at position p sees keys
+    p - sliding_window + 1 to p. On a CUDA device this waits for the device once.
+    """
+    starts: list[int] = rows.query_start.tolist()
+    contexts: list[int] = rows.context_lens.tolist()
+    prefill_rows: list[PrefillRow] = []
+    buckets: dict[int, list[int]] = defaultdict(list)
+    for row, (start, end, context) in enumerate(zip(starts, starts[1:], contexts, strict=False)):
+        assert end - start <= context, "a row's queries are part of its context"
+        if end - start == 1:
+            num_keys = context if sliding_window is None else min(context, sliding_window)
+            buckets[max(_SMALLEST_BUCKET_BITS, (num_keys - 1).bit_length())].append(row)
+        elif end > start:
+            prefill_rows.append(_plan_prefill(rows, row, (start, end, context), key_cache, sliding_window))
+    groups = tuple(_plan_decode(rows, bucket, contexts, key_cache, sliding_window) for bucket in buckets.values())
+    return AttentionPlan(rows, sliding_window, groups, tuple(prefill_rows))
+
+
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float
+) -> Tensor:
+    """softmax(scale * Q K^T + mask) V for each row, K and V gathered through its block table (paper, eq. 4).
+
+    Grouped queries: heads h * G to h * G + G - 1 share key-value head h, G = num_heads / num_kv_heads.
+    Products accumulate in float32 for every dtype.
+
+    query:                  [T, num_heads, head_dim]
+    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], strides as planned
+    returns                 [T, num_heads, head_dim], the dtype of query; tokens of no row are undefined
+    """
+    num_kv_heads = key_cache.shape[2]
+    keys, values = flat_token_rows(key_cache), flat_token_rows(value_cache)
+    out = torch.empty_like(query)
+    for group in plan.decode_groups:
+        out[group.tokens] = _attend_decode(query, keys, values, group, num_kv_heads, scale)
+    for row in plan.prefill_rows:
+        out[row.start : row.end] = _attend_prefill(query, keys, values, row, num_kv_heads, scale)
+    return out
+
+
+def _plan_decode(
+    rows: RaggedRows, members: Sequence[int], contexts: Sequence[int], key_cache: Tensor, window: int | None
+) -> DecodeGroup:
+    device = rows.block_tables.device
+    ids = torch.tensor(members, dtype=torch.int64, device=device)
+    last = torch.tensor([contexts[row] for row in members], dtype=torch.int64, device=device).unsqueeze(1) - 1
+    num_keys = last + 1 if window is None else (last + 1).clamp(max=window)
+    lengths = [contexts[row] if window is None else min(contexts[row], window) for row in members]
+    column = torch.arange(max(lengths), device=device).unsqueeze(0)
+    positions = (last + 1 - num_keys + column).minimum(last)
+    key_rows = _flat_rows_of(rows.block_tables[ids], positions, key_cache)
+    mask = None if min(lengths) == max(lengths) else (column < num_keys)[:, None, None, :]
+    return DecodeGroup(rows.query_start[ids].to(torch.int64), key_rows.reshape(-1), len(members), mask)
+
+
+def _plan_prefill(
+    rows: RaggedRows, row: int, span: tuple[int, int, int], key_cache: Tensor, window: int | None
+) -> PrefillRow:
+    start, end, context = span
+    first_query = context - (end - start)
+    first_key = 0 if window is None else max(0, first_query - window + 1)
+    key_positions = torch.arange(first_key, context, device=rows.block_tables.device)
+    key_rows = _flat_rows_of(rows.block_tables[row : row + 1], key_positions.unsqueeze(0), key_cache)
+    if first_query == 0 and (window is None or context <= window):
+        return PrefillRow(start, end, key_rows.reshape(-1), None)
+    query_positions = key_positions[first_query - first_key :].unsqueeze(1)
+    mask = key_positions <= query_positions
+    if window is not None:
+        mask &= key_positions > query_positions - window
+    return PrefillRow(start, end, key_rows.reshape(-1), mask)
+
+
+def _flat_rows_of(block_tables: Tensor, positions: Tensor, key_cache: Tensor) -> Tensor:
+    """Flat token rows of positions [R, L] through block tables [R, max_blocks], as [R, L] int64."""
+    block_size = key_cache.shape[1]
+    blocks = block_tables.to(torch.int64).gather(1, positions // block_size)
+    return blocks * block_row_stride(key_cache) + positions % block_size
+
+
+def _attend_decode(
+    query: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, num_kv_heads: int, scale: float
+) -> Tensor:
+    """The group's queries that share a key-value head are the query rows of one small attention."""
+    num_heads, head_dim = query.shape[1:]
+    q = query[group.tokens].view(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    shape = (group.num_rows, -1, num_kv_heads, head_dim)
+    k = keys.index_select(0, group.key_rows).view(shape).transpose(1, 2)
+    v = values.index_select(0, group.key_rows).view(shape).transpose(1, 2)
+    q, k, v = _in_compute_dtype(q, k, v)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+    return out.reshape(group.num_rows, num_heads, head_dim).to(query.dtype)
+
+
+def _attend_prefill(
+    query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, num_kv_heads: int, scale: float
+) -> Tensor:
+    """Key-value heads are the batch, the heads that share them an expanded view: nothing is repeated in memory."""
+    num_heads, head_dim = query.shape[1:]
+    heads_per_kv = num_heads // num_kv_heads
+    q = query[row.start : row.end].view(-1, num_kv_heads, heads_per_kv, head_dim).permute(1, 2, 0, 3)
+    k = keys.index_select(0, row.key_rows).view(-1, 1, num_kv_heads, head_dim).permute(2, 1, 0, 3)
+    v = values.index_select(0, row.key_rows).view(-1, 1, num_kv_heads, head_dim).permute(2, 1, 0, 3)
+    q, k, v = _in_compute_dtype(q, k, v)
+    k, v = k.expand(-1, heads_per_kv, -1, -1), v.expand(-1, heads_per_kv, -1, -1)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=row.mask, is_causal=row.mask is None, scale=scale)
+    return out.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim).to(query.dtype)
+
+
+def _in_compute_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 on a CPU, whose half-precision attention is several times slower; elsewhere as it is."""
+    if q.device.type == "cpu":
+        return q.float(), k.float(), v.float()
+    return q, k, v

@@ -1,0 +1,154 @@
+"""The worker's KV memory: the device pool, the host pool for swapping, and how large they may be.
+
+`KVPool` owns both tensors. It moves blocks as it is told and knows nothing of sequences or reference counts: which
+block is free, shared or swapped is the scheduler's knowledge alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.kv_blocks import copy_blocks, swap_blocks
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+class PoolSizeError(ValueError):
+    """The memory at hand does not hold the pool that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """What one block holds: keys and values of `block_size` tokens in all layers."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        numel = self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim
+        return numel * self.dtype.itemsize
+
+
+class KVPool:
+    """Blocks `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` on the device, and on the host.
+
+    Block first, so that copying or swapping one is one contiguous copy for all layers (design, Memory).
+    """
+
+    def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.blocks = torch.zeros((num_blocks, *block), dtype=shape.dtype, device=device)
+        self.host_blocks = torch.zeros(
+            (num_host_blocks, *block),
+            dtype=shape.dtype,
+            pin_memory=device.type == "cuda" and num_host_blocks > 0,
+        )
+        self._key_caches = tuple(self.blocks[:, layer, 0] for layer in range(shape.num_layers))
+        self._value_caches = tuple(self.blocks[:, layer, 1] for layer in range(shape.num_layers))
+
+    @property
+    def block_size(self) -> int:
+        return self.shape.block_size
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.shape.bytes_per_block
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    def key_cache(self, layer: int) -> Tensor:
+        """One layer's keys, a strided view [num_blocks, block_size, num_kv_heads, head_dim]."""
+        return self._key_caches[layer]
+
+    def value_cache(self, layer: int) -> Tensor:
+        """One layer's values, a strided view [num_blocks, block_size, num_kv_heads, head_dim]."""
+        return self._value_caches[layer]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy-on-write: (source, destination) pairs; all sources are read before any destination is written."""
+        if pairs:
+            copy_blocks(self.blocks, _as_tensor(pairs))
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Save blocks to the host: (device block, host block) pairs."""
+        if pairs:
+            swap_blocks(self.blocks, self.host_blocks, _as_tensor(pairs))
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Bring blocks back: (host block, device block) pairs."""
+        if pairs:
+            swap_blocks(self.host_blocks, self.blocks, _as_tensor(pairs))
+
+
+def num_pool_blocks(
+    *, free_bytes: int, fraction: float, bytes_per_block: int, num_blocks: int | None = None
+) -> int:
+    """How many blocks the pool gets: as many as fit in `fraction` of the free memory, or `num_blocks` if given.
+
+    Raises PoolSizeError, which says what to change, if not even one block fits or those asked for do not.
+    """
+    if num_blocks is not None:
+        if num_blocks < 1:
+            raise PoolSizeError(f"a pool of {num_blocks} blocks holds nothing: ask for at least 1 block")
+        if num_blocks * bytes_per_block > free_bytes:
+            raise PoolSizeError(
+                f"{num_blocks} blocks of {bytes_per_block:,} bytes need {_gib(num_blocks * bytes_per_block)}, and "
+                f"{_gib(free_bytes)} are free: ask for at most {free_bytes // bytes_per_block} blocks"
+            )
+        return num_blocks
+    if not 0.0 < fraction <= 1.0:
+        raise PoolSizeError(f"the memory fraction is {fraction}: give a number above 0 and at most 1")
+    fitting = int(free_bytes * fraction) // bytes_per_block
+    if fitting < 1:
+        raise PoolSizeError(
+            f"one block needs {bytes_per_block:,} bytes, and {fraction:g} of the free memory "
+            f"({_gib(free_bytes)}) is less: free memory, raise the fraction, or choose a smaller block size"
+        )
+    return fitting
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that a pool on this device could take now; on a CPU within the container's limit, if it has one."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = next(
+        int(line.split()[1]) * 1024
+        for line in _MEMINFO.read_text().splitlines()
+        if line.startswith("MemAvailable")
+    )
+    in_cgroup = _cgroup_free_bytes()
+    return available if in_cgroup is None else min(available, in_cgroup)
+
+
+def _cgroup_free_bytes() -> int | None:
+    """Limit less use, where file cache that the kernel may drop counts as free; None without a limit."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+
+
+def _as_tensor(pairs: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.tensor(pairs, dtype=torch.int64)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

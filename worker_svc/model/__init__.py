@@ -1,0 +1,1 @@
+"""The decoder: one model driven by its config, for all families."""

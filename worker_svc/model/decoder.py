@@ -1,0 +1,137 @@
+"""The decoder: one iteration's tokens in, logits of the wanted rows out.
+
+It owns the weights and reads and writes the KV pool that is handed in, at the slots the batch names. It does not
+know which sequence a row belongs to, and it samples nothing.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.kv_blocks import write_kv
+from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from worker_svc.checkpoint import WeightReader
+from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.model.batch import ForwardBatch
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.families import read_model_config
+from worker_svc.model.layers import DecoderLayer, Linear, Norm, Rotation, inverse_frequencies, rotation
+from worker_svc.model.weights import WeightLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """Weights of one model, in one dtype on one device."""
+
+    config: ModelConfig
+    token_embedding: Tensor  # [vocab_size, embed_dim]
+    position_embedding: Tensor | None  # [position_offset + max_model_len, hidden_size]
+    project_in: Linear | None
+    project_out: Linear | None
+    layers: tuple[DecoderLayer, ...]
+    final_norm: Norm | None
+    head: Linear
+    inverse_frequencies: Tensor | None  # [head_dim / 2] float32
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.token_embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_embedding.device
+
+    def block_shape(self, block_size: int) -> BlockShape:
+        """The shape of a block that holds this model's keys and values."""
+        return BlockShape(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=block_size,
+            dtype=self.dtype,
+        )
+
+    def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """Compute the batch's tokens, write their keys and values, return logits [L, vocab_size] in float32.
+
+        Only the rows in `batch.logit_rows` go through the head. Whatever must be in the cache before (earlier
+        tokens of the rows, blocks copied or swapped in) must be there already.
+        """
+        with torch.inference_mode():
+            hidden = self._embed(batch)
+            rotate = self._rotation(batch.positions)
+            plans = self._plan(batch, kv_pool)
+            for index, layer in enumerate(self.layers):
+                window = self.config.sliding_windows[index]
+                cache = _LayerCache(kv_pool, index, batch.slot_mapping, plans[window], self.config.attention_scale)
+                hidden = layer(hidden, rotate, cache.attend)
+            return self._logits(hidden[batch.logit_rows])
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        hidden = self.token_embedding[batch.token_ids]
+        if self.project_in is not None:
+            hidden = self.project_in(hidden)
+        if self.position_embedding is not None:
+            hidden = hidden + self.position_embedding[batch.positions + self.config.position_offset]
+        return hidden
+
+    def _rotation(self, positions: Tensor) -> Rotation | None:
+        if self.inverse_frequencies is None:
+            return None
+        return rotation(positions, self.inverse_frequencies, self.dtype)
+
+    def _plan(self, batch: ForwardBatch, kv_pool: KVPool) -> dict[int | None, AttentionPlan]:
+        """One plan for all layers with the same window."""
+        any_layer = kv_pool.key_cache(0)
+        windows = set(self.config.sliding_windows)
+        return {window: plan_attention(batch.rows, any_layer, window) for window in windows}
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self.final_norm is not None:
+            hidden = self.final_norm(hidden)
+        if self.project_out is not None:
+            hidden = self.project_out(hidden)
+        return self.head(hidden).float()
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerCache:
+    """One layer's part of the pool during one iteration: new keys and values go in, then queries attend."""
+
+    kv_pool: KVPool
+    layer: int
+    slot_mapping: Tensor
+    plan: AttentionPlan
+    scale: float
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key_cache, value_cache = self.kv_pool.key_cache(self.layer), self.kv_pool.value_cache(self.layer)
+        write_kv(key, value, key_cache, value_cache, self.slot_mapping)
+        return paged_attention(query, key_cache, value_cache, self.plan, self.scale)
+
+
+def load_decoder(path: Path, dtype: torch.dtype | None, device: torch.device) -> Decoder:
+    """Load a checkpoint's folder onto a device, in `dtype` or, with None, as it was saved.
+
+    Raises CheckpointError, which says what to do, for whatever cannot be served.
+    """
+    config = read_model_config(path)
+    with WeightReader(path) as reader:
+        loader = WeightLoader(reader, config, dtype or config.dtype, device)
+        token_embedding = loader.token_embedding()
+        project_in, project_out = loader.projections()
+        return Decoder(
+            config=config,
+            token_embedding=token_embedding,
+            position_embedding=loader.position_embedding(),
+            project_in=project_in,
+            project_out=project_out,
+            layers=tuple(loader.layer(index) for index in range(config.num_layers)),
+            final_norm=loader.final_norm(),
+            head=loader.head(token_embedding),
+            inverse_frequencies=None
+            if config.rope is None
+            else inverse_frequencies(config.rope, config.head_dim, device),
+        )
