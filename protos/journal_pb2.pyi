@@ -206,3 +206,57 @@ class Finish(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
+
+@_typing.final
+class RequestRecord(_message.Message):
+    """RequestRecord is what is kept of a request after its end, until it expires. It is not part of the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    RELEASED_ENDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    request_digest: _builtins.bytes
+    """request_digest tells whether a later submission with the same request_id is the same request."""
+    max_tokens: _builtins.int
+    """max_tokens that was in force."""
+    released_ends: _builtins.bytes
+    """released_ends, int32[n]: after each token, how many characters of the text were released."""
+    @_builtins.property
+    def response(self) -> _inference_pb2.GetRequestResponse:
+        """response is what GetRequest answers."""
+
+    @_builtins.property
+    def output(self) -> _inference_pb2.OutputParams:
+        """output says what readers asked for besides text."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """logprobs of the output tokens, if asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """prompt_logprobs, if asked for."""
+
+    def __init__(
+        self,
+        *,
+        response: _inference_pb2.GetRequestResponse | None = ...,
+        request_digest: _builtins.bytes = ...,
+        output: _inference_pb2.OutputParams | None = ...,
+        max_tokens: _builtins.int = ...,
+        released_ends: _builtins.bytes = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "max_tokens", b"max_tokens", "output", b"output", "prompt_logprobs", b"prompt_logprobs", "released_ends", b"released_ends", "request_digest", b"request_digest", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
