@@ -1,0 +1,85 @@
+"""Counter-based noise: a pure function of (seed, sample index, position, vocabulary index).
+
+Nothing is stored and nothing is drawn in an order, so a token that is computed again meets the noise it met
+before, on any device, at any place in any batch. It knows nothing of logits.
+
+What is bit-identical everywhere: the keys, the 32 random bits and the uniform, which are wrap-around integer
+arithmetic and exact float64 scaling. The Gumbel value is two float64 logarithms of that uniform, which libraries
+round differently in the last place: about 1e-15, so it can only decide between tokens whose perturbed logits are
+that close.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MIN_GUMBEL = -math.log(33 * math.log(2))  # of the smallest uniform, 2**-33
+MAX_GUMBEL = -math.log(-math.log1p(-(2.0**-33)))  # of the largest, 1 - 2**-33
+
+# Signed, as torch's integers are: the same bits as the unsigned constants in the comments.
+_GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
+_MIX_64 = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_GOLDEN_32 = 0x9E3779B1 - 2**32
+_MIX_32 = (0x21F0AAAD, 0x735A2D97)
+
+
+def row_keys(seeds: Sequence[int], sample_indices: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Keys of S rows, int64 [S] on the CPU: each of the three words is absorbed by a SplitMix64 round.
+
+    `seeds` are uint64, `positions` those of the tokens that are to be sampled.
+    """
+    key = torch.zeros(len(seeds), dtype=torch.int64)
+    for words in (seeds, sample_indices, positions):
+        counter = torch.tensor(words, dtype=torch.uint64).view(torch.int64)
+        key = _mix_64((key ^ counter) + _GOLDEN_64)
+    return key
+
+
+def noise_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """32 random bits for each pair of key and token, as int32.
+
+    `keys` int64 and `token_ids` int32 broadcast against each other: [S, 1] with [V] gives [S, V], [N] with [N]
+    gives [N]. Under one key, different tokens never have the same bits.
+    """
+    low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
+    bits = token_ids * _GOLDEN_32 + low
+    _mix_32_(bits)
+    bits += high
+    _mix_32_(bits)
+    return bits
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """float64 in (0, 1), exact: the middles of 2**32 equal steps, in the order of the signed bits."""
+    return bits.to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
+
+
+def gumbel(bits: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64 between MIN_GUMBEL and MAX_GUMBEL: -ln(-ln(uniform)), increasing in it."""
+    return uniform(bits).log_().neg_().log_().neg_()
+
+
+def _mix_64(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser; shifts are logical."""
+    x = (x ^ _shift_64(x, 30)) * _MIX_64[0]
+    x = (x ^ _shift_64(x, 27)) * _MIX_64[1]
+    return x ^ _shift_64(x, 31)
+
+
+def _shift_64(x: Tensor, count: int) -> Tensor:
+    return (x >> count) & ((1 << (64 - count)) - 1)
+
+
+def _mix_32_(x: Tensor) -> None:
+    """In place, a bijection of 32 bits with low bias (xor-shift and multiply, twice); shifts are logical."""
+    _xor_shift_32_(x, 16)
+    x *= _MIX_32[0]
+    _xor_shift_32_(x, 15)
+    x *= _MIX_32[1]
+    _xor_shift_32_(x, 15)
+
+
+def _xor_shift_32_(x: Tensor, count: int) -> None:
+    x ^= (x >> count).bitwise_and_((1 << (32 - count)) - 1)

@@ -1,0 +1,208 @@
+"""Sampling over rows of logits: edits, truncation, the draw, and log-probabilities, in plain torch.
+
+Every function treats each row by itself, with operations whose result does not depend on the other rows, so a row
+gives the same token in every batch. It knows nothing of slots, requests or where the parameters come from.
+Edits work in place on float32 [S, V] that the caller owns; lists of edits are flat (row, token id) pairs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.noise import gumbel, noise_bits
+
+NO_THRESHOLD = torch.finfo(torch.float32).min  # keeps all but barred tokens, which are at -inf
+_CHUNK_ELEMENTS = 1 << 17  # of logits handled together on a CPU
+_FIXED_POINT = 2.0**40  # one, where probabilities are integers
+_NARROW = 128  # up to here topk beats a sort
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of n tokens under the model's own distribution, before any edit."""
+
+    logprobs: Tensor  # float32 [n]
+    ranks: Tensor  # int32 [n]; 1 + the number of strictly more likely tokens
+    top_token_ids: Tensor  # int32 [n, k], most likely first, lower id first among equals
+    top_logprobs: Tensor  # float32 [n, k]
+
+    def row(self, index: int, num_top: int) -> "TokenLogprobs":
+        """One row with its first `num_top` tokens; views."""
+        rows = slice(index, index + 1)
+        return TokenLogprobs(
+            self.logprobs[rows],
+            self.ranks[rows],
+            self.top_token_ids[rows, :num_top],
+            self.top_logprobs[rows, :num_top],
+        )
+
+    def cpu(self) -> "TokenLogprobs":
+        return TokenLogprobs(
+            self.logprobs.cpu(), self.ranks.cpu(), self.top_token_ids.cpu(), self.top_logprobs.cpu()
+        )
+
+
+def finite_rows(logits: Tensor) -> Tensor:
+    """Tell, as bool [S], the rows whose logits are all finite."""
+    return logits.amax(-1).isfinite() & logits.amin(-1).isfinite()
+
+
+def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Bar, in the rows that are named, every token that is not."""
+    kept = logits[rows, token_ids]
+    named = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    named[rows] = True
+    logits.masked_fill_(named[:, None], -torch.inf)
+    logits[rows, token_ids] = kept
+
+
+def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    logits[rows, token_ids] = -torch.inf
+
+
+def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
+    """Add `biases` [N]; a pair of row and token id occurs once."""
+    logits[rows, token_ids] += biases
+
+
+def apply_penalties(logits: Tensor, rows: Tensor, token_ids: Tensor, is_output: Tensor, penalties: Tensor) -> None:
+    """Penalise the tokens of histories, given as pairs [N] of row and token id, one for each occurrence.
+
+    `is_output` bool [N] tells output from prompt. `penalties` float32 [S, 3]: repetition divides positive and
+    multiplies negative logits of all tokens that occur, then frequency is subtracted for each occurrence in the
+    output, then presence once for tokens in the output.
+    """
+    places = rows * logits.shape[1] + token_ids
+    counts = torch.zeros(logits.numel(), dtype=torch.int32, device=logits.device)
+    counts.scatter_add_(0, places, is_output.to(torch.int32))
+    repetition, presence, frequency = penalties[rows].unbind(-1)
+    # A token that occurs twice is computed twice, from the same old value to the same new one.
+    count = counts[places].to(torch.float32)
+    values = logits[rows, token_ids]
+    values = torch.where(values < 0, values * repetition, values / repetition)
+    values = values - frequency * count
+    logits[rows, token_ids] = values - presence * (count > 0)
+
+
+def scale(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """(logits - their maximum) / temperature, so that the best token of a row stands at 0; temperatures [S] > 0.
+
+    So a tiny temperature sends all others to -inf instead of overflowing.
+    """
+    smallest = torch.finfo(torch.float32).tiny
+    return (logits - logits.amax(-1, keepdim=True)).div_(temperatures.clamp(min=smallest)[:, None])
+
+
+def min_p_thresholds(min_p: Tensor) -> Tensor:
+    """float32 [S]: on scaled logits, exp(x) >= min_p is x >= ln(min_p). `min_p` is float64; 0 is off."""
+    return min_p.log().clamp_(min=NO_THRESHOLD).to(torch.float32)
+
+
+def truncation_thresholds(scaled: Tensor, floors: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
+    """float32 [S]: the least scaled logit that survives `floors` (min-p), then top-k, then top-p.
+
+    `scaled` [S, V] as `scale` gives it; `floors` float32 [S]; `top_k` int64 [S] in [1, V], V is off; `top_p`
+    float64 [S], 1 is off; `width` is the largest of `top_k`. Top-p keeps a value while those before it have,
+    among the k largest at or above the floor, less than `top_p` of the probability. A threshold is a value, so
+    equals survive together: on a tie at the edge more than k tokens are kept.
+    """
+    chunks = _row_chunks(scaled)
+    return torch.cat([_thresholds(scaled[i], floors[i], top_k[i], top_p[i], width) for i in chunks])
+
+
+def _thresholds(scaled: Tensor, floors: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
+    ordered = _largest(scaled, width)
+    num_kept = torch.minimum((ordered >= floors[:, None]).sum(-1), top_k).clamp_(min=1)[:, None]
+    # Integers, because their sums do not depend on the order of addition, so neither on device nor batch.
+    weights = ordered.to(torch.float64).exp_().mul_(_FIXED_POINT).round_().to(torch.int64)
+    sums = weights.cumsum(-1)
+    limits = (sums.gather(1, num_kept - 1) * top_p[:, None]).ceil_().to(torch.int64)
+    num_in_nucleus = torch.minimum(torch.searchsorted(sums, limits) + 1, num_kept)
+    num_kept = torch.where(top_p[:, None] < 1, num_in_nucleus, num_kept)
+    return ordered.gather(1, num_kept - 1)[:, 0]
+
+
+def draw(scaled: Tensor, thresholds: Tensor, keys: Tensor) -> Tensor:
+    """Draw a token of each row, int64 [S], by its softmax over the survivors, which are at least at the threshold.
+
+    The Gumbel-max trick: the argmax of scaled logit + noise, in float64, lowest token id on a tie. `keys` int64
+    [S] on the device of `scaled`. The two ways to compute it differ in cost only.
+    """
+    if scaled.is_cuda:
+        return draw_dense(scaled, thresholds, keys)
+    survives = scaled >= thresholds[:, None]
+    if 4 * int(survives.sum()) < survives.numel():
+        return draw_sparse(scaled, survives, keys)
+    return torch.cat([draw_dense(scaled[i], thresholds[i], keys[i]) for i in _row_chunks(scaled)])
+
+
+def draw_dense(scaled: Tensor, thresholds: Tensor, keys: Tensor) -> Tensor:
+    """`draw` with noise for every token; nothing in it waits for the device."""
+    token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
+    scores = gumbel(noise_bits(keys[:, None], token_ids)).add_(scaled)
+    return scores.masked_fill_(scaled < thresholds[:, None], -torch.inf).argmax(-1)
+
+
+def draw_sparse(scaled: Tensor, survives: Tensor, keys: Tensor) -> Tensor:
+    """`draw` with noise for the survivors alone, bool [S, V]; a row without any gives token 0."""
+    rows, token_ids = survives.nonzero(as_tuple=True)
+    scores = gumbel(noise_bits(keys[rows], token_ids.to(torch.int32))).add_(scaled[rows, token_ids])
+    best = torch.full((len(scaled),), -torch.inf, dtype=scores.dtype, device=scores.device)
+    best.scatter_reduce_(0, rows, scores, "amax")
+    wins = scores == best[rows]
+    chosen = torch.zeros(len(scaled), dtype=torch.int64, device=scores.device)
+    return chosen.scatter_reduce_(0, rows[wins], token_ids[wins], "amin", include_self=False)
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
+    """Log-probabilities of `token_ids` int64 [n] and of the `num_top` most likely tokens, from raw logits.
+
+    `logits` float32 [n, V]; more than V tokens are never returned.
+    """
+    num_top = min(num_top, logits.shape[1])
+    logprobs = _aligned(logits).log_softmax(-1)
+    own = logits.gather(1, token_ids[:, None])
+    top_token_ids = _top_token_ids(logits, num_top)
+    return TokenLogprobs(
+        logprobs=logprobs.gather(1, token_ids[:, None])[:, 0],
+        ranks=(logits > own).sum(-1, dtype=torch.int32).add_(1),
+        top_token_ids=top_token_ids.to(torch.int32),
+        top_logprobs=logprobs.gather(1, top_token_ids),
+    )
+
+
+def _row_chunks(scaled: Tensor) -> list[slice]:
+    """Runs of rows to handle together: on a CPU so few that their scratch stays in its cache."""
+    num_rows, vocab_size = scaled.shape
+    size = max(1, num_rows if scaled.is_cuda else _CHUNK_ELEMENTS // vocab_size)
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
+
+
+def _top_token_ids(logits: Tensor, num_top: int) -> Tensor:
+    """int64 [n, num_top], by falling logit and rising id, through one integer key that holds both."""
+    if num_top == 0:
+        return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
+    bits = (logits + 0.0).view(torch.int32)  # adding 0 makes -0 and 0 the same
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = logits.shape[1] - 1
+    ids = torch.arange(last, -1, -1, device=logits.device)
+    keys = (ascending.to(torch.int64) << 32) + ids
+    return last - (keys.topk(num_top).values & 0xFFFFFFFF)
+
+
+def _aligned(logits: Tensor) -> Tensor:
+    """Padded so that all rows begin aligned: how a GPU adds up a row depends on where it begins."""
+    missing = -logits.shape[1] % 8
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+
+def _largest(scaled: Tensor, width: int) -> Tensor:
+    """The `width` largest values of each row in falling order.
+
+    On a CPU numpy's vectorised sort of values is over 20 times as fast as torch's, which carries the indices.
+    """
+    if scaled.is_cuda or width <= _NARROW:
+        return scaled.topk(width).values
+    return torch.from_numpy(np.sort(scaled.neg().numpy(), axis=-1)[:, :width]).neg()
