@@ -1,0 +1,30 @@
+"""Content hashes of full blocks, chained so that a hash names a block and everything before it.
+
+Pure functions of a seed and token ids, equal in every process; they know nothing of blocks in memory.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+
+def root_hash(seed: bytes) -> bytes:
+    """Parent of a first block. Sequences with different seeds (tenant, cache salt) never share."""
+    return hashlib.sha256(seed).digest()
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a full block: SHA-256 over the parent's hash and the ids as little-endian int32."""
+    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}i", *token_ids)).digest()
+
+
+def extend_block_hashes(
+    hashes: list[bytes], seed: bytes, token_ids: Sequence[int], block_size: int, num_blocks: int
+) -> None:
+    """Append the hashes that are missing of the first `num_blocks` blocks; each is computed once."""
+    if len(hashes) >= num_blocks:
+        return
+    parent = hashes[-1] if hashes else root_hash(seed)
+    for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+        parent = hash_block(parent, token_ids[start : start + block_size])
+        hashes.append(parent)

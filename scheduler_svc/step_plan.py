@@ -1,0 +1,26 @@
+"""What the scheduler decided for one step of one worker, as struct of arrays.
+
+Plain data between the scheduler and whoever encodes it for the wire. The sequences in it are live: read a plan
+before anything else is asked of the scheduler.
+"""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.sequence import Sequence
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. The worker takes `freed_slots` before `whole`, and executes plans in the order of `step_id`."""
+
+    worker_id: str
+    step_id: int  # consecutive per worker, from 1; never used twice, so a rollback leaves a gap
+    snapshot: bool  # every live slot is in `whole`; the worker drops all others first
+    sequences: list[Sequence] = field(default_factory=list)  # one a row
+    num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1
+    positions: list[int] = field(default_factory=list)  # beside sequences: position of the row's first token
+    sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens
+    whole: list[Sequence] = field(default_factory=list)  # newly scheduled or restored; in a snapshot all running
+    append_pairs: list[int] = field(default_factory=list)  # flat (slot, block), sequences not in `whole` only
+    freed_slots: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
+    copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write
