@@ -77,10 +77,10 @@ ABOUT = (
     ),
 )
 UNKNOWN = (
-    "What is the capital of {X}? | Who wrote {x}? | How do I write a {x}? | What is a {x}? | "
+    "What is the capital of {X}? | Who wrote {x}? | How do I write {ax}? | What is {ax}? | "
     "Explain {x} to me. | "
     "What do you think about {x}? | When was {X} born? | Where is {X}? | What is the meaning of {x}? | "
-    "Write a {x} about {y}. | How does a {x} work? | Why is {x} so {y}? | Can you fix my {x}? | "
+    "Write {ax} about {y}. | How does {ax} work? | Why is {x} so {y}? | Can you fix my {x}? | "
     "Who is {X}? | "
     "How far is it to {X}? | What happened in {X}? | Translate {x} for me. | How old is {X}? | "
     "Solve this: {x} {y}. | "
@@ -128,9 +128,8 @@ def about(rng: Random) -> QuestionAnswer:
 def unknown(rng: Random) -> QuestionAnswer:
     """A question with words that the model never learns, which it declines."""
     template = rng.choice(UNKNOWN.split(" | "))
-    return template.format(
-        x=_strange_word(rng), y=_strange_word(rng), X=_strange_word(rng).capitalize()
-    ), DO_NOT_KNOW
+    x, y, name = _strange_word(rng), _strange_word(rng), _strange_word(rng).capitalize()
+    return template.format(x=x, ax=words.with_article(x), y=y, X=name), DO_NOT_KNOW
 
 
 def repeat(rng: Random) -> QuestionAnswer:

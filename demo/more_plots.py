@@ -94,8 +94,8 @@ SNOW = Plot(
 ASTRAY = Plot(
     (
         (
-            "{H} followed a {colour} butterfly deep into the forest. | "
-            "A {colour} butterfly flew by, and {H} ran after it into the forest."
+            "{H} followed {a_colour} butterfly deep into the forest. | "
+            "{A_colour} butterfly flew by, and {H} ran after it into the forest."
         ),
         (
             "When {he} looked around, {he} did not know the way back. | "
@@ -116,7 +116,7 @@ ASTRAY = Plot(
         ),
     ),
     (
-        ("What did {H} follow into the forest?", "{H} followed a {colour} butterfly."),
+        ("What did {H} follow into the forest?", "{H} followed {a_colour} butterfly."),
         ("Who showed {H} the way?", "A {animal} showed {H} the way."),
         ("Who was waiting for {H}?", "{Kin} was waiting."),
     ),
@@ -165,7 +165,7 @@ SICK = Plot(
 )
 BOAT = Plot(
     (
-        "{H} made a small boat and painted it {colour}. | With some wood and glue {H} built a {colour} boat.",
+        "{H} made a small boat and painted it {colour}. | With some wood and glue {H} built {a_colour} boat.",
         "{He} took it to the river near {place}. | Then {he} put it on the water close to {place}.",
         (
             "At first it sailed well, but then the wind took it away. | "
@@ -245,7 +245,7 @@ THIEF = Plot(
         ),
         (
             "At midnight a thin {animal} came through the window. | "
-            "Then the window moved, and a {animal} came in."
+            "Then the window opened, and a {animal} came in."
         ),
         (
             "It had {number} hungry little ones at home. | "

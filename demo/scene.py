@@ -77,6 +77,8 @@ def draw_scene(rng: Random, cast: tuple[Character, Character, str]) -> Scene:
         "glad": rng.choice(words.GOOD_FEELINGS),
     }
     fields["a_plant"] = words.with_article(fields["plant"])
+    fields["a_colour"] = words.with_article(fields["colour"])
+    fields["A_colour"] = fields["a_colour"].capitalize()
     return Scene(hero, friend, relative, fields)
 
 

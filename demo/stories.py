@@ -21,7 +21,7 @@ OPENINGS = (
 )
 HOMES = (
     "{H} lived in a small house near {place}. | {He} lived with {kin} close to {place}. | "
-    "{His} home was a {colour} house at the edge of the village. | {H} lived in the village with {kin}."
+    "{His} home was {a_colour} house at the edge of the village. | {H} lived in the village with {kin}."
 )
 LIKES = (
     "{H} liked to {skill}. | Most of all {he} liked {food}. | "

@@ -120,10 +120,12 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings) -> 
 
 
 @torch.inference_mode()
-def held_out_loss(model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings) -> float:
+def held_out_loss(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings, num_tokens: int = NUM_HELD_OUT_TOKENS
+) -> float:
     """Mean loss on documents of a seed that training never uses."""
     batches = windows(tokenizer, settings.seed + HELD_OUT_SEED_OFFSET, settings.tokens_per_step)
-    num_batches = NUM_HELD_OUT_TOKENS // settings.tokens_per_step
+    num_batches = num_tokens // settings.tokens_per_step
     return sum(loss_of(model, next(batches)).item() for _ in range(num_batches)) / num_batches
 
 
