@@ -132,9 +132,6 @@ class WeightReader:
     def __contains__(self, name: str) -> bool:
         return name in self._handles
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._handles)
-
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor, on the CPU and in the dtype of the file; raises CheckpointError unless it has this shape."""
         if name not in self._handles:

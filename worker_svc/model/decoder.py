@@ -34,6 +34,7 @@ class Decoder:
     final_norm: Norm | None
     head: Linear
     inverse_frequencies: Tensor | None  # [head_dim / 2] float32
+    num_parameters: int  # a tied head counts once
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,6 +43,11 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         return self.token_embedding.device
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take on the device."""
+        return self.num_parameters * self.dtype.itemsize
 
     def block_shape(self, block_size: int) -> BlockShape:
         """The shape of a block that holds this model's keys and values."""
@@ -122,6 +128,7 @@ def load_decoder(path: Path, dtype: torch.dtype | None, device: torch.device) ->
         loader = WeightLoader(reader, config, dtype or config.dtype, device)
         token_embedding = loader.token_embedding()
         project_in, project_out = loader.projections()
+        rope = config.rope
         return Decoder(
             config=config,
             token_embedding=token_embedding,
@@ -131,7 +138,6 @@ def load_decoder(path: Path, dtype: torch.dtype | None, device: torch.device) ->
             layers=tuple(loader.layer(index) for index in range(config.num_layers)),
             final_norm=loader.final_norm(),
             head=loader.head(token_embedding),
-            inverse_frequencies=None
-            if config.rope is None
-            else inverse_frequencies(config.rope, config.head_dim, device),
+            inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
+            num_parameters=loader.num_parameters_read,
         )

@@ -88,6 +88,7 @@ class WeightLoader:
         self._device = device
         self._names = _NAMES[config.family]
         self._prefix = self._find_prefix()
+        self.num_parameters_read = 0
 
     def token_embedding(self) -> Tensor:
         """[vocab_size, embed_dim]"""
@@ -179,6 +180,7 @@ class WeightLoader:
         return self._place(self._reader.read(self._prefix + name, shape))
 
     def _place(self, tensor: Tensor) -> Tensor:
+        self.num_parameters_read += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def _find_prefix(self) -> str:

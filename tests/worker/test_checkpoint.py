@@ -1,0 +1,173 @@
+"""Finding checkpoints, and refusing what cannot be loaded with a message that says what to do."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
+from worker_svc.checkpoint import CheckpointError, fingerprint, resolve_checkpoint
+from worker_svc.model.decoder import Decoder, load_decoder
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama_gqa", tmp_path_factory.mktemp("pristine"))
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    """A checkpoint to spoil."""
+    return shutil.copytree(pristine, tmp_path / "checkpoint")
+
+
+def _refusal(act: Callable[[], object]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        act()
+    return str(caught.value)
+
+
+def _load(folder: Path) -> Decoder:
+    return load_decoder(folder, None, CPU)
+
+
+def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _split(folder: Path) -> None:
+    """Spread the weights over two files and an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(sorted(tensors))}
+    for file in set(weight_map.values()):
+        save_file({name: tensors[name] for name, at in weight_map.items() if at == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_local_folder_is_its_own_checkpoint(folder: Path) -> None:
+    assert resolve_checkpoint(str(folder)) == folder
+
+
+def test_an_unknown_folder_is_refused(tmp_path: Path) -> None:
+    message = _refusal(lambda: resolve_checkpoint(str(tmp_path / "nowhere")))
+    assert "there is no folder" in message
+    assert "check the path" in message
+
+
+def test_a_file_is_refused_in_favour_of_its_folder(folder: Path) -> None:
+    assert "give the folder" in _refusal(lambda: resolve_checkpoint(str(folder / "config.json")))
+
+
+def test_an_unreachable_hub_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    message = _refusal(lambda: resolve_checkpoint("nobody/nothing"))
+    assert "'nobody/nothing' is no local folder" in message
+    assert "network" in message
+    assert "path of a local folder" in message
+
+
+def test_a_name_that_no_hub_has_is_refused() -> None:
+    assert "neither a folder nor a valid hub id" in _refusal(lambda: resolve_checkpoint("what is this?"))
+
+
+def test_a_folder_without_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert "has no config.json" in _refusal(lambda: resolve_checkpoint(str(folder)))
+
+
+def test_pickled_weights_are_refused_with_how_to_convert_them(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = _refusal(lambda: resolve_checkpoint(str(folder)))
+    assert "pytorch_model.bin" in message
+    assert "convert to safetensors" in message
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "no *.safetensors file" in _refusal(lambda: resolve_checkpoint(str(folder)))
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    _split(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert "lacks model-00002-of-00002.safetensors" in _refusal(lambda: resolve_checkpoint(str(folder)))
+
+
+def test_sharded_weights_are_the_same_weights(folder: Path, pristine: Path) -> None:
+    _split(folder)
+    ours, whole = _load(folder), _load(pristine)
+    assert torch.equal(ours.layers[2].mlp.up.weight, whole.layers[2].mlp.up.weight)
+    assert torch.equal(ours.head.weight, whole.head.weight)
+
+
+def test_damaged_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"no header at all")
+    assert "damaged" in _refusal(lambda: _load(folder))
+
+
+def test_config_that_is_no_json_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    assert "cannot be read as JSON" in _refusal(lambda: _load(folder))
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    _edit_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    assert "no tensor 'model.layers.1.mlp.up_proj.weight'" in _refusal(lambda: _load(folder))
+
+
+def test_a_missing_embedding_is_named_as_the_family_calls_it(folder: Path) -> None:
+    _edit_weights(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert "model.embed_tokens.weight" in _refusal(lambda: _load(folder))
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    _edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(32, 64)}))
+    message = _refusal(lambda: _load(folder))
+    assert name in message
+    assert "[32, 64]" in message
+    assert "[64, 64]" in message
+
+
+def test_weights_saved_without_their_prefix_load_too(tmp_path: Path) -> None:
+    folder = write_tiny_model("gpt2", tmp_path)
+    whole = _load(folder)
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(bare, folder / "model.safetensors")
+    assert torch.equal(_load(folder).layers[0].attention.qkv.weight, whole.layers[0].attention.qkv.weight)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_the_decoder_takes_every_parameter_once(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(name, tmp_path)
+    decoder = _load(folder)
+    saved = load_file(folder / "model.safetensors")
+    assert decoder.num_parameters == sum(tensor.numel() for tensor in saved.values())
+    assert decoder.weight_bytes == 4 * decoder.num_parameters
+
+
+def test_the_fingerprint_knows_the_checkpoint_and_not_its_place(folder: Path, pristine: Path) -> None:
+    assert fingerprint(folder) == fingerprint(pristine)
+
+
+@pytest.mark.parametrize("change", ["config", "weights", "tokenizer"])
+def test_the_fingerprint_tells_changed_checkpoints_apart(change: str, folder: Path, pristine: Path) -> None:
+    if change == "config":
+        (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    elif change == "weights":  # the same names, shapes and size: a fine-tune
+        _edit_weights(folder, lambda tensors: [tensor.mul_(1.5) for tensor in tensors.values()])
+    else:
+        (folder / "tokenizer.json").write_text("{}")
+    assert fingerprint(folder) != fingerprint(pristine)

@@ -1,0 +1,91 @@
+"""The pool's layout, its block moves, and how its size is chosen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker_svc import kv_pool
+from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError, free_memory_bytes, num_pool_blocks
+
+CPU = torch.device("cpu")
+SHAPE = BlockShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
+
+
+def _pool(num_host_blocks: int = 0) -> KVPool:
+    pool = KVPool(SHAPE, num_blocks=5, device=CPU, num_host_blocks=num_host_blocks)
+    pool.blocks.copy_(torch.arange(pool.blocks.numel()).view(pool.blocks.shape))
+    return pool
+
+
+def test_a_block_holds_keys_and_values_of_all_layers_contiguously() -> None:
+    pool = _pool()
+    assert pool.blocks.shape == (5, 3, 2, 4, 2, 8)
+    assert pool.bytes_per_block == 3 * 2 * 4 * 2 * 8 * 2  # layers, K and V, tokens, heads, head_dim, bytes
+    assert pool.blocks[0].is_contiguous()
+    assert pool.blocks[0].nbytes == pool.bytes_per_block
+
+
+def test_layer_caches_are_views_of_the_pool() -> None:
+    pool = _pool()
+    pool.key_cache(1)[2, 3] = -1.0
+    pool.value_cache(2)[4, 0] = -2.0
+    assert (pool.blocks[2, 1, 0, 3] == -1.0).all()
+    assert (pool.blocks[4, 2, 1, 0] == -2.0).all()
+
+
+def test_blocks_are_copied_swapped_out_and_swapped_in_by_pairs() -> None:
+    pool = _pool(num_host_blocks=2)
+    before = pool.blocks.clone()
+    pool.copy_blocks([(0, 4)])
+    pool.swap_out([(4, 1), (2, 0)])
+    pool.blocks[2] = 0.0
+    pool.swap_in([(0, 3), (1, 2)])
+    assert torch.equal(pool.blocks[4], before[0])
+    assert torch.equal(pool.blocks[3], before[2])
+    assert torch.equal(pool.blocks[2], before[0])
+
+
+def test_no_pairs_are_nothing_to_do() -> None:
+    pool = _pool()
+    before = pool.blocks.clone()
+    pool.copy_blocks([])
+    pool.swap_out([])
+    pool.swap_in([])
+    assert torch.equal(pool.blocks, before)
+
+
+def test_the_pool_takes_its_fraction_of_the_free_memory_in_whole_blocks() -> None:
+    # 0.9 of 1000 bytes are 900: 9 blocks of 100, or 8 of 110
+    assert num_pool_blocks(free_bytes=1000, fraction=0.9, bytes_per_block=100) == 9
+    assert num_pool_blocks(free_bytes=1000, fraction=0.9, bytes_per_block=110) == 8
+
+
+def test_a_given_number_of_blocks_is_taken_if_it_fits() -> None:
+    assert num_pool_blocks(free_bytes=1000, fraction=0.1, bytes_per_block=100, num_blocks=10) == 10
+    with pytest.raises(PoolSizeError, match="at most 10 blocks"):
+        num_pool_blocks(free_bytes=1000, fraction=0.9, bytes_per_block=100, num_blocks=11)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "num_blocks", "remedy"),
+    [(0.0, None, "above 0"), (1.1, None, "at most 1"), (0.05, None, "raise the fraction"), (0.9, 0, "at least 1")],
+)
+def test_impossible_sizes_are_refused_with_what_to_change(
+    fraction: float, num_blocks: int | None, remedy: str
+) -> None:
+    with pytest.raises(PoolSizeError, match=remedy):
+        num_pool_blocks(free_bytes=1000, fraction=fraction, bytes_per_block=100, num_blocks=num_blocks)
+
+
+def test_free_memory_of_the_cpu_is_positive_and_no_more_than_the_machine_has() -> None:
+    total_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert 0 < free_memory_bytes(CPU) <= total_kib * 1024
+
+
+def test_a_container_limit_bounds_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
+    monkeypatch.setattr(kv_pool, "_CGROUP", tmp_path)
+    assert free_memory_bytes(CPU) == 1_000_000 - 400_000 + 150_000

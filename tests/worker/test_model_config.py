@@ -1,0 +1,172 @@
+"""What is read from config.json: both spellings, every family, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from worker_svc.checkpoint import CheckpointError
+from worker_svc.model.config import Family, ModelConfig
+from worker_svc.model.families import read_model_config
+from worker_svc.model.layers import inverse_frequencies
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _read(folder: Path, raw: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return read_model_config(folder)
+
+
+def _refusal(folder: Path, raw: dict[str, Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        _read(folder, raw)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("scaling", [None, {"type": "linear", "factor": 4.0}, LLAMA3_ROPE])
+def test_older_and_newer_keys_mean_the_same(scaling: dict[str, Any] | None, tmp_path: Path) -> None:
+    older = {**LLAMA, "rope_theta": 5e5, "rope_scaling": scaling, "torch_dtype": "bfloat16"}
+    parameters = {("rope_type" if key == "type" else key): value for key, value in (scaling or {}).items()}
+    newer = {**LLAMA, "rope_parameters": {"rope_theta": 5e5, **parameters}, "dtype": "bfloat16"}
+    config = _read(tmp_path, older)
+    assert config == _read(tmp_path, newer)
+    assert config.dtype == torch.bfloat16
+    assert config.rope is not None
+    assert config.rope.theta == 5e5
+
+
+def test_what_is_left_out_has_the_usual_value(tmp_path: Path) -> None:
+    config = _read(tmp_path, LLAMA)
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, torch.float32)
+    assert config.rope is not None
+    assert config.rope.theta == 10_000.0
+    assert config.sliding_windows == (None,) * 4
+    assert not config.tie_word_embeddings
+
+
+def test_the_model_type_stands_in_for_a_missing_architecture(tmp_path: Path) -> None:
+    raw = {**LLAMA, "model_type": "mistral", "sliding_window": 32}
+    del raw["architectures"]
+    config = _read(tmp_path, raw)
+    assert config.architecture == "MistralForCausalLM"
+    assert config.sliding_windows == (32,) * 4
+
+
+@pytest.mark.parametrize(
+    ("eos", "generation", "expected"),
+    [
+        (2, None, (2,)),
+        ([2, 7], None, (2, 7)),
+        (None, None, ()),
+        (2, {"eos_token_id": [5, 6]}, (5, 6)),
+        (2, {"temperature": 0.6}, (2,)),
+    ],
+)
+def test_end_of_sequence_ids_come_from_either_file(
+    eos: object, generation: dict[str, Any] | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    assert _read(tmp_path, {**LLAMA, "eos_token_id": eos}, generation).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (None, None, None, None)),
+        ({"sliding_window": 9}, (None, None, None, None)),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}, (None, None, None, 9)),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (9, None, 9, None),
+        ),
+    ],
+)
+def test_qwen_windows_are_per_layer_and_only_when_switched_on(
+    options: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    config = _read(tmp_path, {**LLAMA, "architectures": ["Qwen2ForCausalLM"], **options})
+    assert config.sliding_windows == expected
+    assert (config.qkv_bias, config.out_bias) == (True, False)
+
+
+def test_opt_says_where_it_normalises_and_projects(tmp_path: Path) -> None:
+    raw = {**LLAMA, "architectures": ["OPTForCausalLM"], "ffn_dim": 96}
+    usual = _read(tmp_path, raw)
+    assert (usual.family, usual.position_offset, usual.embed_dim) == (Family.OPT, 2, 64)
+    assert usual.norm_before
+    assert usual.final_norm
+    other = _read(tmp_path, {**raw, "do_layer_norm_before": False, "word_embed_proj_dim": 32})
+    assert other.embed_dim == 32
+    assert not other.norm_before
+    assert not other.final_norm
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ("MambaForCausalLM", "LlamaForCausalLM", "GPT2LMHeadModel")),
+        ({"architectures": None, "model_type": "bert"}, ("bert", "OPTForCausalLM")),
+        ({"architectures": None}, ("unnamed", "Qwen3ForCausalLM")),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ("yarn", "llama3")),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ("dynamic", "linear")),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
+        ({"hidden_act": "mish"}, ("mish", "silu")),
+        ({"dtype": "float8_e4m3fn"}, ("float8_e4m3fn", "bfloat16")),
+        ({"quantization_config": {"quant_method": "gptq"}}, ("quantization_config", "bfloat16")),
+        ({"hidden_size": None}, ("lacks hidden_size",)),
+        ({"num_key_value_heads": 3}, ("num_key_value_heads",)),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked"] * 4},
+            ("layer_types", "sliding_attention"),
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    change: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    message = _refusal(tmp_path, {**LLAMA, **change})
+    for word in words:
+        assert word in message
+
+
+def test_gpt2_options_that_change_attention_are_refused(tmp_path: Path) -> None:
+    raw = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    raw |= {"n_positions": 16, "scale_attn_by_inverse_layer_idx": True}
+    assert "scale_attn_by_inverse_layer_idx" in _refusal(tmp_path, raw)
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 4.0}, LLAMA3_ROPE])
+def test_scaled_frequencies_equal_those_of_transformers(scaling: dict[str, Any], tmp_path: Path) -> None:
+    parameters = {"rope_theta": 10_000.0, **scaling}
+    config = _read(tmp_path, {**LLAMA, "rope_parameters": parameters})
+    assert config.rope is not None
+    theirs = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=parameters)
+    expected, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
+    ours = inverse_frequencies(config.rope, config.head_dim, torch.device("cpu"))
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0.0)
