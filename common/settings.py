@@ -3,6 +3,7 @@
 A process's `__main__` reads them once; nothing else looks at the environment.
 """
 
+import json
 import os
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -66,3 +67,10 @@ class _SectionSource(TomlConfigSettingsSource):
 def parse(kind: type[S], arguments: list[str]) -> S:
     """Settles settings from command-line flags over everything else. Exits with usage on a bad one."""
     return CliApp.run(kind, cli_args=arguments)
+
+
+def to_toml(settings: Settings) -> str:
+    """The settled settings as the TOML table that would set them; what is None is left out."""
+    values = settings.model_dump(mode="json", exclude={"print_config", "parent_pipe_fd"}, exclude_none=True)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]  # a JSON scalar is a TOML scalar
+    return "\n".join([f"[{settings.section}]", *lines])

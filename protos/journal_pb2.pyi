@@ -113,7 +113,7 @@ class Admission(_message.Message):
     ARRIVED_UNIX_NS_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_NS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """sequence is the number by which deltas and finishes name it; never used twice in a journal."""
+    """sequence is the number by which deltas and finishes name it; never used twice within an epoch."""
     prompt_token_ids: _builtins.bytes
     """prompt_token_ids, int32[n]."""
     arrived_unix_ns: _builtins.int

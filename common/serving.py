@@ -1,0 +1,57 @@
+"""A gRPC server as every service of ours runs it: one edge, health by service name, reflection.
+
+Knows no service but those that every one has.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from common.rpc import EdgeInterceptor, server_options
+
+
+class ListenError(OSError):
+    """The address cannot be bound; the message says what to do."""
+
+
+class GrpcServer:
+    """A server on one port, with health for `services` by their full names, all NOT_SERVING until set."""
+
+    def __init__(self, services: Sequence[str], max_message_bytes: int) -> None:
+        self.grpc = grpc.aio.server(interceptors=[EdgeInterceptor()], options=server_options(max_message_bytes))
+        self._services = services
+        self._health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    def bind(self, listen: str) -> str:
+        """Binds host:port and returns the address bound. Raises ListenError."""
+        try:
+            port = self.grpc.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise ListenError(
+                f"cannot listen on {listen}: the port is in use or the address is not this machine's; "
+                "choose another with --listen host:port"
+            ) from error
+        return f"{listen.rsplit(':', 1)[0]}:{port}"
+
+    async def start(self) -> None:
+        """Begins to serve; the process itself ("") is healthy from here on."""
+        await self.set_serving("", True)
+        for service in self._services:
+            await self.set_serving(service, False)
+        await self.grpc.start()
+
+    async def set_serving(self, service: str, serving: bool) -> None:
+        """Health of one service."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Everything unhealthy, no new calls, the open ones have `grace_s` to end."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)

@@ -1,0 +1,145 @@
+"""Composition root of the scheduler: reads the settings, builds the parts, serves until it is told to end."""
+
+import asyncio
+import socket
+import sys
+import uuid
+from typing import Any
+
+import structlog
+import uvloop
+
+from common.log import set_up_logging
+from common.process import ending, refuse_to_start
+from common.rpc import PUBLIC_MESSAGE_BYTES
+from common.serving import GrpcServer, ListenError
+from common.settings import parse, to_toml
+from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
+from scheduler_svc.admission import Admission, AdmissionLimits
+from scheduler_svc.cluster_servicer import ClusterServicer
+from scheduler_svc.engine import Engine
+from scheduler_svc.inference_servicer import InferenceServicer
+from scheduler_svc.journal import Journal
+from scheduler_svc.open_store import open_store
+from scheduler_svc.records import Records
+from scheduler_svc.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.stats import StatsReporter
+from scheduler_svc.store import FencedError, Store, StoreError
+from scheduler_svc.worker_loop import SupersededError
+from scheduler_svc.workers import Workers
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    """Entry point of `python -m scheduler_svc`."""
+    settings = parse(SchedulerSettings, sys.argv[1:])
+    if settings.print_config:
+        sys.stdout.write(to_toml(settings) + "\n")
+        return
+    set_up_logging("scheduler", settings.log_level)
+    try:
+        uvloop.run(serve(settings))
+    except (SupersededError, FencedError) as error:
+        log.error("scheduler ends", reason=str(error))
+        raise SystemExit(1) from None
+    except (ListenError, StoreError) as error:
+        refuse_to_start("scheduler", str(error))
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Serves until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
+    store = await open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
+    try:
+        await _serve_with(store, settings)
+    finally:
+        await store.close()
+
+
+async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
+    end = ending(settings.parent_pipe_fd)
+    server = GrpcServer((INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES)
+    address = server.bind(settings.listen)
+    journal = Journal(store, leader_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    epoch = await journal.open()
+    records = Records(store, ttl_s=settings.record_ttl_s)
+    engine = Engine(Scheduler(_scheduler_config(settings)), journal, records)
+    admission = Admission(engine, _admission_limits(settings))
+    fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_change(driven: bool) -> None:
+        changing.append(asyncio.create_task(server.set_serving(INFERENCE, driven)))
+
+    changing: list[asyncio.Task[None]] = []
+    workers = Workers(
+        engine,
+        admission,
+        epoch=epoch,
+        send_whole=settings.step_form == "whole",
+        on_change=on_change,
+        on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
+    )
+    stats = StatsReporter(engine, admission, workers, store_kind=store.kind)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(admission, stats), server.grpc)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), server.grpc)
+    await server.start()
+    await server.set_serving(CLUSTER, True)
+    if not store.durable:
+        log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
+    log.info("listening", address=address, store=store.kind, epoch=epoch)
+    writing = [asyncio.create_task(journal.run()), asyncio.create_task(records.run())]
+    ended = asyncio.create_task(end.wait())
+    try:
+        watched: list[asyncio.Future[Any]] = [ended, fatal, *writing]
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            await _drain(engine, admission, settings.drain_timeout_s)
+        for task in (fatal, *writing):
+            if task.done():
+                task.result()  # raises what went wrong
+    finally:
+        await workers.close()
+        await server.stop(1.0)
+        await journal.close()
+        await records.close()
+        for task in writing:
+            task.cancel()
+        log.info("scheduler ended")
+
+
+async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:
+    """Refuses what is new and lets what runs end."""
+    admission.closed = True
+    log.info("draining", live=len(engine.live))
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while engine.live and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)
+    if engine.live:
+        log.warning("requests left unfinished in the journal", live=len(engine.live))
+
+
+def _scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_batched_tokens=settings.max_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        watermark=settings.watermark,
+        pipeline_depth=1 if settings.step_form == "whole" else settings.pipeline_depth,
+        enable_prefix_cache=settings.prefix_cache,
+        preempt_every=settings.preempt_every,
+    )
+
+
+def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
+    return AdmissionLimits(
+        max_queue_requests=settings.max_queue_requests,
+        max_queue_tokens=settings.max_queue_tokens,
+        grace_s=settings.disconnect_grace_s,
+    )
+
+
+if __name__ == "__main__":
+    main()

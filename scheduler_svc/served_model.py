@@ -1,0 +1,76 @@
+"""The model being served, as the first worker described it: limits, tokenizer, names.
+
+One scheduler serves one model at a time; workers of another fingerprint are refused.
+"""
+
+from dataclasses import dataclass
+
+from protos import inference_pb2 as pb
+from protos import worker_pb2
+from scheduler_svc.request_params import ModelLimits
+from scheduler_svc.tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What every request of this model shares."""
+
+    name: str
+    fingerprint: str
+    architecture: str
+    dtype: str
+    limits: ModelLimits
+    tokenizer: ModelTokenizer | None
+    tokenizer_fingerprint: str
+
+    def to_pb(self) -> pb.GetModelResponse:
+        """The model as clients see it."""
+        return pb.GetModelResponse(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            architecture=self.architecture,
+            dtype=self.dtype,
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.limits.vocab_size,
+            eos_token_ids=sorted(self.limits.eos_token_ids),
+            has_tokenizer=self.limits.has_tokenizer,
+            has_chat_template=self.limits.has_chat_template,
+        )
+
+
+def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | None) -> ServedModel:
+    """Makes the model from a worker's description; the tokenizer is taken from `known` if it is the same.
+
+    Raises ValueError if the tokenizer's files cannot be read.
+    """
+    info = description.model
+    tokenizer, fingerprint = None, ""
+    if description.HasField("tokenizer"):
+        fingerprint = description.tokenizer.fingerprint
+        if known is not None and known.tokenizer_fingerprint == fingerprint:
+            tokenizer = known.tokenizer
+        else:
+            files = description.tokenizer
+            tokenizer = ModelTokenizer(files.tokenizer_json, files.chat_template, dict(files.special_tokens))
+    return ServedModel(
+        name=info.name,
+        fingerprint=info.fingerprint,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        limits=ModelLimits(
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            eos_token_ids=frozenset(info.eos_token_ids),
+            has_tokenizer=tokenizer is not None,
+            has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        ),
+        tokenizer=tokenizer,
+        tokenizer_fingerprint=fingerprint,
+    )
+
+
+def encode_chat(tokenizer: ModelTokenizer, chat: pb.ChatPrompt) -> list[int]:
+    """Token ids of a conversation. Raises the errors of `ModelTokenizer.encode_chat`."""
+    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+    opens_answer = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+    return tokenizer.encode_chat(messages, opens_answer)

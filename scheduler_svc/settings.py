@@ -1,0 +1,41 @@
+"""Settings of the scheduler process."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from common.settings import Settings
+
+
+class SchedulerSettings(Settings):
+    """The scheduler of Quire: queues, block tables, journal, and the API that clients call."""
+
+    section: ClassVar[str] = "scheduler"
+    model_config = SettingsConfigDict(env_prefix="QUIRE_SCHEDULER_")
+
+    listen: str = Field("127.0.0.1:7847", description="address to serve on, host:port; port 0 takes any free one")
+    store: str = Field("memory", description="where the journal lives: redis://, rediss://, unix:// or memory")
+    store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
+    deployment: str = Field(
+        "default", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name that separates deployments on one store"
+    )
+    record_ttl_s: int = Field(3600, ge=1, description="how long a request's record lives after its end")
+    max_batched_tokens: int = Field(
+        512, ge=1, description="tokens computed in one step, prompt and decode together"
+    )
+    max_num_seqs: int = Field(256, ge=1, description="sequences running at once on one worker")
+    watermark: float = Field(0.01, ge=0, lt=1, description="part of the KV pool that admissions leave free")
+    pipeline_depth: int = Field(2, ge=1, le=2, description="steps on their way to a worker at once")
+    prefix_cache: bool = Field(True, description="share the blocks of equal prefixes")
+    step_form: Literal["delta", "whole"] = Field(
+        "delta", description="what a step says: what changed, or (the paper's form, depth 1) every table in full"
+    )
+    preempt_every: int | None = Field(None, ge=1, description="for tests: force a preemption every so many steps")
+    max_queue_requests: int = Field(1000, ge=1, description="requests that may wait")
+    max_queue_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait")
+    disconnect_grace_s: float = Field(5.0, ge=0, description="life of a request whose last reader has gone")
+    drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
+    print_config: bool = Field(False, description="print the settled settings as TOML and exit")

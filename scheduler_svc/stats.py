@@ -1,0 +1,69 @@
+"""What runs, what waits, how the memory is used: one picture for GetStats."""
+
+import time
+
+from protos import inference_pb2 as pb
+from scheduler_svc.admission import Admission
+from scheduler_svc.engine import Engine
+from scheduler_svc.scheduler_stats import WorkerStats
+from scheduler_svc.workers import Member, Workers
+
+
+class StatsReporter:
+    """Reads all, owns nothing."""
+
+    def __init__(self, engine: Engine, admission: Admission, workers: Workers, *, store_kind: str) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._workers = workers
+        self._store_kind = store_kind
+        self._started_ns = time.monotonic_ns()
+
+    def __call__(self) -> pb.GetStatsResponse:
+        """The picture of now."""
+        engine, journal = self._engine, self._engine.journal.stats
+        scheduler = engine.scheduler.stats()
+        return pb.GetStatsResponse(
+            workers=[_worker_stats(self._workers.members[each.worker_id], each) for each in scheduler.workers],
+            num_waiting=scheduler.num_waiting,
+            num_running=sum(each.num_running for each in scheduler.workers),
+            num_admitted=engine.num_admitted,
+            num_finished=engine.num_finished,
+            num_refused=self._admission.num_refused,
+            prompt_tokens=engine.prompt_tokens,
+            output_tokens=engine.output_tokens,
+            uptime_ms=(time.monotonic_ns() - self._started_ns) // 1_000_000,
+            epoch=journal.epoch,
+            journal=pb.JournalStats(
+                store=self._store_kind,
+                entries=journal.entries,
+                pending=journal.pending,
+                write_ns=int(journal.write_ns),
+                degraded=journal.degraded,
+            ),
+        )
+
+
+def _worker_stats(member: Member, stats: WorkerStats) -> pb.WorkerStats:
+    times = member.loop.times if member.loop is not None else None
+    return pb.WorkerStats(
+        worker_id=member.worker_id,
+        address=member.address,
+        num_running=stats.num_running,
+        blocks=pb.BlockStats(
+            total=stats.num_blocks,
+            used=stats.num_used_blocks,
+            cached=stats.num_cached_blocks,
+            free=stats.num_free_blocks,
+            block_size=member.block_size,
+            filled_slots=stats.num_filled_token_slots,
+            wasted_slots=stats.num_allocated_token_slots - stats.num_filled_token_slots,
+            prefix_query_tokens=stats.num_prefix_query_tokens,
+            prefix_hit_tokens=stats.num_prefix_hit_tokens,
+        ),
+        num_steps=times.num_steps if times else 0,
+        step_ns=int(times.exec_ns) if times else 0,
+        overhead_ns=int(times.overhead_ns) if times else 0,
+        num_preemptions=stats.num_preemptions,
+        recomputed_tokens=stats.num_recomputed_tokens,
+    )

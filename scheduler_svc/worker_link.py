@@ -1,0 +1,79 @@
+"""The line to one worker: a channel, its description, and the stream of steps.
+
+Knows bytes and order, not what a step is for. A link is used once: when it breaks, a new one is made.
+"""
+
+import asyncio
+from collections import deque
+
+import grpc
+import structlog
+
+from common.errors import QuireError, UnavailableError
+from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
+from common.step import Step, StepResult
+from common.step_codec import result_from_pb, step_to_pb
+from protos import worker_pb2, worker_pb2_grpc
+
+log = structlog.get_logger()
+
+DESCRIBE_TIMEOUT_S = 10.0
+
+
+class WorkerLink:
+    """Steps go out, results come back, in order. `news` is set when a result is there or the link broke."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.news = asyncio.Event()
+        self.results: deque[StepResult] = deque()
+        self.broken: str | None = None  # why
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._reading: asyncio.Task[None] | None = None
+
+    async def describe(self, known_tokenizer_fingerprint: str) -> worker_pb2.DescribeResponse:
+        """Asks the worker what it is. Raises UnavailableError."""
+        try:
+            return await self._stub.Describe(
+                worker_pb2.DescribeRequest(known_tokenizer_fingerprint=known_tokenizer_fingerprint),
+                timeout=DESCRIBE_TIMEOUT_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"worker at {self.address}: {error_of(error).message}") from error
+
+    def open(self) -> None:
+        """Opens the stream of steps."""
+        self._call = self._stub.StepStream()
+        self._reading = asyncio.create_task(self._read(), name=f"results from {self.address}")
+
+    async def send(self, step: Step) -> None:
+        """Sends a step; a link that cannot is broken, and says so by `broken`."""
+        try:
+            await self._call.write(step_to_pb(step))
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            self._break(str(error))
+
+    async def close(self) -> None:
+        """Closes the line; idempotent."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._call.cancel()
+        await self._channel.close()
+
+    async def _read(self) -> None:
+        try:
+            while isinstance(message := await self._call.read(), worker_pb2.StepResponse):  # else: end of stream
+                self.results.append(result_from_pb(message))
+                self.news.set()
+            code = await self._call.code()
+            self._break(f"{code.name}: {await self._call.details()}")
+        except (QuireError, ValueError) as error:
+            self._break(f"unreadable answer: {error}")
+        except grpc.RpcError as error:
+            self._break(error_of(error).message)
+
+    def _break(self, reason: str) -> None:
+        if self.broken is None:
+            self.broken = reason
+        self.news.set()

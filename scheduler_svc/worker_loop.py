@@ -1,0 +1,129 @@
+"""The loop of one worker: schedule, send, take the result, and again.
+
+Up to `pipeline_depth` steps are on their way at once; text and journal come after the next step has been sent.
+Workers step unsynchronised: each has a loop of its own, and a slow one holds up nobody.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from common.errors import FailedPreconditionError
+from common.step import StepResult, StepStatus
+from scheduler_svc.engine import Engine
+from scheduler_svc.step_builder import build_step
+from scheduler_svc.step_plan import StepPlan
+from scheduler_svc.worker_link import WorkerLink
+
+log = structlog.get_logger()
+
+AVERAGE_WEIGHT = 0.05  # of the newest value in a moving average
+
+
+class SupersededError(FailedPreconditionError):
+    """A newer scheduler leads; this one must end."""
+
+    reason = "SUPERSEDED"
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Moving averages over a worker's steps, in nanoseconds."""
+
+    num_steps: int = 0
+    exec_ns: float = 0.0
+    overhead_ns: float = 0.0  # of an iteration, the part in which the worker did not execute
+
+    def add(self, exec_ns: int, iteration_ns: int | None) -> None:
+        """Counts a step; `iteration_ns` since the result before it, None if the worker had been idle."""
+        self.num_steps += 1
+        self.exec_ns += (exec_ns - self.exec_ns) * (AVERAGE_WEIGHT if self.num_steps > 1 else 1.0)
+        if iteration_ns is not None:
+            self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * AVERAGE_WEIGHT
+
+
+class WorkerLoop:
+    """Drives one worker until its link breaks."""
+
+    def __init__(self, worker_id: str, link: WorkerLink, engine: Engine, *, epoch: int, send_whole: bool) -> None:
+        self.worker_id = worker_id
+        self.link = link
+        self.times = StepTimes()
+        self._engine = engine
+        self._scheduler = engine.scheduler
+        self._epoch = epoch
+        self._send_whole = send_whole  # the paper's form: every step describes every slot
+        self._in_flight: deque[StepPlan] = deque()
+        self._refused: list[tuple[StepPlan, StepResult]] = []
+        self._last_result_ns: int | None = None
+
+    async def run(self) -> str:
+        """Returns why the link broke. Raises SupersededError if a newer scheduler leads this worker."""
+        self._engine.add_waker(self.link.news.set)
+        try:
+            while self.link.broken is None:
+                await self._send_what_is_due()
+                self._engine.settle()
+                if not self._in_flight:
+                    self._last_result_ns = None  # idle: the next result ends no iteration
+                if not self.link.results:
+                    await self.link.news.wait()
+                self.link.news.clear()
+                while self.link.results:
+                    self._take(self.link.results.popleft())
+        finally:
+            self._engine.remove_waker(self.link.news.set)
+            self._engine.settle()
+        return self.link.broken
+
+    async def _send_what_is_due(self) -> None:
+        if self._refused:
+            if self._in_flight:
+                return  # the pipeline drains first
+            self._heal()
+        while self.link.broken is None:
+            if self._send_whole:
+                self._scheduler.request_snapshot(self.worker_id)
+            plan = self._scheduler.schedule(self.worker_id)
+            if plan is None:
+                return
+            step = build_step(plan, self._epoch, self._engine.sampling_of)
+            self._in_flight.append(plan)
+            await self.link.send(step)
+            if plan.whole:
+                self._engine.note_scheduled(plan)
+
+    def _take(self, result: StepResult) -> None:
+        if not self._in_flight or result.step_id != self._in_flight[0].step_id:
+            self.link.broken = f"answered step {result.step_id}, which was not the next"
+            return
+        plan = self._in_flight.popleft()
+        now_ns = time.monotonic_ns()
+        if result.status is StepStatus.STALE_EPOCH:
+            raise SupersededError(f"worker {self.worker_id} follows a newer scheduler (epoch {result.epoch})")
+        if result.status is not StepStatus.OK or self._refused:
+            self._refused.append((plan, result))
+            return
+        iteration_ns = None if self._last_result_ns is None else now_ns - self._last_result_ns
+        self.times.add(result.exec_ns, iteration_ns)
+        self._last_result_ns = now_ns
+        self._engine.take_result(plan, result)
+        if self._scheduler.queue_size()[0]:
+            self._engine.wake_workers()  # what waits may have been left to another worker
+
+    def _heal(self) -> None:
+        """After steps that were not executed: undo them, and describe every slot anew."""
+        plan, result = self._refused[0]
+        log.warning(
+            "step not executed",
+            worker_id=self.worker_id,
+            step_id=plan.step_id,
+            status=result.status.name,
+            error=result.error,
+        )
+        self._refused.clear()
+        self._scheduler.rollback(self.worker_id)
+        if result.status in (StepStatus.FAILED, StepStatus.INVALID):
+            self._engine.note_failed_step(plan, result.error)

@@ -1,0 +1,159 @@
+"""The workers that are here: they announce themselves, are dialled back, driven, and given up when they are gone.
+
+Nothing is configured: who registers is known, who falls silent is forgotten.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from common.errors import FailedPreconditionError, QuireError
+from protos import cluster_pb2, worker_pb2
+from scheduler_svc.admission import Admission
+from scheduler_svc.engine import Engine
+from scheduler_svc.served_model import served_model
+from scheduler_svc.worker_link import WorkerLink
+from scheduler_svc.worker_loop import SupersededError, WorkerLoop
+
+log = structlog.get_logger()
+
+LEASE_MS = 3000
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One registered worker."""
+
+    worker_id: str
+    address: str
+    incarnation: str
+    link: WorkerLink
+    task: "asyncio.Task[None] | None" = None
+    loop: WorkerLoop | None = None  # while it is being driven
+    block_size: int = 0
+    seen_s: float = field(default_factory=time.monotonic)
+
+
+class Workers:
+    """The members. `on_change` is told whether any worker is being driven; `on_fatal` ends the process."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        admission: Admission,
+        *,
+        epoch: int,
+        send_whole: bool,
+        on_change: Callable[[bool], None],
+        on_fatal: Callable[[QuireError], None],
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self._engine = engine
+        self._admission = admission
+        self._epoch = epoch
+        self._send_whole = send_whole
+        self._on_change = on_change
+        self._on_fatal = on_fatal
+
+    def register(self, request: cluster_pb2.RegisterRequest) -> None:
+        """A sign of life. Raises FailedPreconditionError if this worker cannot serve here."""
+        member = self.members.get(request.worker_id)
+        if member is not None and member.incarnation == request.incarnation:
+            member.seen_s = time.monotonic()
+            return
+        if member is not None and member.loop is not None:
+            raise FailedPreconditionError(
+                f"worker_id {request.worker_id!r} is held by a live worker at {member.address}; choose another"
+            )
+        if request.draining:
+            return
+        self._check_model(request)
+        if member is not None and member.task is not None:
+            member.task.cancel()
+        member = Member(
+            worker_id=request.worker_id,
+            address=request.address,
+            incarnation=request.incarnation,
+            link=WorkerLink(request.address),
+        )
+        self.members[request.worker_id] = member
+        member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")
+
+    async def close(self) -> None:
+        """Hangs up on everyone."""
+        tasks = [member.task for member in self.members.values() if member.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def driven(self) -> list[Member]:
+        """The workers that take steps now."""
+        return [member for member in self.members.values() if member.loop is not None]
+
+    def _check_model(self, request: cluster_pb2.RegisterRequest) -> None:
+        model = self._admission.model
+        if model is None or model.fingerprint == request.model_fingerprint:
+            return
+        if self.members or self._engine.live:
+            raise FailedPreconditionError(
+                f"worker {request.worker_id!r} has another model than the {model.name!r} being served; "
+                "start it with the same model folder, or serve it by a scheduler of its own"
+            )
+
+    async def _drive(self, member: Member) -> None:
+        link, worker_id = member.link, member.worker_id
+        try:
+            known = self._admission.model
+            description = await link.describe(known.tokenizer_fingerprint if known else "")
+            self._admission.model = served_model(description, known)
+            link.open()
+            self._add_to_scheduler(member, description)
+            reason = await self._run_loop(member)
+            log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
+        except SupersededError as error:
+            self._on_fatal(error)
+        except (QuireError, ValueError) as error:
+            log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=str(error))
+        finally:
+            await link.close()
+            if self.members.get(worker_id) is member:
+                del self.members[worker_id]  # its next sign of life starts it anew
+
+    def _add_to_scheduler(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
+        pool = description.pool
+        member.block_size = pool.block_size
+        self._engine.scheduler.add_worker(
+            member.worker_id,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            num_slots=description.num_slots,
+        )
+        member.loop = WorkerLoop(
+            member.worker_id, member.link, self._engine, epoch=self._epoch, send_whole=self._send_whole
+        )
+        log.info(
+            "worker ready",
+            worker_id=member.worker_id,
+            address=member.address,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            device=description.device,
+        )
+
+    async def _run_loop(self, member: Member) -> str:
+        assert member.loop is not None
+        self._on_change(True)
+        self._engine.wake_workers()
+        try:
+            return await member.loop.run()
+        finally:
+            member.loop = None
+            moved = self._engine.scheduler.remove_worker(member.worker_id)
+            if moved:
+                log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
+            self._on_change(bool(self.driven))
+            self._engine.wake_workers()
