@@ -65,6 +65,10 @@ class Decoder:
         Only the rows in `batch.logit_rows` go through the head. Whatever must be in the cache before (earlier
         tokens of the rows, blocks copied or swapped in) must be there already.
         """
+        return self.logits(self.hidden(batch, kv_pool))
+
+    def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """What `forward` does before the head: [L, hidden_size], for who wants the logits in slices."""
         with torch.inference_mode():
             hidden = self._embed(batch)
             rotate = self._rotation(batch.positions)
@@ -73,7 +77,7 @@ class Decoder:
                 window = self.config.sliding_windows[index]
                 cache = _LayerCache(kv_pool, index, batch.slot_mapping, plans[window], self.config.attention_scale)
                 hidden = layer(hidden, rotate, cache.attend)
-            return self._logits(hidden[batch.logit_rows])
+            return hidden[batch.logit_rows]
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         hidden = self.token_embedding[batch.token_ids]
@@ -94,12 +98,14 @@ class Decoder:
         windows = set(self.config.sliding_windows)
         return {window: plan_attention(batch.rows, any_layer, window) for window in windows}
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        if self.final_norm is not None:
-            hidden = self.final_norm(hidden)
-        if self.project_out is not None:
-            hidden = self.project_out(hidden)
-        return self.head(hidden).float()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head: any rows of `hidden` to logits [..., vocab_size] in float32."""
+        with torch.inference_mode():
+            if self.final_norm is not None:
+                hidden = self.final_norm(hidden)
+            if self.project_out is not None:
+                hidden = self.project_out(hidden)
+            return self.head(hidden).float()
 
 
 @dataclass(frozen=True, slots=True)
