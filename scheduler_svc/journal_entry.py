@@ -1,0 +1,105 @@
+"""Journal entries as bytes: what piles up until the next write, and how it is read back.
+
+The checksum is made and stored beside the payload by the store; here it is verified.
+"""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from zlib import crc32
+
+from google.protobuf.message import DecodeError
+
+from common.arrays import pack_int32
+from protos import journal_pb2 as pb
+from scheduler_svc.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
+
+_READ_ENTRIES = 256
+_DELTA_BYTES = 8
+_LOGPROBS_BYTES = 128  # a rough guess; counting them exactly costs more than it is worth
+
+
+class PendingEntry:
+    """All that will be one entry. Holds who is to be told when it is durable, in order."""
+
+    __slots__ = ("_entry", "_sequences", "_tokens", "accepted", "num_bytes", "on_durable")
+
+    def __init__(self) -> None:
+        self._entry = pb.JournalEntry()
+        self._sequences = array("i")
+        self._tokens = array("i")
+        self.num_bytes = 0  # about
+        self.accepted: list[asyncio.Future[None]] = []
+        self.on_durable: list[Callable[[], None]] = []
+
+    @property
+    def num_records(self) -> int:
+        """Admissions, tokens and finishes."""
+        return len(self._entry.admissions) + len(self._tokens) + len(self._entry.finishes)
+
+    @property
+    def admitted_sequences(self) -> list[int]:
+        return [admission.sequence for admission in self._entry.admissions]
+
+    def add_admission(self, admission: pb.Admission, accepted: "asyncio.Future[None]") -> None:
+        """Copies the admission; `accepted` is for the caller of the journal to wait on."""
+        self._entry.admissions.append(admission)
+        self.num_bytes += admission.ByteSize()
+        self.accepted.append(accepted)
+
+    def add_deltas(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
+        """Adds one token per sequence named. Raises OverflowError or TypeError if one is no int32."""
+        assert len(sequences) == len(tokens)
+        more_sequences, more_tokens = array("i", sequences), array("i", tokens)
+        self._sequences.extend(more_sequences)
+        self._tokens.extend(more_tokens)
+        self.num_bytes += _DELTA_BYTES * len(tokens)
+
+    def add_logprobs(self, logprobs: Sequence[pb.DeltaLogprobs], first_delta: int) -> None:
+        """Copies them; their `delta` counts from `first_delta` of this entry."""
+        kept = self._entry.delta_logprobs
+        start = len(kept)
+        kept.extend(logprobs)
+        for each in kept[start:]:
+            each.delta += first_delta
+        self.num_bytes += _LOGPROBS_BYTES * len(logprobs)
+
+    def add_finishes(self, finishes: Sequence[pb.Finish]) -> None:
+        """Copies them."""
+        self._entry.finishes.extend(finishes)
+        self.num_bytes += sum(finish.ByteSize() for finish in finishes)
+
+    @property
+    def num_deltas(self) -> int:
+        return len(self._tokens)
+
+    def encode(self) -> bytes:
+        """The payload."""
+        self._entry.delta_sequences = pack_int32(self._sequences)
+        self._entry.delta_tokens = pack_int32(self._tokens)
+        return self._entry.SerializeToString()
+
+
+async def read_journal(
+    store: Store, from_id: EntryId = JOURNAL_START
+) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
+    """Yields every entry from `from_id` on, itself included. Raises DataLossError at one that is damaged."""
+    while True:
+        page = await store.read_entries(from_id, _READ_ENTRIES)
+        for stored in page:
+            yield stored.entry_id, _decode(stored)
+        if len(page) < _READ_ENTRIES:
+            return
+        last = page[-1].entry_id
+        from_id = EntryId(last.epoch, last.seq + 1)
+
+
+def _decode(stored: StoredEntry) -> pb.JournalEntry:
+    if stored.payload is None or stored.checksum is None:
+        raise DataLossError(f"journal entry {stored.entry_id} has no payload or no checksum")
+    if stored.checksum != b"%08x" % crc32(stored.payload):
+        raise DataLossError(f"journal entry {stored.entry_id} is damaged: its checksum does not match")
+    try:
+        return pb.JournalEntry.FromString(stored.payload)
+    except DecodeError as error:
+        raise DataLossError(f"journal entry {stored.entry_id} cannot be decoded: {error}") from error

@@ -1,0 +1,41 @@
+"""Every key in Redis, in one place.
+
+The deployment stands in braces, a hash tag, so that all keys of one deployment live in one slot of a cluster. All
+keys are written and read by the scheduler alone.
+
+    {quire:<deployment>}:epoch     string, an integer. The last leader epoch taken; INCR by a scheduler that starts
+                                   to lead. Lives for ever.
+    {quire:<deployment>}:journal   stream with ids `epoch-seq`; fields: e, a serialised quire.v1.JournalEntry, and
+                                   c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
+                                   writer, read by recovery. Trimmed up to the oldest admission still needed.
+    {quire:<deployment>}:record:<request_id>
+                                   string, a request's record in bytes (see records.py). Written once when the
+                                   request has ended, read by GetRequest and by late attachment. Expires (one
+                                   hour unless configured).
+"""
+
+import re
+from dataclasses import dataclass
+
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one deployment."""
+
+    epoch: str
+    journal: str
+    record_prefix: str
+
+    @classmethod
+    def of(cls, deployment: str) -> "Keys":
+        """Raises ValueError if the name could be misread as part of a key."""
+        if not _DEPLOYMENT.fullmatch(deployment):
+            raise ValueError(f"deployment {deployment!r}: use 1 to 64 letters, digits, dots, underscores and hyphens")
+        tag = f"{{quire:{deployment}}}"
+        return cls(epoch=f"{tag}:epoch", journal=f"{tag}:journal", record_prefix=f"{tag}:record:")
+
+    def record(self, request_id: str) -> str:
+        """Key of a request's record."""
+        return self.record_prefix + request_id

@@ -1,0 +1,38 @@
+"""The one place that picks a store by its URL."""
+
+from scheduler_svc.memory_store import MemoryStore
+from scheduler_svc.redis_store import RedisStore
+from scheduler_svc.store import Store, StoreConfigurationError, StoreError
+
+MEMORY_URL = "memory"
+_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+async def open_store(url: str, *, deployment: str = "default", patience_s: float = 30.0) -> Store:
+    """Opens a store and waits until it answers.
+
+    Args:
+        url: "memory", redis://[user:password@]host[:port][/db], rediss://… (TLS) or unix:///path/to/socket.
+        deployment: keeps several systems apart in one server.
+        patience_s: how long to wait for a server that does not answer.
+
+    Raises:
+        StoreConfigurationError: the URL or the credentials are wrong.
+        StoreUnavailableError: no answer in time; the message says what to do.
+    """
+    if url == MEMORY_URL:
+        return MemoryStore()
+    if not url.startswith(_SCHEMES):
+        raise StoreConfigurationError(
+            f"store {url!r}: give redis://host:port, rediss://host:port, unix:///path/to/socket or memory"
+        )
+    try:
+        store = RedisStore(url, deployment=deployment)
+    except ValueError as error:
+        raise StoreConfigurationError(str(error)) from error
+    try:
+        await store.connect(patience_s)
+    except StoreError:
+        await store.close()
+        raise
+    return store

@@ -1,0 +1,113 @@
+"""One connection to Redis or Valkey, connected when it is used, with a bound on every wait.
+
+Sends commands packed by the caller, which is the cheapest way through the client library, and turns the library's
+exceptions into the store's. Never repeats a command unless it was told that repeating is harmless.
+"""
+
+import asyncio
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+
+from scheduler_svc.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
+
+Packed = bytes
+_REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
+
+
+class RedisLink:
+    """Commands of concurrent callers follow one another; each gets its own reply.
+
+    After any failure but a reply that says no, the connection is dropped: a late reply can never be taken for the
+    next command's.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, repeatable: bool) -> None:
+        """Takes the address.
+
+        Args:
+            url: redis://, rediss:// or unix://.
+            timeout_s: for connecting, sending and the reply together.
+            repeatable: a command whose connection turns out to be lost is sent once more on a new one.
+        """
+        self._connection = _connection_to(url)
+        self._timeout_s = timeout_s
+        self._attempts = 2 if repeatable else 1
+        self._lock = asyncio.Lock()
+
+    async def call(self, command: Packed) -> Any:
+        """Sends one command and returns its reply."""
+        return (await self.call_many([command]))[0]
+
+    async def call_many(self, commands: list[Packed]) -> list[Any]:
+        """Sends all at once and returns their replies. Raises the first refusal after reading every reply."""
+        async with self._lock:
+            for attempt in range(1, self._attempts + 1):
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        replies = await self._exchange(commands)
+                    break
+                except TimeoutError as error:
+                    raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from error
+                except _REFUSED as error:
+                    raise StoreConfigurationError(str(error)) from error
+                except (RedisError, OSError) as error:
+                    if attempt == self._attempts:
+                        raise StoreUnavailableError(str(error)) from error
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise _refusal(reply) from reply
+        return replies
+
+    async def _exchange(self, commands: list[Packed]) -> list[Any]:
+        connection = self._connection
+        if not connection.is_connected:
+            await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_packed_command(commands, check_health=False)
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(await connection.read_response())
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    async def close(self) -> None:
+        """Drops the connection; a later command connects again."""
+        await self._connection.disconnect(nowait=True)
+
+
+def pack(*words: bytes | str | int) -> Packed:
+    """One command in the protocol's form."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        data = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+def _connection_to(url: str) -> AbstractConnection:
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+    except ValueError as error:
+        raise StoreConfigurationError(str(error)) from error
+    kind = options.pop("connection_class", Connection)
+    # The library's own time limits start a task per command; ours, in call_many, does not.
+    options.update(protocol=3, socket_timeout=None, socket_connect_timeout=None)
+    connection: AbstractConnection = kind(**options)
+    return connection
+
+
+def _refusal(error: ResponseError) -> StaleEntryError | StoreUnavailableError:
+    if "equal or smaller" in str(error):
+        return StaleEntryError(str(error))
+    if isinstance(error, _REFUSED):
+        return StoreConfigurationError(str(error))
+    return StoreUnavailableError(f"{type(error).__name__}: {error}")

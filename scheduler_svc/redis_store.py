@@ -1,0 +1,160 @@
+"""The store in Redis (7.0 or later) or Valkey (8 or later).
+
+The journal has a connection of its own, so that nothing waits in front of an entry. Knows the commands and the
+keys, not what is in an entry or a record.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+from zlib import crc32
+
+import structlog
+
+from scheduler_svc.keys import Keys
+from scheduler_svc.redis_link import RedisLink, pack
+from scheduler_svc.store import (
+    EntryId,
+    StoreConfigurationError,
+    StoredEntry,
+    StoreFlushedError,
+    StoreUnavailableError,
+)
+
+log = structlog.get_logger()
+
+_CONNECT_PAUSE_S = 0.2
+_SIDE_TIMEOUT_S = 5.0
+
+
+class RedisStore:
+    """Each method is one command or one pipeline of commands that do not depend on each other.
+
+    Acknowledged entries and records are as durable as the server is configured to be: with `appendonly yes` and
+    `appendfsync always` they survive the loss of any process and of power.
+    """
+
+    kind = "redis"
+    durable = True
+
+    def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = 1.0) -> None:
+        """Takes the address; `connect` tries it.
+
+        Raises StoreConfigurationError (the address) or ValueError (the deployment) if it is malformed.
+        """
+        self.address = _without_password(url)
+        self._keys = Keys.of(deployment)
+        self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
+        self._side = RedisLink(url, timeout_s=max(timeout_s, _SIDE_TIMEOUT_S), repeatable=True)
+        self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
+        self._create_head = _head(8 - 1, "XADD", self._keys.journal)
+
+    async def connect(self, patience_s: float) -> None:
+        """Waits until the server answers, and warns of settings that would lose acknowledged entries.
+
+        Raises StoreConfigurationError at once, or StoreUnavailableError after `patience_s`, with a sentence for
+        people.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + patience_s
+        while True:
+            try:
+                persistence, memory = await self._side.call_many([pack("INFO", "persistence"), pack("INFO", "memory")])
+                break
+            except StoreConfigurationError as error:
+                raise StoreConfigurationError(f"the store at {self.address} refuses us: {error}") from error
+            except StoreUnavailableError as error:
+                if loop.time() + _CONNECT_PAUSE_S >= give_up_at:
+                    raise StoreUnavailableError(_unreachable(self.address, patience_s, error)) from error
+                await asyncio.sleep(_CONNECT_PAUSE_S)
+        self._warn_of_loss(_info(persistence), _info(memory))
+
+    def _warn_of_loss(self, persistence: dict[str, str], memory: dict[str, str]) -> None:
+        if persistence.get("aof_enabled") == "0":
+            log.warning("the store keeps no append-only file: set appendonly yes", store=self.address)
+        if memory.get("maxmemory", "0") != "0" and memory.get("maxmemory_policy") != "noeviction":
+            log.warning("the store may evict the journal: set maxmemory-policy noeviction", store=self.address)
+
+    async def next_epoch(self) -> int:
+        return int(await self._side.call(pack("INCR", self._keys.epoch)))
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        name = b"%d-%d" % entry_id
+        command = b"%b$%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n$1\r\nc\r\n$8\r\n%08x\r\n" % (
+            self._create_head if create else self._append_head,
+            len(name),
+            name,
+            len(payload),
+            payload,
+            crc32(payload),
+        )
+        if await self._journal.call(command) is None:
+            raise StoreFlushedError(f"{self._keys.journal} is gone from {self.address}")
+
+    async def last_entry_id(self) -> EntryId | None:
+        try:
+            reply = await self._journal.call(pack("XINFO", "STREAM", self._keys.journal))
+        except StoreUnavailableError as error:
+            if "no such key" in error.message:
+                return None
+            raise
+        return _entry_id(reply[b"last-generated-id"])
+
+    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+        command = pack("XRANGE", self._keys.journal, str(first), "+", "COUNT", limit)
+        return [_stored_entry(*item) for item in await self._side.call(command)]
+
+    async def trim(self, oldest: EntryId) -> None:
+        await self._side.call(pack("XTRIM", self._keys.journal, "MINID", "~", str(oldest)))
+
+    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+        await self._side.call_many(
+            [
+                pack("SET", self._keys.record(request_id), payload, "EX", ttl_s)
+                for request_id, payload in payloads.items()
+            ]
+        )
+
+    async def get_record(self, request_id: str) -> bytes | None:
+        payload: bytes | None = await self._side.call(pack("GET", self._keys.record(request_id)))
+        return payload
+
+    async def close(self) -> None:
+        await self._journal.close()
+        await self._side.close()
+
+
+def _head(num_words: int, *words: str) -> bytes:
+    """The part of a command that is always the same."""
+    return pack(*words).replace(b"*%d" % len(words), b"*%d" % num_words, 1)
+
+
+def _info(reply: bytes) -> dict[str, str]:
+    lines = reply.decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _entry_id(name: bytes) -> EntryId:
+    epoch, _, seq = name.partition(b"-")
+    return EntryId(int(epoch), int(seq))
+
+
+def _stored_entry(name: bytes, flat_fields: list[Any]) -> StoredEntry:
+    fields = dict(zip(flat_fields[::2], flat_fields[1::2], strict=True))
+    return StoredEntry(_entry_id(name), fields.get(b"e"), fields.get(b"c"))
+
+
+def _unreachable(address: str, patience_s: float, error: StoreUnavailableError) -> str:
+    return (
+        f"the store at {address} did not answer within {patience_s:g} s ({error.message}): start Redis or Valkey "
+        "there, give the address of one that runs, or use the store `memory`, which is not durable"
+    )
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user, _, _ = parts.netloc.rpartition("@")[0].partition(":")
+    return parts._replace(netloc=f"{user}:***@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -1,0 +1,104 @@
+"""What the scheduler asks of the store that outlives it, and how a store says no.
+
+Two implementations: RedisStore, and MemoryStore, which is not durable. Knows nothing of what an entry or a record
+means; to a store both are bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from common.errors import UnavailableError
+
+
+class EntryId(NamedTuple):
+    """Where an entry stands in the journal. Ordered by the leader's epoch, then by the leader's own count."""
+
+    epoch: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.seq}"
+
+
+JOURNAL_START = EntryId(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry as the store holds it, not yet verified."""
+
+    entry_id: EntryId
+    payload: bytes | None  # None: the entry has no such field
+    checksum: bytes | None
+
+
+class StoreError(Exception):
+    """Base of what a store can answer instead of doing what was asked."""
+
+
+class StoreUnavailableError(StoreError, UnavailableError):
+    """Not now: no answer, connection lost, no memory, no disk, read-only. It may or may not have happened."""
+
+
+class StoreConfigurationError(StoreUnavailableError):
+    """Not ever, as it is configured: wrong address, wrong password, missing permission."""
+
+
+class StoreFlushedError(StoreError):
+    """There is no journal, though there was one: the store has lost its contents. Nothing was written."""
+
+
+class StaleEntryError(StoreError):
+    """The journal already has an entry with this id or a later one. Nothing was written."""
+
+
+class FencedError(StoreError):
+    """A newer leader writes the journal; this process must stop leading."""
+
+
+class DataLossError(StoreError):
+    """An entry cannot be read back as it was written."""
+
+
+class Store(Protocol):
+    """The journal's stream, the epoch counter and the request records.
+
+    Every method may raise StoreUnavailableError. `append` and `last_entry_id` belong to the one journal writer and
+    are ordered among themselves; the others may run beside them.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Either "redis" or "memory"."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether what was acknowledged outlives the process."""
+
+    async def next_epoch(self) -> int:
+        """Counts the epoch up and returns it."""
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        """Adds one entry; returns once the store keeps it.
+
+        Raises StaleEntryError, or StoreFlushedError unless `create` allows it to begin the stream.
+        """
+
+    async def last_entry_id(self) -> EntryId | None:
+        """Id of the last entry ever added, trimmed or not. None if there is no journal."""
+
+    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+        """Up to `limit` entries in order, from `first` on, itself included."""
+
+    async def trim(self, oldest: EntryId) -> None:
+        """Drops entries before `oldest`; some of them may stay a while."""
+
+    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+        """Keeps each payload under its request_id for `ttl_s` seconds. Repeating it is harmless."""
+
+    async def get_record(self, request_id: str) -> bytes | None:
+        """The payload; None if there is none or it has expired."""
+
+    async def close(self) -> None:
+        """Lets go of every connection."""
