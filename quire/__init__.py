@@ -1,1 +1,87 @@
-"""The client SDK of Quire. Knows only the wire: neither torch nor redis."""
+"""The client SDK of Quire.
+
+    >>> import quire
+    >>> with quire.Client() as client:
+    ...     print(client.generate("Once upon a time", max_tokens=32).text)
+
+Knows only the wire: importing it brings grpcio and protobuf, neither torch nor redis.
+"""
+
+from common.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    FieldViolation,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestCancelledError,
+    RequestExpiredError,
+    RequestFailedError,
+    RetryableError,
+    UnavailableError,
+)
+from quire.async_client import AsyncClient
+from quire.client import Client, Stream
+from quire.params import ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
+from quire.results import (
+    Accepted,
+    Chunk,
+    Completion,
+    Finish,
+    FinishReason,
+    Health,
+    Model,
+    RequestRecord,
+    RequestState,
+    StopCause,
+    Timings,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from quire.stats import BlockStats, JournalStats, Stats, WorkerStats
+from quire.stream import CompletionStream
+
+__all__ = [
+    "Accepted",
+    "AlreadyExistsError",
+    "AsyncClient",
+    "BlockStats",
+    "ChatMessage",
+    "Chunk",
+    "Client",
+    "ClientOptions",
+    "Completion",
+    "CompletionStream",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "Finish",
+    "FinishReason",
+    "Health",
+    "InvalidRequestError",
+    "JournalStats",
+    "Model",
+    "NotFoundError",
+    "OnDisconnect",
+    "OutputParams",
+    "OverloadedError",
+    "QuireError",
+    "RequestCancelledError",
+    "RequestExpiredError",
+    "RequestFailedError",
+    "RequestRecord",
+    "RequestState",
+    "RetryableError",
+    "SamplingParams",
+    "Stats",
+    "StopCause",
+    "StopParams",
+    "Stream",
+    "Timings",
+    "TokenLogprobs",
+    "Tokens",
+    "UnavailableError",
+    "Usage",
+    "WorkerStats",
+]

@@ -1,0 +1,168 @@
+"""The client for asyncio. All requests of a client travel over one stream, so make one client and share it.
+
+Knows how to ask and what comes back; how requests survive a broken connection is the session's business.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Unpack
+
+from common.errors import NotFoundError, UnavailableError
+from protos import inference_pb2 as pb
+from quire.connection import INFERENCE_SERVICE, Connection, check_address
+from quire.open_request import OpenRequest
+from quire.params import (
+    DEFAULT_ADDRESS,
+    ClientKeywords,
+    ClientOptions,
+    GenerateParams,
+    Messages,
+    OnDisconnect,
+    gather,
+)
+from quire.results import Completion, Health, Model, RequestRecord, RequestState, Tokens
+from quire.session import Entry
+from quire.stats import Stats
+from quire.stream import CompletionStream
+from quire.wire_requests import chat_to_pb, request_to_pb, tokenize_to_pb
+from quire.wire_results import model_from_pb, record_from_pb, state_from_pb
+from quire.wire_stats import stats_from_pb
+
+READY_POLL_S = 0.1
+
+
+class AsyncClient:
+    """A client of one Quire server. Connects at the first call; use it within one event loop.
+
+    Every call raises an exception of `quire.errors`: the class says what kind of thing went wrong, the message
+    what to do about it.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
+        self.address = check_address(address)
+        self._options = ClientOptions(**options)
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    async def generate(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Completion:
+        """Continues a prompt, given as text or token ids, to its end. Cancelling the call cancels the request."""
+        async with self.stream(prompt, **params) as stream:
+            return await stream.completion()
+
+    def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> CompletionStream:
+        """Submits a prompt now and gives its output as it is made."""
+        return self._submit(prompt, params)
+
+    async def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
+        """Answers a conversation by the model's chat template."""
+        async with self.stream_chat(messages, **params) as stream:
+            return await stream.completion()
+
+    def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> CompletionStream:
+        """Submits a conversation now and gives the answer as it is made."""
+        return self._submit(chat_to_pb(messages), params)
+
+    def attach(self, request_id: str, from_position: int = 0) -> CompletionStream:
+        """Reads a request that was submitted before, here or elsewhere, from a position of its output on."""
+        if from_position < 0:
+            raise ValueError(f"from_position counts from 0, it cannot be {from_position}")
+        request = OpenRequest(request_id, from_position=from_position, buffer_tokens=self._options.buffer_tokens)
+        entry = Entry(request=request, submission=None, deadline_s=None, holds_when_behind=True)
+        return self._open(entry, cancels_on_close=False)
+
+    async def cancel(self, request_id: str) -> RequestState:
+        """Ends a request; one that has ended stays as it is. Says where it stands now."""
+        connection = self._connect()
+        answer = await connection.call(connection.inference.Cancel, pb.CancelRequest(request_id=request_id))
+        return state_from_pb(answer.state)
+
+    async def get(self, request_id: str) -> RequestRecord:
+        """State and output so far of a request, also after its end until its record expires."""
+        connection = self._connect()
+        request = pb.GetRequestRequest(request_id=request_id)
+        return record_from_pb(await connection.call(connection.inference.GetRequest, request))
+
+    async def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
+        """Text or a conversation as the model would see it as a prompt."""
+        connection = self._connect()
+        answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(text, add_special_tokens))
+        return Tokens(tuple(answer.token_ids), tuple(answer.tokens))
+
+    async def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        connection = self._connect()
+        request = pb.DetokenizeRequest(token_ids=token_ids, keep_special_tokens=keep_special_tokens)
+        answer = await connection.call(connection.inference.Detokenize, request)
+        return answer.text
+
+    async def model(self) -> Model:
+        """The model being served."""
+        connection = self._connect()
+        return model_from_pb(await connection.call(connection.inference.GetModel, pb.GetModelRequest()))
+
+    async def stats(self) -> Stats:
+        """What runs, what waits and how the KV memory is used, at this moment."""
+        connection = self._connect()
+        return stats_from_pb(await connection.call(connection.inference.GetStats, pb.GetStatsRequest()))
+
+    async def health(self, service: str = INFERENCE_SERVICE) -> Health:
+        """Whether the service can serve now. Raises UnavailableError if nothing answers."""
+        return await self._connect().health(service)
+
+    async def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Waits until the server can generate. Raises UnavailableError after `timeout_s`."""
+        why = f"the server at {self.address} answers but is not ready: it has no worker yet"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        if await self.health() is Health.SERVING:
+                            return
+                    except (UnavailableError, NotFoundError) as error:
+                        why = error.message
+                    await asyncio.sleep(READY_POLL_S)
+        except TimeoutError:
+            raise UnavailableError(f"not ready after {timeout_s} s: {why}") from None
+
+    async def close(self) -> None:
+        """Detaches from every open request, each of which goes on by its on_disconnect."""
+        self._is_closed = True
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _connect(self) -> Connection:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+        if self._connection is None:
+            self._connection = Connection(self.address, self._options)
+        return self._connection
+
+    def _submit(self, prompt: "str | Sequence[int] | pb.ChatPrompt", keywords: GenerateParams) -> CompletionStream:
+        if self._options.timeout_s is not None:
+            keywords.setdefault("timeout_s", self._options.timeout_s)
+        params = gather(keywords)
+        submission = request_to_pb(prompt, params)
+        request = OpenRequest(submission.request_id, from_position=0, buffer_tokens=self._options.buffer_tokens)
+        now_s = asyncio.get_running_loop().time()
+        entry = Entry(
+            request=request,
+            submission=submission,
+            deadline_s=None if params.timeout_s is None else now_s + params.timeout_s,
+            holds_when_behind=params.on_disconnect is OnDisconnect.CANCEL,
+        )
+        return self._open(entry, cancels_on_close=True)
+
+    def _open(self, entry: Entry, *, cancels_on_close: bool) -> CompletionStream:
+        session = self._connect().session
+        session.open(entry)
+        return CompletionStream(session, entry.request, cancels_on_close=cancels_on_close)

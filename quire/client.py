@@ -1,0 +1,188 @@
+"""The client for code without asyncio: `AsyncClient` on an event loop of its own, in a thread of its own.
+
+Safe to share between threads; their requests travel over the one stream.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+import weakref
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+from quire.async_client import AsyncClient
+from quire.connection import INFERENCE_SERVICE
+from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages
+from quire.results import Accepted, Chunk, Completion, Health, Model, RequestRecord, RequestState, Tokens
+from quire.stats import Stats
+from quire.stream import CompletionStream
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs in a daemon thread until it is stopped."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-client", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the client is closed")
+        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Stops the loop and joins its thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Stream:
+    """Chunks of one request, in order, each position once; see `CompletionStream`."""
+
+    def __init__(self, thread: LoopThread, inner: CompletionStream) -> None:
+        self._thread = thread
+        self._inner = inner
+
+    @property
+    def request_id(self) -> str:
+        return self._inner.request_id
+
+    def accepted(self) -> Accepted:
+        """Waits until the request is durable."""
+        return self._thread.run(self._inner.accepted())
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Chunk:
+        chunk = self._thread.run(self._next())
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def completion(self) -> Completion:
+        """Reads what is left and gives the whole, from where the stream began."""
+        return self._thread.run(self._inner.completion())
+
+    def close(self) -> None:
+        """Lets the request go: cancels it if this stream submitted it and it has not ended."""
+        self._thread.run(self._inner.aclose())
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _next(self) -> Chunk | None:
+        return await anext(self._inner, None)
+
+
+class Client:
+    """A client of one Quire server, for synchronous code; the methods are those of `AsyncClient`."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
+        self._client = AsyncClient(address, **options)
+        self._thread = LoopThread()
+        self._finalizer = weakref.finalize(self, _close, self._client, self._thread)
+
+    @property
+    def address(self) -> str:
+        return self._client.address
+
+    def generate(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Completion:
+        """Continues a prompt, given as text or token ids, to its end."""
+        return self._thread.run(self._client.generate(prompt, **params))
+
+    def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Stream:
+        """Submits a prompt now and gives its output as it is made."""
+
+        async def submit() -> CompletionStream:
+            return self._client.stream(prompt, **params)
+
+        return Stream(self._thread, self._thread.run(submit()))
+
+    def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
+        """Answers a conversation by the model's chat template."""
+        return self._thread.run(self._client.chat(messages, **params))
+
+    def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Stream:
+        """Submits a conversation now and gives the answer as it is made."""
+
+        async def submit() -> CompletionStream:
+            return self._client.stream_chat(messages, **params)
+
+        return Stream(self._thread, self._thread.run(submit()))
+
+    def attach(self, request_id: str, from_position: int = 0) -> Stream:
+        """Reads a request that was submitted before, here or elsewhere, from a position of its output on."""
+
+        async def attach() -> CompletionStream:
+            return self._client.attach(request_id, from_position)
+
+        return Stream(self._thread, self._thread.run(attach()))
+
+    def cancel(self, request_id: str) -> RequestState:
+        """Ends a request; one that has ended stays as it is. Says where it stands now."""
+        return self._thread.run(self._client.cancel(request_id))
+
+    def get(self, request_id: str) -> RequestRecord:
+        """State and output so far of a request, also after its end until its record expires."""
+        return self._thread.run(self._client.get(request_id))
+
+    def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
+        """Text or a conversation as the model would see it as a prompt."""
+        return self._thread.run(self._client.tokenize(text, add_special_tokens=add_special_tokens))
+
+    def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        return self._thread.run(self._client.detokenize(token_ids, keep_special_tokens=keep_special_tokens))
+
+    def model(self) -> Model:
+        """The model being served."""
+        return self._thread.run(self._client.model())
+
+    def stats(self) -> Stats:
+        """What runs, what waits and how the KV memory is used, at this moment."""
+        return self._thread.run(self._client.stats())
+
+    def health(self, service: str = INFERENCE_SERVICE) -> Health:
+        """Whether the service can serve now. Raises UnavailableError if nothing answers."""
+        return self._thread.run(self._client.health(service))
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Waits until the server can generate. Raises UnavailableError after `timeout_s`."""
+        self._thread.run(self._client.wait_ready(timeout_s))
+
+    def close(self) -> None:
+        """Detaches from every open request, each of which goes on by its on_disconnect."""
+        self._finalizer()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close(client: AsyncClient, thread: LoopThread) -> None:
+    """Runs at `close`, or when a client that was not closed is collected, at exit at the latest."""
+    thread.run(client.close())
+    thread.stop()

@@ -1,0 +1,112 @@
+"""One open request of a client: what the session puts in and a stream takes out, with a bounded buffer between.
+
+The session holds it from its submission until it has ended or was let go; its stream until it is read. Positions
+are the whole protocol of resuming: `next_position` is the first one not yet in the buffer or beyond it.
+Knows no wire and no clock.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from common.errors import QuireError
+from quire.results import Accepted, Chunk, Outcome
+
+
+class OpenRequest:
+    """A request and what of its output is here but unread."""
+
+    def __init__(self, request_id: str, *, from_position: int, buffer_tokens: int) -> None:
+        self.request_id = request_id
+        self.next_position = from_position
+        self.accepted: Accepted | None = None
+        self.outcome: Outcome | None = None
+        self.error: QuireError | None = None
+        # Output was left out because the buffer was full; it is fetched again, from next_position, once read empty.
+        self.is_behind = False
+        self._buffer_tokens = buffer_tokens
+        self._chunks: deque[Chunk] = deque()
+        self._num_buffered = 0
+        self._sample_ended = False
+        self._news: asyncio.Future[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.outcome is not None or self.error is not None
+
+    def accept(self, accepted: Accepted) -> None:
+        """Notes the acceptance; that of a later attachment says nothing new."""
+        if self.accepted is None:
+            self.accepted = accepted
+            self._wake()
+
+    def push(self, chunk: Chunk) -> None:
+        """Takes a chunk, unless it is known already or there is no room for it.
+
+        Raises QuireError if the positions cannot be right: that would be a fault of the server.
+        """
+        if self.is_behind or self._sample_ended or self.has_ended:
+            return
+        end = chunk.position + chunk.num_tokens
+        if chunk.num_tokens and end <= self.next_position:
+            return
+        if chunk.position != self.next_position:
+            raise QuireError(
+                f"request {self.request_id}: the server sent position {chunk.position} where "
+                f"{self.next_position} was due"
+            )
+        if self._num_buffered >= self._buffer_tokens:
+            self.is_behind = True
+            return
+        self._chunks.append(chunk)
+        self._num_buffered += max(1, chunk.num_tokens)
+        self.next_position = end
+        self._sample_ended = chunk.finish is not None
+        self._wake()
+
+    def end(self, outcome: Outcome) -> None:
+        """Notes the terminal state, after all output."""
+        self.outcome = outcome
+        self._wake()
+
+    def fail(self, error: QuireError) -> None:
+        """Ends the request here, whatever becomes of it on the server."""
+        if not self.has_ended:
+            self.error = error
+            self._wake()
+
+    async def next_chunk(self, on_drained: Callable[["OpenRequest"], None]) -> Chunk | None:
+        """The next chunk; None after the last. Raises what `fail` was given, after what came before it.
+
+        Args:
+            on_drained: called when the buffer is empty although output was left out.
+        """
+        while not self._chunks:
+            if self.error is not None:
+                raise self.error
+            if self.outcome is not None:
+                return None
+            await self._wait()
+        chunk = self._chunks.popleft()
+        self._num_buffered -= max(1, chunk.num_tokens)
+        if self.is_behind and not self._chunks:
+            self.is_behind = False
+            on_drained(self)
+        return chunk
+
+    async def wait_accepted(self) -> Accepted:
+        """The acceptance, as soon as it is here. Raises what `fail` was given."""
+        while self.accepted is None:
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+        return self.accepted
+
+    async def _wait(self) -> None:
+        if self._news is None or self._news.done():
+            self._news = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._news)
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

@@ -1,0 +1,170 @@
+"""What a caller can ask for: parameters of a request, in groups and as flat keywords, and the options of a client.
+
+The values are those of `protos/inference.proto`, which is their manual; the server checks them. Knows no wire.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypedDict
+
+DEFAULT_ADDRESS = "127.0.0.1:7847"
+
+
+class OnDisconnect(Enum):
+    """What becomes of a request when its last reader is gone."""
+
+    CANCEL = "cancel"  # after the server's grace period, unless a reader attaches
+    CONTINUE = "continue"  # it runs to its end; `attach` or `get` reads it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How each next token is chosen. None: the server's default."""
+
+    temperature: float | None = None  # 0 is greedy
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    seed: int | None = None
+    first_sample_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopParams:
+    """When the output ends. None: the server's default."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputParams:
+    """What comes back besides text."""
+
+    token_ids: bool = True
+    logprobs: int | None = None  # 0: of the sampled token alone; k: and of the k most likely
+    prompt_logprobs: int | None = None
+    keep_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParams:
+    """All parameters of one request."""
+
+    sampling: SamplingParams = SamplingParams()
+    stopping: StopParams = StopParams()
+    output: OutputParams = OutputParams()
+    request_id: str | None = None  # None: the SDK makes one
+    timeout_s: float | None = None
+    tenant: str | None = None
+    cache_salt: str | None = None
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+
+
+class GenerateParams(TypedDict, total=False):
+    """Keywords of `generate`, `stream`, `chat` and `stream_chat`; a flat one wins over its group's."""
+
+    sampling: SamplingParams
+    stopping: StopParams
+    output: OutputParams
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    seed: int
+    first_sample_index: int
+    max_tokens: int
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop: bool
+    token_ids: bool
+    logprobs: int
+    prompt_logprobs: int
+    keep_special_tokens: bool
+    request_id: str
+    timeout_s: float
+    tenant: str
+    cache_salt: str
+    on_disconnect: OnDisconnect
+
+
+def gather(keywords: GenerateParams) -> RequestParams:
+    """Sorts keywords into their groups. Raises TypeError on an unknown one."""
+    loose = {name: value for name, value in keywords.items() if value is not None}
+    groups = {
+        "sampling": _group(SamplingParams, "sampling", loose),
+        "stopping": _group(StopParams, "stopping", loose),
+        "output": _group(OutputParams, "output", loose),
+    }
+    own = {field.name for field in dataclasses.fields(RequestParams)}
+    unknown = sorted(loose.keys() - own)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], GenerateParams.__annotations__, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"there is no parameter {unknown[0]!r}{hint}")
+    given: dict[str, Any] = {**loose, **groups}
+    return RequestParams(**given)
+
+
+def _group(kind: type[Any], name: str, loose: dict[str, object]) -> object:
+    """Takes the group and its flat fields out of `loose`."""
+    base = loose.pop(name, None)
+    if base is None:
+        base = kind()
+    elif not isinstance(base, kind):
+        raise TypeError(f"{name} must be {kind.__name__}, not {type(base).__name__}")
+    mine = {field.name: loose.pop(field.name) for field in dataclasses.fields(kind) if field.name in loose}
+    return dataclasses.replace(base, **mine)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str  # in the words of the model's chat template: usually "system", "user", "assistant"
+    content: str
+
+
+Messages = Sequence[ChatMessage | Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client behaves towards its server."""
+
+    timeout_s: float | None = None  # of requests that name none of their own; None: no bound
+    connect_timeout_s: float = 3.0  # to reach a server that this client has not reached yet
+    reconnect_timeout_s: float = 30.0  # to reach again one that it has
+    call_timeout_s: float = 10.0  # of calls other than requests
+    retries: int = 4  # of a submission refused as overloaded or unavailable
+    buffer_tokens: int = 4096  # unread tokens held for each request
+
+
+class ClientKeywords(TypedDict, total=False):
+    """`ClientOptions` as keywords."""
+
+    timeout_s: float | None
+    connect_timeout_s: float
+    reconnect_timeout_s: float
+    call_timeout_s: float
+    retries: int
+    buffer_tokens: int

@@ -1,0 +1,322 @@
+"""All requests of a client over one `Session` stream: submitting, dispatching, and resuming after a break.
+
+One task reads the stream and hands each event to its request; nothing here waits for a reader. When the stream
+breaks, it is opened again with backoff, and every open request is attached from the position it has. A request
+goes by a fresh handle each time, so that late events of an old handle find nobody.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from common.errors import (
+    QuireError,
+    RequestCancelledError,
+    RequestExpiredError,
+    RetryableError,
+    UnavailableError,
+)
+from common.rpc import error_of
+from protos import inference_pb2 as pb
+from protos.inference_pb2_grpc import InferenceAsyncStub
+from quire.open_request import OpenRequest
+from quire.params import ClientOptions
+from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+SETTLED_S = 3.0  # a stream that lived longer than this was no attempt but a connection
+DEADLINE_SLACK_S = 1.0  # the server says itself that a deadline passed; this long after it we say so
+CLOSE_S = 0.5
+
+# Statuses that end a stream because of what we are, not because of a broken connection.
+FATAL_CODES = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Entry:
+    """What the session knows of an open request."""
+
+    request: OpenRequest
+    submission: pb.GenerateRequest | None  # None: attached to, submitted elsewhere
+    deadline_s: float | None  # on the loop's clock
+    holds_when_behind: bool  # stays attached while its reader is slow, since the server cancels what has no reader
+    handle: int | None = None  # on the current stream
+    was_sent: bool = False
+    is_cancelled: bool = False
+    num_refusals: int = 0
+    retries_later: bool = False  # refused for now; one of the timers brings it back
+    unreachable_since_s: float | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+
+class Session:
+    """The one stream of a client. Belongs to the event loop it was made in."""
+
+    def __init__(self, stub: InferenceAsyncStub, address: str, options: ClientOptions) -> None:
+        self._stub = stub
+        self._address = address
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[OpenRequest, Entry] = {}
+        self._by_handle: dict[int, Entry] = {}
+        self._handles = itertools.count(1)
+        self._outgoing: asyncio.Queue[pb.SessionRequest | None] | None = None  # None: no stream
+        self._task: asyncio.Task[None] | None = None
+        self._was_reached = False
+        self._is_closing = False
+
+    def open(self, entry: Entry) -> None:
+        """Submits a request, or attaches to it."""
+        if self._is_closing:
+            raise RuntimeError("the client is closed")
+        self._entries[entry.request] = entry
+        if entry.deadline_s is not None:
+            at_s = entry.deadline_s + DEADLINE_SLACK_S
+            entry.timers.append(self._loop.call_at(at_s, self._expire, entry))
+        if self._outgoing is not None:
+            self._introduce(entry)
+        elif self._task is None or self._task.done():
+            self._task = self._loop.create_task(self._run(), name="quire-session")
+
+    def cancel(self, request: OpenRequest) -> None:
+        """Cancels a request whose output nobody wants any more."""
+        entry = self._entries.get(request)
+        if entry is None:
+            return
+        entry.is_cancelled = True
+        request.fail(RequestCancelledError(f"request {request.request_id} was cancelled by its reader"))
+        if not entry.was_sent or entry.retries_later:
+            self._forget(entry)
+        elif entry.handle is not None:
+            self._send(entry.handle, cancel=pb.Cancellation())
+        elif self._outgoing is not None:
+            self._introduce(entry)
+
+    def detach(self, request: OpenRequest) -> None:
+        """Stops reading a request, which goes on by its on_disconnect."""
+        entry = self._entries.get(request)
+        if entry is None:
+            return
+        request.fail(RequestCancelledError(f"the reader of request {request.request_id} was closed"))
+        if entry.handle is not None:
+            self._send(entry.handle, detach=pb.Detachment())
+        self._forget(entry)
+
+    def catch_up(self, request: OpenRequest) -> None:
+        """Attaches again from where the reader is, after output was left out for lack of room."""
+        entry = self._entries.get(request)
+        if entry is None or self._outgoing is None:
+            return
+        late = entry.handle
+        self._introduce(entry)  # first, so that the request never is without a reader
+        if late is not None:
+            self._by_handle.pop(late, None)
+            self._send(late, detach=pb.Detachment())
+
+    async def close(self) -> None:
+        """Detaches every request and ends the stream."""
+        self._is_closing = True
+        for entry in list(self._entries.values()):
+            if not entry.is_cancelled:
+                self.detach(entry.request)
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(None)
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSE_S if self._outgoing is not None else 0)
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            await self._keep_open()
+        except Exception as error:
+            for entry in list(self._entries.values()):
+                self._give_up(entry, QuireError(f"the session failed: {error!r}"))
+            raise
+
+    async def _keep_open(self) -> None:
+        """Keeps a stream open as long as there are requests, or until it breaks without any."""
+        backoff_s = FIRST_BACKOFF_S
+        while self._entries and not self._is_closing:
+            started_s = self._loop.time()
+            error = await self._converse()
+            if self._is_closing:
+                return
+            lived_s = self._loop.time() - started_s
+            for entry in list(self._entries.values()):
+                self._lose(entry, error, lived_s)
+            backoff_s = FIRST_BACKOFF_S if lived_s > SETTLED_S else min(2 * backoff_s, LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+
+    async def _converse(self) -> grpc.aio.AioRpcError | None:
+        """Carries all requests over one stream until it ends. Returns why it did; None: the server closed it."""
+        outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
+        self._outgoing = outgoing
+        for entry in list(self._entries.values()):
+            if not entry.retries_later:
+                self._introduce(entry)
+        call = self._stub.Session(_until_none(outgoing))
+        try:
+            async for response in call:
+                self._was_reached = True
+                for event in response.events:
+                    self._dispatch(event)
+        except grpc.aio.AioRpcError as error:
+            return error
+        finally:
+            self._outgoing = None
+            self._by_handle.clear()
+            call.cancel()
+        return None
+
+    def _introduce(self, entry: Entry) -> None:
+        """Makes a request known on the current stream under a fresh handle."""
+        entry.handle = handle = next(self._handles)
+        self._by_handle[handle] = entry
+        entry.was_sent = True
+        request = entry.request
+        if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
+            self._send(handle, submit=entry.submission)
+        else:
+            self._send(
+                handle,
+                attach=pb.Attach(request_id=request.request_id, from_positions=[request.next_position]),
+            )
+        if entry.is_cancelled:
+            self._send(handle, cancel=pb.Cancellation())
+
+    def _send(
+        self,
+        handle: int,
+        *,
+        submit: pb.GenerateRequest | None = None,
+        attach: pb.Attach | None = None,
+        cancel: pb.Cancellation | None = None,
+        detach: pb.Detachment | None = None,
+    ) -> None:
+        if self._outgoing is not None:
+            message = pb.SessionRequest(handle=handle, submit=submit, attach=attach, cancel=cancel, detach=detach)
+            self._outgoing.put_nowait(message)
+
+    def _dispatch(self, event: pb.SessionEvent) -> None:
+        entry = self._by_handle.get(event.handle)
+        if entry is None:
+            return
+        request = entry.request
+        kind = event.WhichOneof("event")
+        if kind != "error":
+            entry.unreachable_since_s = None
+        match kind:
+            case "chunk":
+                self._take(entry, event.chunk)
+            case "accepted":
+                request.accept(accepted_from_pb(event.accepted))
+            case "finished" if request.is_behind and not request.has_ended:
+                self._drop_handle(entry)  # its end comes again when the rest is fetched
+            case "finished":
+                request.end(outcome_from_pb(event.finished))
+                self._forget(entry)
+            case "error":
+                self._refused(entry, error_from_pb(event.error))
+
+    def _take(self, entry: Entry, chunk: pb.Chunk) -> None:
+        try:
+            entry.request.push(chunk_from_pb(chunk))
+        except QuireError as error:
+            entry.request.fail(error)
+            self.detach(entry.request)
+            return
+        if entry.request.is_behind and not entry.holds_when_behind and entry.handle is not None:
+            self._send(entry.handle, detach=pb.Detachment())
+            self._drop_handle(entry)
+
+    def _refused(self, entry: Entry, error: QuireError) -> None:
+        self._drop_handle(entry)
+        delay_s = self._retry_delay_s(entry, error)
+        if delay_s is None:
+            self._give_up(entry, error)
+            return
+        entry.retries_later = True
+        entry.timers.append(self._loop.call_later(delay_s, self._retry, entry))
+
+    def _retry_delay_s(self, entry: Entry, error: QuireError) -> float | None:
+        """When to try again what was refused; None: never."""
+        if entry.is_cancelled or not isinstance(error, RetryableError):
+            return None
+        now_s = self._loop.time()
+        delay_s = error.retry_after_s * random.uniform(1.0, 1.2)
+        if entry.request.accepted is not None:  # it is safe on the server; only the way to it is shut
+            entry.unreachable_since_s = entry.unreachable_since_s or now_s
+            give_up_s = entry.unreachable_since_s + self._options.reconnect_timeout_s
+            return delay_s if now_s + delay_s < give_up_s else None
+        entry.num_refusals += 1
+        if entry.num_refusals > self._options.retries:
+            return None
+        in_time = entry.deadline_s is None or now_s + delay_s < entry.deadline_s
+        return delay_s if in_time else None
+
+    def _retry(self, entry: Entry) -> None:
+        entry.retries_later = False
+        if self._outgoing is not None and entry.request in self._entries:
+            self._introduce(entry)
+
+    def _lose(self, entry: Entry, error: grpc.aio.AioRpcError | None, lived_s: float) -> None:
+        """What a broken stream means for one request."""
+        entry.handle = None
+        if error is not None and error.code() in FATAL_CODES:
+            self._give_up(entry, error_of(error))
+            return
+        now_s = self._loop.time()
+        if entry.unreachable_since_s is None or lived_s > SETTLED_S:
+            entry.unreachable_since_s = now_s
+        options = self._options
+        limit_s = options.reconnect_timeout_s if self._was_reached else options.connect_timeout_s
+        if now_s - entry.unreachable_since_s >= limit_s:
+            self._give_up(entry, unreachable(self._address, error))
+
+    def _expire(self, entry: Entry) -> None:
+        """The deadline passed and the server did not say so."""
+        request = entry.request
+        if entry.handle is not None:
+            self._send(entry.handle, cancel=pb.Cancellation())
+        self._give_up(entry, RequestExpiredError(f"request {request.request_id}: the deadline passed"))
+
+    def _give_up(self, entry: Entry, error: QuireError) -> None:
+        entry.request.fail(error)
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        self._drop_handle(entry)
+        for timer in entry.timers:
+            timer.cancel()
+        self._entries.pop(entry.request, None)
+
+    def _drop_handle(self, entry: Entry) -> None:
+        if entry.handle is not None:
+            self._by_handle.pop(entry.handle, None)
+            entry.handle = None
+
+
+def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
+    """Says that no server answers, where, and what to do about it."""
+    why = (error.details() if error is not None else None) or "it closed the connection"
+    return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
+
+
+async def _until_none(
+    outgoing: "asyncio.Queue[pb.SessionRequest | None]",
+) -> AsyncIterator[pb.SessionRequest]:
+    while (message := await outgoing.get()) is not None:
+        yield message

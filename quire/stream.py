@@ -1,0 +1,120 @@
+"""The output of one request as an async iterator, and its assembly into a Completion.
+
+A stream is a reader. Closing one that submitted its request cancels the request; closing one that attached to it
+leaves the request alone.
+"""
+
+import asyncio
+from types import TracebackType
+
+from common.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
+from quire.open_request import OpenRequest
+from quire.results import Accepted, Chunk, Completion, Outcome, RequestState
+from quire.session import Session
+
+
+class CompletionStream:
+    """Chunks of one request, in order, each position once.
+
+    Iterate over it, as a context manager where the loop may be left early. Iteration raises
+    RequestCancelledError, RequestExpiredError or RequestFailedError, after the output so far, if the request
+    ended so; OverloadedError or UnavailableError if it was refused or the server stayed away;
+    InvalidRequestError if it can never be served.
+    """
+
+    def __init__(self, session: Session, request: OpenRequest, *, cancels_on_close: bool) -> None:
+        self._session = session
+        self._request = request
+        self._cancels_on_close = cancels_on_close
+        self._loop = asyncio.get_running_loop()
+        self._chunks: list[Chunk] = []
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    async def accepted(self) -> Accepted:
+        """Waits until the request is durable."""
+        return await self._request.wait_accepted()
+
+    def __aiter__(self) -> "CompletionStream":
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._request.next_chunk(self._session.catch_up)
+        if chunk is None:
+            _raise_unless_finished(self._request, self._chunks)
+            raise StopAsyncIteration
+        self._chunks.append(chunk)
+        return chunk
+
+    async def completion(self) -> Completion:
+        """Reads what is left and gives the whole, from where the stream began."""
+        async for _ in self:
+            pass
+        accepted = await self.accepted()
+        assert self._request.outcome is not None  # the stream has ended without raising
+        return _assemble(accepted, self._chunks, self._request.outcome)
+
+    async def aclose(self) -> None:
+        """Lets the request go: cancels it if this stream submitted it and it has not ended."""
+        self._let_go()
+
+    async def __aenter__(self) -> "CompletionStream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+    def __del__(self) -> None:
+        """Lets the request go where a loop over the stream was left early."""
+        if not self._request.has_ended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._let_go_of, self._session, self._request, self._cancels_on_close)
+
+    def _let_go(self) -> None:
+        self._let_go_of(self._session, self._request, self._cancels_on_close)
+
+    @staticmethod
+    def _let_go_of(session: Session, request: OpenRequest, cancels: bool) -> None:
+        if request.has_ended:
+            return
+        if cancels:
+            session.cancel(request)
+        else:
+            session.detach(request)
+
+
+def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
+    outcome = request.outcome
+    assert outcome is not None  # the last chunk comes with it
+    if outcome.state is RequestState.FINISHED:
+        return
+    num_tokens = sum(chunk.num_tokens for chunk in chunks)
+    where = f"request {request.request_id}, after {num_tokens} tokens of output"
+    match outcome.state:
+        case RequestState.CANCELLED:
+            raise RequestCancelledError(f"{where}: cancelled")
+        case RequestState.EXPIRED:
+            raise RequestExpiredError(f"{where}: the deadline passed")
+        case _:
+            raise RequestFailedError(f"{where}: {outcome.error or 'the server could not go on'}")
+
+
+def _assemble(accepted: Accepted, chunks: list[Chunk], outcome: Outcome) -> Completion:
+    finish = chunks[-1].finish if chunks else None
+    if finish is None:
+        raise QuireError(f"request {accepted.request_id}: the server ended it without saying why")
+    return Completion(
+        request_id=accepted.request_id,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        finish_reason=finish.reason,
+        stop_cause=finish.cause,
+        usage=outcome.usage,
+        timings=outcome.timings,
+        seed=accepted.seed,
+        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
+        prompt_logprobs=tuple(each for chunk in chunks for each in chunk.prompt_logprobs),
+    )

@@ -1,0 +1,111 @@
+"""Requests to protobuf. A value that its field cannot carry is an InvalidRequestError that names the field."""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from google.protobuf.message import Message
+
+from common.errors import FieldViolation, InvalidRequestError
+from common.rpc import PUBLIC_MESSAGE_BYTES
+from protos import inference_pb2 as pb
+from quire.params import ChatMessage, Messages, OnDisconnect, RequestParams
+
+_ON_DISCONNECT = {
+    OnDisconnect.CANCEL: pb.ON_DISCONNECT_CANCEL,
+    OnDisconnect.CONTINUE: pb.ON_DISCONNECT_CONTINUE,
+}
+_FRAME_BYTES = 1024  # room for what surrounds a request in its message
+
+
+def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: RequestParams) -> pb.GenerateRequest:
+    """Encodes a request; makes its id if it has none."""
+    message = pb.GenerateRequest()
+    _set(message, "", "request_id", params.request_id or uuid.uuid4().hex)
+    _set_prompt(message, prompt)
+    for group, values in (
+        ("sampling", params.sampling),
+        ("stopping", params.stopping),
+        ("output", params.output),
+    ):
+        target: Message = getattr(message, group)
+        for field in fields(values):
+            _set(target, f"{group}.", field.name, getattr(values, field.name))
+    _set(message, "", "tenant", params.tenant)
+    _set(message, "", "cache_salt", params.cache_salt)
+    if params.timeout_s is not None:
+        _set(message, "", "timeout_ms", _milliseconds(params.timeout_s))
+    message.on_disconnect = _ON_DISCONNECT[OnDisconnect(params.on_disconnect)]
+    if message.ByteSize() > PUBLIC_MESSAGE_BYTES - _FRAME_BYTES:
+        raise _invalid("prompt", f"the request is {message.ByteSize()} bytes; send at most {PUBLIC_MESSAGE_BYTES}")
+    return message
+
+
+def chat_to_pb(messages: Messages, add_generation_prompt: bool | None = None) -> pb.ChatPrompt:
+    """Encodes a conversation."""
+    prompt = pb.ChatPrompt(add_generation_prompt=add_generation_prompt)
+    if isinstance(messages, (str, Mapping)):
+        raise TypeError("messages must be a list of messages, each with a role and its content")
+    for index, each in enumerate(messages):
+        turn = each if isinstance(each, ChatMessage) else _turn(index, each)
+        target = prompt.messages.add()
+        _set(target, f"chat.messages[{index}].", "role", turn.role)
+        _set(target, f"chat.messages[{index}].", "content", turn.content)
+    return prompt
+
+
+def tokenize_to_pb(text: str | Messages, add_special_tokens: bool) -> pb.TokenizeRequest:
+    """Encodes what to tokenise."""
+    message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
+    if isinstance(text, str):
+        _set(message, "", "text", text)
+    else:
+        message.chat.CopyFrom(chat_to_pb(text))
+    return message
+
+
+def _turn(index: int, message: Mapping[str, str]) -> ChatMessage:
+    if set(message) != {"role", "content"}:
+        raise _invalid(f"chat.messages[{index}]", f"needs role and content and nothing else, has {sorted(message)}")
+    return ChatMessage(message["role"], message["content"])
+
+
+def _set_prompt(message: pb.GenerateRequest, prompt: "str | Sequence[int] | pb.ChatPrompt") -> None:
+    if isinstance(prompt, str):
+        _set(message, "", "text", prompt)
+    elif isinstance(prompt, pb.ChatPrompt):
+        message.chat.CopyFrom(prompt)
+    elif isinstance(prompt, Iterable):
+        message.token_ids.SetInParent()
+        _set(message.token_ids, "token_ids.", "ids", list(prompt))
+    else:
+        raise TypeError(f"a prompt is a text or a list of token ids, not {type(prompt).__name__}")
+
+
+def _set(message: Message, path: str, name: str, value: Any) -> None:
+    """Sets one field of whatever kind; None leaves it absent."""
+    if value is None:
+        return
+    if name == "stop" and isinstance(value, str):
+        value = [value]
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, name).update(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        shown = repr(value)[:80]
+        raise _invalid(path + name, f"cannot be {shown}: {error}") from error
+
+
+def _milliseconds(seconds: float) -> int:
+    if not 0 < seconds < 1e9:
+        raise _invalid("timeout_ms", f"timeout_s must be above 0 and below 1e9, not {seconds}")
+    return max(1, round(seconds * 1000))
+
+
+def _invalid(field: str, description: str) -> InvalidRequestError:
+    return InvalidRequestError.of([FieldViolation(field, description)])

@@ -1,0 +1,160 @@
+"""Answers from protobuf into plain data."""
+
+from collections.abc import Iterable
+
+from google.rpc import status_pb2
+
+from common.errors import QuireError, from_status
+from protos import inference_pb2 as pb
+from quire.results import (
+    Accepted,
+    Chunk,
+    Finish,
+    FinishReason,
+    Model,
+    Outcome,
+    RequestRecord,
+    RequestState,
+    StopCause,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+    pb.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
+    pb.FINISH_REASON_FAILED: FinishReason.FAILED,
+}
+_STATES = {
+    pb.REQUEST_STATE_WAITING: RequestState.WAITING,
+    pb.REQUEST_STATE_RUNNING: RequestState.RUNNING,
+    pb.REQUEST_STATE_FINISHED: RequestState.FINISHED,
+    pb.REQUEST_STATE_FAILED: RequestState.FAILED,
+    pb.REQUEST_STATE_CANCELLED: RequestState.CANCELLED,
+    pb.REQUEST_STATE_EXPIRED: RequestState.EXPIRED,
+}
+
+
+def accepted_from_pb(message: pb.Accepted) -> Accepted:
+    """Decodes an acceptance."""
+    return Accepted(
+        request_id=message.request_id,
+        num_prompt_tokens=message.num_prompt_tokens,
+        max_tokens=message.max_tokens,
+        seed=message.seed,
+        attached=message.attached,
+    )
+
+
+def chunk_from_pb(message: pb.Chunk) -> Chunk:
+    """Decodes a chunk."""
+    return Chunk(
+        position=message.position,
+        num_tokens=message.num_tokens,
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        logprobs=_logprobs(message.logprobs) if message.logprobs else (),
+        prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
+        finish=_finish(message.finish) if message.HasField("finish") else None,
+    )
+
+
+def outcome_from_pb(message: pb.Finished) -> Outcome:
+    """Decodes a terminal state."""
+    return Outcome(
+        state=state_from_pb(message.state),
+        usage=_usage(message.usage),
+        timings=_timings(message.timings),
+        error=message.error,
+    )
+
+
+def error_from_pb(message: pb.Error) -> QuireError:
+    """Decodes a refusal, with its details where the server sent any."""
+    status = status_pb2.Status.FromString(message.status)
+    if status.code == 0:
+        status = status_pb2.Status(code=message.code, message=message.message)
+    return from_status(status)
+
+
+def state_from_pb(state: pb.RequestState.ValueType) -> RequestState:
+    """Decodes a state."""
+    return _STATES[state]
+
+
+def record_from_pb(message: pb.GetRequestResponse) -> RequestRecord:
+    """Decodes a request's record; a request has one sample."""
+    sample = message.samples[0] if message.samples else pb.SampleOutput()
+    return RequestRecord(
+        request_id=message.request_id,
+        state=state_from_pb(message.state),
+        text=sample.text,
+        token_ids=tuple(sample.token_ids),
+        finish=_finish(sample.finish) if sample.HasField("finish") else None,
+        usage=_usage(message.usage),
+        timings=_timings(message.timings),
+        error=message.error,
+        created_unix_s=message.created_unix_ns / 1e9,
+        seed=message.seed,
+        tenant=message.tenant,
+    )
+
+
+def model_from_pb(message: pb.GetModelResponse) -> Model:
+    """Decodes a model's description."""
+    return Model(
+        name=message.name,
+        fingerprint=message.fingerprint,
+        architecture=message.architecture,
+        dtype=message.dtype,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        eos_token_ids=tuple(message.eos_token_ids),
+        has_tokenizer=message.has_tokenizer,
+        has_chat_template=message.has_chat_template,
+    )
+
+
+def _finish(message: pb.SampleFinish) -> Finish:
+    cause = message.WhichOneof("cause")
+    return Finish(
+        reason=_REASONS[message.reason],
+        cause=StopCause(**{cause: getattr(message, cause)}) if cause else None,
+    )
+
+
+def _usage(message: pb.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached_tokens=message.cached_tokens,
+        num_preemptions=message.num_preemptions,
+    )
+
+
+def _timings(message: pb.Timings) -> Timings:
+    return Timings(
+        accepted_s=message.accepted_ns / 1e9,
+        first_scheduled_s=_seconds(message.first_scheduled_ns),
+        first_token_s=_seconds(message.first_token_ns),
+        finished_s=_seconds(message.finished_ns),
+    )
+
+
+def _seconds(nanoseconds: int) -> float | None:
+    return nanoseconds / 1e9 if nanoseconds else None
+
+
+def _logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            token_id=each.token_id,
+            logprob=each.logprob,
+            rank=each.rank,
+            top=tuple(zip(each.top_token_ids, each.top_logprobs, strict=True)),
+        )
+        for each in messages
+    )

@@ -1,0 +1,59 @@
+"""The scheduler's statistics from protobuf into plain data."""
+
+from protos import inference_pb2 as pb
+from quire.stats import BlockStats, JournalStats, Stats, WorkerStats
+
+
+def stats_from_pb(message: pb.GetStatsResponse) -> Stats:
+    """Decodes a snapshot of the scheduler."""
+    return Stats(
+        workers=tuple(_worker(each) for each in message.workers),
+        num_waiting=message.num_waiting,
+        num_running=message.num_running,
+        num_admitted=message.num_admitted,
+        num_finished=message.num_finished,
+        num_refused=message.num_refused,
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        uptime_s=message.uptime_ms / 1e3,
+        epoch=message.epoch,
+        journal=_journal(message.journal),
+    )
+
+
+def _worker(message: pb.WorkerStats) -> WorkerStats:
+    return WorkerStats(
+        worker_id=message.worker_id,
+        address=message.address,
+        num_running=message.num_running,
+        blocks=_blocks(message.blocks),
+        num_steps=message.num_steps,
+        step_s=message.step_ns / 1e9,
+        overhead_s=message.overhead_ns / 1e9,
+        num_preemptions=message.num_preemptions,
+        recomputed_tokens=message.recomputed_tokens,
+    )
+
+
+def _blocks(message: pb.BlockStats) -> BlockStats:
+    return BlockStats(
+        total=message.total,
+        used=message.used,
+        cached=message.cached,
+        free=message.free,
+        block_size=message.block_size,
+        filled_slots=message.filled_slots,
+        wasted_slots=message.wasted_slots,
+        prefix_query_tokens=message.prefix_query_tokens,
+        prefix_hit_tokens=message.prefix_hit_tokens,
+    )
+
+
+def _journal(message: pb.JournalStats) -> JournalStats:
+    return JournalStats(
+        store=message.store,
+        entries=message.entries,
+        pending=message.pending,
+        write_s=message.write_ns / 1e9,
+        degraded=message.degraded,
+    )
