@@ -1,7 +1,74 @@
-.PHONY: protos
-VENV ?= .venv
-PY := $(VENV)/bin/python
-PROTOS := $(wildcard protos/*.proto)
+# Everything a newcomer needs is `make demo` and `make test`; both set up .venv themselves.
+#
+# Variables:
+#   PYTHON       interpreter for the virtual environment (3.11 or later). Default: python3.
+#   TORCH_INDEX  package index to take torch from, e.g. PyTorch's index of CPU builds (hundreds of megabytes instead
+#                of gigabytes). Default: empty, pip's own configuration.
+#   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
 
-protos:
-	PATH=$(abspath $(VENV))/bin:$$PATH $(PY) -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV ?= .venv
+SERVE_ARGS ?= demo/model
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+PROTOS := $(wildcard protos/*.proto)
+CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
+
+.PHONY: demo serve test check format protos bench compose-smoke clean
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/.run
+	$(BIN)/python -m demo.run
+
+serve: $(VENV)/.run
+	$(BIN)/quire serve $(SERVE_ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/python -m pytest -q tests/test_protos.py
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+protos: $(VENV)/.dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
+	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.journal_cost
+	$(BIN)/python -m benchmarks.step_overhead
+
+# Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
+compose-smoke: $(VENV)/.dev
+	$(BIN)/python -m tests.compose_smoke
+
+clean:
+	rm -rf $(VENV) .quire build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone, so that nothing else decides where it comes from.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.run: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) install -c constraints.txt -e '.[cli,scheduler,worker,embedded]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run
