@@ -39,9 +39,7 @@ class TokenLogprobs:
         )
 
     def cpu(self) -> "TokenLogprobs":
-        return TokenLogprobs(
-            self.logprobs.cpu(), self.ranks.cpu(), self.top_token_ids.cpu(), self.top_logprobs.cpu()
-        )
+        return TokenLogprobs(self.logprobs.cpu(), self.ranks.cpu(), self.top_token_ids.cpu(), self.top_logprobs.cpu())
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -130,7 +128,7 @@ def draw(scaled: Tensor, thresholds: Tensor, keys: Tensor) -> Tensor:
     The Gumbel-max trick: the argmax of scaled logit + noise, in float64, lowest token id on a tie. `keys` int64
     [S] on the device of `scaled`. The two ways to compute it differ in cost only.
     """
-    if scaled.is_cuda:
+    if not scaled.is_cpu:
         return draw_dense(scaled, thresholds, keys)
     survives = scaled >= thresholds[:, None]
     if 4 * int(survives.sum()) < survives.numel():
@@ -176,7 +174,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogp
 def _row_chunks(scaled: Tensor) -> list[slice]:
     """Runs of rows to handle together: on a CPU so few that their scratch stays in its cache."""
     num_rows, vocab_size = scaled.shape
-    size = max(1, num_rows if scaled.is_cuda else _CHUNK_ELEMENTS // vocab_size)
+    size = max(1, _CHUNK_ELEMENTS // vocab_size if scaled.is_cpu else num_rows)
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
@@ -203,6 +201,6 @@ def _largest(scaled: Tensor, width: int) -> Tensor:
 
     On a CPU numpy's vectorised sort of values is over 20 times as fast as torch's, which carries the indices.
     """
-    if scaled.is_cuda or width <= _NARROW:
+    if not scaled.is_cpu or width <= _NARROW:
         return scaled.topk(width).values
     return torch.from_numpy(np.sort(scaled.neg().numpy(), axis=-1)[:, :width]).neg()

@@ -157,9 +157,7 @@ def _truncate(scaled: Tensor, floors: Tensor, slots: Sequence[SlotSampling]) -> 
     return truncation_thresholds(scaled, floors, torch.tensor(top_k, device=scaled.device), top_p, max(top_k))
 
 
-def _logprobs(
-    logits: Tensor, token_ids: Tensor, slots: Sequence[SlotSampling]
-) -> tuple[TokenLogprobs | None, ...]:
+def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SlotSampling]) -> tuple[TokenLogprobs | None, ...]:
     wanted = {i: slot.num_logprobs for i, slot in enumerate(slots) if slot.num_logprobs is not None}
     if not wanted:
         return (None,) * len(slots)
