@@ -1,0 +1,108 @@
+"""The text of one sample as its tokens arrive: detokenised, searched for stop strings, released for good.
+
+A function of the tokens pushed and of the parameters alone, so that replaying the tokens rebuilds it exactly.
+It knows no request, no stream and no worker.
+"""
+
+from collections.abc import Sequence
+
+from scheduler_svc.stop_strings import StopStrings
+from scheduler_svc.tokenizer import ModelTokenizer
+
+
+class OutputText:
+    """Text of one sample. After token i, `text[:released_ends[i]]` is released and never changes.
+
+    Held back are characters whose bytes are incomplete and what may be the beginning of a stop string. Both are
+    released once they are decided: by a later token, or after the last one by `finish`, so that `text` may end
+    behind `released_ends[-1]`.
+
+    Of several stop strings the one that ends first wins, of those that end together the longest; so the outcome
+    does not depend on how the text is cut into tokens. One that is complete before `min_tokens` tokens are out is
+    text like any other.
+
+    The text continues the prompt: as `prompt_tail` give the prompt's last 16 tokens or more, and the output's
+    first word keeps its space. Without a tokenizer there is no text, only the count of tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer | None,
+        prompt_tail: Sequence[int],
+        *,
+        stop: Sequence[str],
+        min_tokens: int,
+        include_stop: bool,
+        keep_special_tokens: bool,
+    ) -> None:
+        assert tokenizer is not None or not stop, "stop strings without a tokenizer are refused at admission"
+        self.text = ""
+        self.released_ends: list[int] = []
+        self._decoder = (
+            None if tokenizer is None else tokenizer.decoder(prompt_tail, keep_special_tokens=keep_special_tokens)
+        )
+        self._stop_strings = StopStrings(stop) if stop else None
+        self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self._state = 0  # of the search for stop strings
+        self._held = ""  # may be the beginning of a stop string
+        self._is_complete = False  # nothing is held, nothing more may come
+
+    def push(self, token_id: int) -> str | None:
+        """Takes the next token. The stop string that it completed: the text ends there, push no more."""
+        assert not self._is_complete, "a token after the end"
+        completed = None
+        if self._decoder is not None:
+            piece = self._decoder.push(token_id)
+            if piece:
+                if self._stop_strings is None:
+                    self._release(piece)
+                else:
+                    completed = self._search(self._stop_strings, piece)
+        self.released_ends.append(len(self.text))
+        return completed
+
+    def push_final(self, token_id: int) -> None:
+        """Takes an end-of-sequence or stop token: it counts, and is text only if the stop is included."""
+        if self._decoder is not None and self._include_stop:
+            self._release(self._held + self._decoder.push_literally(token_id))
+            self._held = ""
+        self.finish()
+        self.released_ends.append(len(self.text))
+
+    def finish(self) -> None:
+        """Nothing more comes: what was held back is released, incomplete UTF-8 as U+FFFD. Idempotent."""
+        if self._is_complete:
+            return
+        self._is_complete = True
+        if self._decoder is not None:
+            self._release(self._held + self._decoder.flush())
+            self._held = ""
+
+    def _release(self, piece: str) -> None:
+        # Only a string with a single owner grows in place: taken from self, long texts cost no copy per token.
+        text, self.text = self.text, ""
+        text += piece
+        self.text = text
+
+    def _search(self, stop_strings: StopStrings, piece: str) -> str | None:
+        """Follows the piece through the automaton and releases what cannot be the beginning of a stop string."""
+        state = self._state
+        if not state and stop_strings.is_absent(piece):
+            self._release(piece)
+            return None
+        num_tokens = len(self.released_ends) + 1
+        may_stop = num_tokens >= self._min_tokens
+        text = self._held + piece
+        for end, char in enumerate(piece, start=len(self._held) + 1):
+            state = stop_strings.advance(state, char)
+            completed = stop_strings.completed[state]
+            if completed is not None and may_stop:
+                self._is_complete = True
+                self._release(text[: end if self._include_stop else end - len(completed)])
+                return completed
+        self._state = state
+        released = len(text) - stop_strings.num_held[state]
+        self._release(text[:released])
+        self._held = text[released:]
+        return None

@@ -1,0 +1,227 @@
+"""What may be asked of a model: the limits that the comments of inference.proto promise, checked field by field.
+
+It reads the request and changes nothing. Lists are measured before they are looked through, and nothing of a bad
+request but short numbers is repeated in what is said about it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.errors import FailedPreconditionError
+from protos import inference_pb2 as pb
+from scheduler_svc.violations import Violations
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
+_MOST_NAME_CHARS = 128
+_MOST_STOP_STRINGS = 16
+_MOST_STOP_BYTES = 256
+_MOST_STOP_TOKEN_IDS = 256
+_MOST_LOGPROBS = 20
+_MOST_BIASED = 1024
+_MOST_BIAS = 100.0
+_MOST_ALLOWED = 65_536
+
+
+class _Range(NamedTuple):
+    """Of a float in SamplingParams. NaN is in none."""
+
+    field: str
+    low: float
+    high: float
+    is_low_excluded: bool = False
+
+    def allows(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.is_low_excluded and value == self.low)
+
+    def __str__(self) -> str:
+        return f"{'above' if self.is_low_excluded else 'from'} {self.low:g} to {self.high:g}"
+
+
+_RANGES = (
+    _Range("temperature", 0, 100),
+    _Range("top_p", 0, 1, is_low_excluded=True),
+    _Range("min_p", 0, 1),
+    _Range("repetition_penalty", 0, 100, is_low_excluded=True),
+    _Range("presence_penalty", -2, 2),
+    _Range("frequency_penalty", -2, 2),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What a request must know of the model."""
+
+    vocab_size: int
+    max_model_len: int  # prompt and output together, in tokens
+    eos_token_ids: frozenset[int]
+    has_tokenizer: bool
+    has_chat_template: bool
+
+
+def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
+    """Raises InvalidRequestError with all that is wrong, else FailedPreconditionError if the model lacks a part."""
+    violations = Violations()
+    _check_names(request, violations)
+    _check_prompt(request, limits, violations)
+    _check_sampling(request.sampling, limits, violations)
+    _check_stopping(request.stopping, limits, violations)
+    _check_output(request.output, violations)
+    violations.raise_if_any()
+    _check_choice_is_left(request, limits, violations)
+    violations.raise_if_any()
+    _check_model_can(request, limits)
+
+
+def suppressed_token_ids(stopping: pb.StoppingParams, limits: ModelLimits) -> frozenset[int]:
+    """Tokens that min_tokens holds back."""
+    if not stopping.min_tokens:
+        return frozenset()
+    ends = frozenset(stopping.stop_token_ids)
+    return ends if stopping.ignore_eos else ends | limits.eos_token_ids
+
+
+def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
+    if not _REQUEST_ID.fullmatch(request.request_id):
+        violations.add(
+            "request_id", "is not a request id: give at most 128 characters of A-Z a-z 0-9 . _ : - or leave it out"
+        )
+    for field, name in (("tenant", request.tenant), ("cache_salt", request.cache_salt)):
+        if len(name) > _MOST_NAME_CHARS:
+            violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
+    if request.HasField("timeout_ms") and request.timeout_ms < 1:
+        violations.add("timeout_ms", f"is {request.timeout_ms}: give at least 1, or leave it out for no bound")
+    if request.on_disconnect not in pb.OnDisconnect.values():
+        violations.add("on_disconnect", f"is {request.on_disconnect}, which means nothing: CANCEL is 1, CONTINUE 2")
+
+
+def _check_prompt(request: pb.GenerateRequest, limits: ModelLimits, violations: Violations) -> None:
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        violations.add("prompt", "is missing: give text, chat or token_ids")
+    elif kind == "chat":
+        messages = request.chat.messages
+        if not messages:
+            violations.add("chat.messages", "is empty: give at least one message")
+        violations.add_each(
+            (f"chat.messages[{i}].role", "is empty: say who speaks, for instance user")
+            for i, message in enumerate(messages)
+            if not message.role
+        )
+    elif kind == "token_ids":
+        _check_prompt_ids(request.token_ids.ids, limits, violations)
+
+
+def _check_prompt_ids(ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
+    longest = limits.max_model_len - 1
+    if not ids:
+        violations.add("token_ids.ids", "is empty: give at least one token id")
+    elif len(ids) > longest:
+        violations.add(
+            "token_ids.ids",
+            f"has {len(ids):,} ids; the model's context holds {limits.max_model_len:,} tokens, the output included: "
+            f"shorten it to at most {longest:,}",
+        )
+    else:
+        _check_ids("token_ids.ids", ids, limits, violations)
+
+
+def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
+    for each in _RANGES:
+        value: float = getattr(sampling, each.field)
+        if sampling.HasField(each.field) and not each.allows(value):  # type: ignore[arg-type]
+            violations.add(f"sampling.{each.field}", f"is {value:g}: give a number {each}")
+    if sampling.HasField("top_k") and sampling.top_k < 1:
+        violations.add("sampling.top_k", "is 0: give at least 1, or leave it out for all tokens")
+    _check_bias(sampling, limits, violations)
+    _check_list("sampling.allowed_token_ids", sampling.allowed_token_ids, _MOST_ALLOWED, limits, violations)
+
+
+def _check_bias(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
+    field = "sampling.logit_bias"
+    if len(sampling.logit_bias) > _MOST_BIASED:
+        violations.add(field, f"has {len(sampling.logit_bias):,} entries: give at most {_MOST_BIASED:,}")
+        return
+    bias = sorted(sampling.logit_bias.items())
+    violations.add_each(
+        (f"{field}[{token_id}]", f"is no token id: give one from 0 to {limits.vocab_size - 1}")
+        for token_id, _ in bias
+        if not 0 <= token_id < limits.vocab_size
+    )
+    violations.add_each(
+        (f"{field}[{token_id}]", f"is {value:g}: give a number from -100 to 100")
+        for token_id, value in bias
+        if not -_MOST_BIAS <= value <= _MOST_BIAS
+    )
+
+
+def _check_stopping(stopping: pb.StoppingParams, limits: ModelLimits, violations: Violations) -> None:
+    if stopping.HasField("max_tokens"):
+        if stopping.max_tokens < 1:
+            violations.add("stopping.max_tokens", "is 0: give at least 1, or leave it out")
+        elif stopping.min_tokens > stopping.max_tokens:
+            violations.add(
+                "stopping.min_tokens",
+                f"is {stopping.min_tokens:,}, more than max_tokens ({stopping.max_tokens:,}): lower it or raise that",
+            )
+    if len(stopping.stop) > _MOST_STOP_STRINGS:
+        violations.add("stopping.stop", f"has {len(stopping.stop):,} strings: give at most {_MOST_STOP_STRINGS}")
+    else:
+        violations.add_each(_bad_stop_strings(stopping.stop))
+    _check_list("stopping.stop_token_ids", stopping.stop_token_ids, _MOST_STOP_TOKEN_IDS, limits, violations)
+
+
+def _bad_stop_strings(stop: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for i, each in enumerate(stop):
+        num_bytes = len(each.encode())
+        if not num_bytes:
+            yield f"stopping.stop[{i}]", "is empty, which would end every output at once: leave it out"
+        elif num_bytes > _MOST_STOP_BYTES:
+            yield f"stopping.stop[{i}]", f"has {num_bytes:,} bytes of UTF-8: give at most {_MOST_STOP_BYTES}"
+
+
+def _check_output(output: pb.OutputParams, violations: Violations) -> None:
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(output, field)
+        if wanted > _MOST_LOGPROBS:
+            violations.add(f"output.{field}", f"is {wanted:,}: give at most {_MOST_LOGPROBS}")
+
+
+def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, violations: Violations) -> None:
+    """While min_tokens holds back the tokens that end the output, another one must be allowed."""
+    suppressed = suppressed_token_ids(request.stopping, limits)
+    allowed = set(request.sampling.allowed_token_ids)
+    if allowed and allowed <= suppressed:
+        violations.add(
+            "sampling.allowed_token_ids",
+            "allows only tokens that end the output, which min_tokens holds back: allow more, or drop min_tokens",
+        )
+    elif len(suppressed) >= limits.vocab_size:
+        violations.add("stopping.stop_token_ids", "is the whole vocabulary, which min_tokens holds back: drop either")
+
+
+def _check_model_can(request: pb.GenerateRequest, limits: ModelLimits) -> None:
+    kind = request.WhichOneof("prompt")
+    if not limits.has_tokenizer and kind != "token_ids":
+        raise FailedPreconditionError("the model has no tokenizer: send the prompt as token_ids")
+    if not limits.has_tokenizer and request.stopping.stop:
+        raise FailedPreconditionError("the model has no tokenizer and so no text: use stop_token_ids instead of stop")
+    if kind == "chat" and not limits.has_chat_template:
+        raise FailedPreconditionError("the model has no chat template: send the prompt as text")
+
+
+def _check_list(field: str, ids: Sequence[int], most: int, limits: ModelLimits, violations: Violations) -> None:
+    if len(ids) > most:
+        violations.add(field, f"has {len(ids):,} ids: give at most {most:,}")
+    else:
+        _check_ids(field, ids, limits, violations)
+
+
+def _check_ids(field: str, ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
+        violations.add_each(
+            (f"{field}[{i}]", f"is {token_id}: give a token id from 0 to {limits.vocab_size - 1}")
+            for i, token_id in enumerate(ids)
+            if not 0 <= token_id < limits.vocab_size
+        )

@@ -1,0 +1,97 @@
+"""The model's tokenizer: text and chats to token ids and back. Made from files that a worker sent, not from disk.
+
+Knows no request and no model; nothing in it changes after construction, so any thread may call it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from tokenizers import Encoding, Tokenizer
+
+from common.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
+from scheduler_svc.chat_template import ChatTemplate
+from scheduler_svc.incremental_decoder import IncrementalDecoder
+
+
+class ModelTokenizer:
+    """The content of tokenizer.json, the chat template (empty if the model has none) and its special tokens.
+
+    `special_tokens` maps roles ("bos_token", "eos_token", ...) to tokens, for the template. Raises ValueError if
+    the content is no tokenizer.
+    """
+
+    def __init__(self, tokenizer_json: bytes, chat_template: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(f"the model's tokenizer.json cannot be read: {error}") from error
+        self._tokenizer.no_truncation()  # the file may ask for both: they are for training
+        self._tokenizer.no_padding()
+        self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self._has_token = _has_token(self._tokenizer)
+        self._has_plain_token = _without_special_tokens(self._tokenizer, self._has_token)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text.
+
+        Raises InvalidRequestError for text that is not Unicode or that the vocabulary cannot spell.
+        """
+        return self._encode("text", text, add_special_tokens).ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> list[int]:
+        """Token ids of a rendered conversation; special tokens are those that the template wrote.
+
+        Raises FailedPreconditionError without a usable template, InvalidRequestError where it refuses a message.
+        """
+        if self._chat_template is None:
+            raise FailedPreconditionError("the model has no chat template: send the prompt as text")
+        text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._encode("chat", text, False).ids
+
+    def decode(self, token_ids: Sequence[int], keep_special_tokens: bool) -> str:
+        """Text of token ids on their own. Ids that the vocabulary does not know have no text."""
+        if token_ids and min(token_ids) < 0:
+            _refuse("token_ids", "has negative ids: leave them out")
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special_tokens))
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them; empty for an id that it does not know."""
+        return [self._tokenizer.id_to_token(each) or "" for each in token_ids]
+
+    def decoder(self, context: Sequence[int], *, keep_special_tokens: bool) -> IncrementalDecoder:
+        """A decoder of the tokens that follow `context`, of which the last 16 suffice."""
+        is_shown = self._has_token if keep_special_tokens else self._has_plain_token
+        return IncrementalDecoder(self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens)
+
+    def _encode(self, field: str, text: str, add_special_tokens: bool) -> Encoding:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError:  # a Python string that has no UTF-8
+            _refuse(field, "is not valid Unicode: remove the lone surrogates")
+        except Exception as error:  # the library raises nothing more precise
+            _refuse(field, f"cannot be encoded by the model's tokenizer: {error}")
+
+
+def _refuse(field: str, description: str) -> NoReturn:
+    raise InvalidRequestError.of([FieldViolation(field, description)])
+
+
+def _has_token(tokenizer: Tokenizer) -> bytes:
+    """By token id: 1 where the vocabulary has a token, 0 in its holes."""
+    token_ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    table = bytearray(max(token_ids, default=-1) + 1)
+    for each in token_ids:
+        table[each] = 1
+    return bytes(table)
+
+
+def _without_special_tokens(tokenizer: Tokenizer, has_token: bytes) -> bytes:
+    table = bytearray(has_token)
+    for token_id, token in tokenizer.get_added_tokens_decoder().items():
+        if token.special:
+            table[token_id] = 0
+    return bytes(table)
