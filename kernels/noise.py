@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Signed, as torch's integers are: the same bits as the unsigned constants in the comments.
+# Unsigned constants as the signed integers of the same bits, which is what torch multiplies by.
 _GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
 _MIX_64 = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _GOLDEN_32 = 0x9E3779B1 - 2**32
