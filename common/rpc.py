@@ -17,7 +17,6 @@ PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits 
 CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
 
 Option = tuple[str, int]
-Handler = grpc.RpcMethodHandler[Any, Any]
 
 
 def channel_options(max_message_bytes: int) -> list[Option]:
@@ -75,15 +74,15 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return None
         wrap = _wrap_stream if handler.response_streaming else _wrap_single
         inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        remade: Handler = _remake(handler, wrap(inner, handler.request_streaming))
+        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, wrap(inner, handler.request_streaming))
         return remade
 
 

@@ -1,0 +1,122 @@
+"""Real service processes for tests: started, awaited, killed. Nothing here sleeps to synchronise.
+
+A process's readiness is read from its own log lines; its whole log is shown when it fails.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = ROOT / "demo" / "model"
+START_TIMEOUT_S = 90.0  # torch is slow to import on a busy machine
+
+
+class Service:
+    """One process and its JSON log lines."""
+
+    def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.raw: list[str] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                self.raw.append(line)
+                if line.startswith("{"):
+                    self.lines.append(json.loads(line))
+                self._changed.notify_all()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait_for(self, event: str, number: int = 1, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
+        """The `number`th log line of this event."""
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.lines if line.get("event") == event]
+
+        with self._changed:
+            self._changed.wait_for(lambda: len(found()) >= number or self._closed, timeout_s)
+            lines = found()
+        if len(lines) < number:
+            raise AssertionError(f"no {event!r} in the log of {self.process.args!r}:\n" + "".join(self.raw[-40:]))
+        return lines[number - 1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Waits for its end. Returns the exit code."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.signal(signal.SIGTERM)
+        code = self.wait()
+        self.kill()
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.kill()
+
+
+def start_scheduler(*arguments: str, listen: str = "127.0.0.1:0") -> tuple[Service, str]:
+    """A scheduler that listens, and its address."""
+    service = Service("scheduler_svc", "--listen", listen, *arguments)
+    try:
+        return service, str(service.wait_for("listening")["address"])
+    except BaseException:
+        service.kill()
+        raise
+
+
+def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> Service:
+    """A worker that has been told where its scheduler is; wait for "worker ready" in the scheduler's log."""
+    return Service("worker_svc", "--model", str(model), "--scheduler", scheduler, *arguments)
+
+
+@contextmanager
+def running(*services: Callable[[], Service]) -> Iterator[list[Service]]:
+    """Starts services one after the other and kills them all at the end."""
+    started: list[Service] = []
+    try:
+        for start in services:
+            started.append(start())
+        yield started
+    finally:
+        for service in reversed(started):
+            service.kill()
