@@ -14,7 +14,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence]] = []
-        self._seq_ids: set[int] = set()  # who is really waiting
+        self._seq_ids: dict[int, int] = {}  # who is really waiting, with its number of tokens
+        self.num_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
         return len(self._seq_ids)
@@ -28,7 +29,8 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         assert sequence.seq_id not in self._seq_ids, f"sequence {sequence.seq_id} waits twice"
-        self._seq_ids.add(sequence.seq_id)
+        self._seq_ids[sequence.seq_id] = sequence.num_tokens
+        self.num_tokens += sequence.num_tokens
         heapq.heappush(self._heap, (sequence.priority, sequence.seq_id, sequence))
 
     def peek(self) -> Sequence | None:
@@ -40,12 +42,12 @@ class WaitingQueue:
         sequence = self.peek()
         assert sequence is not None, "pop() from an empty queue"
         heapq.heappop(self._heap)
-        self._seq_ids.remove(sequence.seq_id)
+        self.num_tokens -= self._seq_ids.pop(sequence.seq_id)
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
         """Take it out if it is there. A discarded sequence is finished: it is never pushed again."""
-        self._seq_ids.discard(sequence.seq_id)
+        self.num_tokens -= self._seq_ids.pop(sequence.seq_id, 0)
         if len(self._heap) > 2 * len(self._seq_ids) + 64:
             self._heap = [entry for entry in self._heap if entry[1] in self._seq_ids]
             heapq.heapify(self._heap)
