@@ -180,14 +180,19 @@ def _row_chunks(scaled: Tensor) -> list[slice]:
 
 def _top_token_ids(logits: Tensor, num_top: int) -> Tensor:
     """int64 [n, num_top], by falling logit and rising id, through one integer key that holds both."""
-    if num_top == 0:
-        return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
+    if num_top == 0 or len(logits) == 0:
+        return torch.empty(len(logits), num_top, dtype=torch.int64, device=logits.device)
+    last = logits.shape[1] - 1
+    reversed_ids = torch.arange(last, -1, -1, device=logits.device)
+    best = [_ordered_keys(logits[i], reversed_ids).topk(num_top).values for i in _row_chunks(logits)]
+    return last - (torch.cat(best) & 0xFFFFFFFF)
+
+
+def _ordered_keys(logits: Tensor, reversed_ids: Tensor) -> Tensor:
+    """int64 [n, V], all different, in the order of the logits and then of the reversed ids."""
     bits = (logits + 0.0).view(torch.int32)  # adding 0 makes -0 and 0 the same
     ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    last = logits.shape[1] - 1
-    ids = torch.arange(last, -1, -1, device=logits.device)
-    keys = (ascending.to(torch.int64) << 32) + ids
-    return last - (keys.topk(num_top).values & 0xFFFFFFFF)
+    return (ascending.to(torch.int64) << 32) + reversed_ids
 
 
 def _aligned(logits: Tensor) -> Tensor:

@@ -72,3 +72,9 @@ def test_no_top_tokens_are_an_empty_table() -> None:
     result = token_logprobs(random_logits(3, 20), torch.tensor([1, 2, 3]), 0)
     assert result.top_token_ids.shape == result.top_logprobs.shape == (3, 0)
     assert result.row(1, 0).logprobs.tolist() == result.logprobs[1:2].tolist()
+
+
+def test_no_rows_are_an_empty_table() -> None:
+    result = token_logprobs(torch.empty(0, 20), torch.empty(0, dtype=torch.int64), 3)
+    assert result.logprobs.shape == result.ranks.shape == (0,)
+    assert result.top_token_ids.shape == result.top_logprobs.shape == (0, 3)
