@@ -1,0 +1,60 @@
+"""Composition root of the worker: reads the settings, serves until it is told to end."""
+
+import os
+import sys
+
+import uvloop
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from common.log import set_up_logging
+from common.process import refuse_to_start
+from common.serving import ListenError
+from common.settings import parse, to_toml
+from worker_svc.checkpoint import CheckpointError
+from worker_svc.kv_pool import PoolSizeError
+from worker_svc.loading import load_engine
+from worker_svc.service import ServiceOptions, serve
+from worker_svc.settings import WorkerSettings
+
+SERVICE = "worker"
+# How long the execution thread may keep the interpreter before the event loop gets it; the default of 5 ms would be
+# added to an answer now and then.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def main() -> None:
+    """Entry point of `python -m worker_svc`."""
+    settings = _settings(sys.argv[1:])
+    if settings.print_config:
+        sys.stdout.write(to_toml(settings) + "\n")
+        return
+    set_up_logging(SERVICE, settings.log_level)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    options = ServiceOptions(
+        listen=settings.listen,
+        advertise=settings.advertise,
+        scheduler=settings.scheduler,
+        worker_id=settings.worker_id,
+        parent_pipe_fd=settings.parent_pipe_fd,
+    )
+    try:
+        ended = uvloop.run(serve(options, lambda: load_engine(settings)))
+    except (CheckpointError, PoolSizeError, ListenError) as error:
+        refuse_to_start(SERVICE, str(error))
+    if not ended:
+        os._exit(0)  # the interpreter would take the ground from under a thread that is still loading
+
+
+def _settings(arguments: list[str]) -> WorkerSettings:
+    try:
+        return parse(WorkerSettings, arguments)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}" for each in error.errors()]
+        refuse_to_start(SERVICE, f"{'; '.join(wrong)} (see --help)")
+    except (SettingsError, OSError) as error:
+        refuse_to_start(SERVICE, str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What a worker says of itself when asked: model, tokenizer, pool, limits, how long its start took."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from worker_svc.step_limits import StepLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """The model that is served."""
+
+    name: str
+    fingerprint: str
+    architecture: str
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """tokenizer.json, the chat template, and special tokens by role; complete in themselves."""
+
+    tokenizer_json: bytes
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.tokenizer_json)
+        digest.update(json.dumps([self.chat_template, self.special_tokens], sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """A phase of the start and how long it took."""
+
+    phase: str
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDescription:
+    """A worker once it is loaded; it does not change any more."""
+
+    model: ModelDescription
+    tokenizer: TokenizerFiles | None
+    limits: StepLimits
+    bytes_per_block: int
+    device: str
+    startup: tuple[PhaseTime, ...]
+
+
+class PhaseClock:
+    """Times the phases of a start."""
+
+    def __init__(self) -> None:
+        self._phases: list[PhaseTime] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began_ns = time.perf_counter_ns()
+        yield
+        self._phases.append(PhaseTime(name, (time.perf_counter_ns() - began_ns) / 1e6))
+
+    @property
+    def phases(self) -> tuple[PhaseTime, ...]:
+        """Those that have ended, in order."""
+        return tuple(self._phases)

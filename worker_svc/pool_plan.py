@@ -1,0 +1,75 @@
+"""How many blocks the KV pool gets, and how long a sequence may then be."""
+
+from dataclasses import dataclass
+
+from worker_svc.kv_pool import PoolSizeError, num_pool_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """The size that was asked for: in blocks, in bytes, or as part of the free memory."""
+
+    num_blocks: int | None
+    memory_bytes: int | None
+    fraction: float | None
+    default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used
+    num_host_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceLimits:
+    """What the pool is for."""
+
+    num_slots: int
+    block_size: int
+    model_len: int  # the longest sequence of the model
+    max_model_len: int | None  # as asked for
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """A pool that can be made."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_pool(request: PoolRequest, sequences: SequenceLimits, *, free_bytes: int, bytes_per_block: int) -> PoolPlan:
+    """Settles both sizes. Raises PoolSizeError if they do not fit together.
+
+    If no longest sequence was asked for, it is the model's, or what the pool holds if that is less.
+    """
+    wanted = sequences.max_model_len
+    if wanted is not None and wanted > sequences.model_len:
+        raise PoolSizeError(
+            f"max_model_len is {wanted}, and the model's positions end at {sequences.model_len}: "
+            f"give at most --max-model-len {sequences.model_len}"
+        )
+    longest = wanted or sequences.model_len
+    num_blocks = _num_blocks(request, sequences, longest, free_bytes, bytes_per_block)
+    held = num_blocks * sequences.block_size
+    if wanted is not None and held < wanted:
+        raise PoolSizeError(
+            f"a pool of {num_blocks} blocks holds {held} tokens, less than one sequence of max_model_len {wanted}: "
+            f"give --num-blocks {-(-wanted // sequences.block_size)} or more, or --max-model-len {held} or less"
+        )
+    return PoolPlan(num_blocks, min(longest, held))
+
+
+def _num_blocks(
+    request: PoolRequest, sequences: SequenceLimits, longest: int, free_bytes: int, bytes_per_block: int
+) -> int:
+    num_blocks = request.num_blocks
+    if request.memory_bytes is not None:
+        num_blocks = request.memory_bytes // bytes_per_block
+        if num_blocks < 1:
+            raise PoolSizeError(f"kv_memory_bytes must be at least the {bytes_per_block} bytes of one block")
+    fitting = num_pool_blocks(
+        free_bytes=free_bytes,
+        fraction=request.fraction or request.default_fraction,
+        bytes_per_block=bytes_per_block,
+        num_blocks=num_blocks,
+    )
+    if num_blocks is not None or request.fraction is not None:
+        return fitting
+    return min(fitting, sequences.num_slots * -(-(longest + 1) // sequences.block_size))

@@ -1,0 +1,118 @@
+"""The life of a worker process: listen, load, register, serve, drain. Whatever executes its steps is handed in."""
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import structlog
+
+from common.process import ending
+from common.rpc import CLUSTER_MESSAGE_BYTES
+from common.serving import GrpcServer
+from protos import worker_pb2_grpc
+from worker_svc.address import advertised_address
+from worker_svc.engine import Engine
+from worker_svc.execution_thread import ExecutionThread
+from worker_svc.executor import StepExecutor
+from worker_svc.registration import Registration, WorkerIdentity
+from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer
+
+_STOP_GRACE_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How a worker is reached, and whom it serves."""
+
+    listen: str
+    advertise: str | None
+    scheduler: str | None
+    worker_id: str | None
+    parent_pipe_fd: int | None
+
+
+async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
+    """Serves until it is told to end. `load` is called on the execution thread.
+
+    Returns whether that thread has ended; it has not if the end came while `load` was running, which nothing can
+    interrupt. Raises ListenError, and whatever `load` raises.
+    """
+    end = ending(options.parent_pipe_fd)
+    server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
+    bound = server.bind(options.listen)
+    worker_id = options.worker_id or f"{socket.gethostname()}:{bound.rpartition(':')[2]}"
+    servicer = WorkerServicer(worker_id, uuid.uuid4().hex)
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
+    await server.start()
+    await server.set_serving("", False)
+    log.info("listening", address=bound, worker_id=worker_id)
+    thread = ExecutionThread()
+    try:
+        engine = await _unless_ended(end, thread.call(load))
+        if engine is None:
+            return False
+        servicer.serve(LoadedWorker(engine.description, StepExecutor(engine.runner, thread)))
+        await _set_serving(server, True)
+        _log_ready(engine)
+        identity = WorkerIdentity(
+            worker_id=worker_id,
+            incarnation=servicer.incarnation,
+            address=advertised_address(bound, options.advertise),
+            model_fingerprint=engine.description.model.fingerprint,
+        )
+        await _until_end(end, server, options.scheduler, identity)
+        await servicer.drain()
+        await thread.close()
+        return True
+    finally:
+        await server.stop(_STOP_GRACE_S)
+        log.info("worker ended")
+
+
+async def _until_end(end: asyncio.Event, server: GrpcServer, scheduler: str | None, identity: WorkerIdentity) -> None:
+    """Keeps the lease until the end, and then says that it is one."""
+    if scheduler is None:
+        await end.wait()
+        await _set_serving(server, False)
+        return
+    registration = Registration(scheduler, identity)
+    keeping = asyncio.create_task(registration.keep())
+    await end.wait()
+    await _set_serving(server, False)
+    keeping.cancel()
+    await registration.say_draining()
+    await registration.close()
+
+
+async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, Engine]) -> Engine | None:
+    """The engine once it is loaded; None if the end comes first."""
+    load = asyncio.create_task(loading)
+    ended = asyncio.create_task(end.wait())
+    await asyncio.wait([load, ended], return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    if load.done():
+        return load.result()
+    load.cancel()
+    return None
+
+
+async def _set_serving(server: GrpcServer, serving: bool) -> None:
+    for service in ("", SERVICE_NAME):
+        await server.set_serving(service, serving)
+
+
+def _log_ready(engine: Engine) -> None:
+    description = engine.description
+    log.info(
+        "ready",
+        model=description.model.name,
+        device=description.device,
+        dtype=description.model.dtype,
+        num_blocks=description.limits.num_blocks,
+        max_model_len=description.limits.max_model_len,
+        startup_ms={each.phase: round(each.duration_ms, 1) for each in description.startup},
+    )

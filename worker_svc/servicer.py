@@ -1,0 +1,135 @@
+"""The gRPC service `Worker`: between the wire and the executor.
+
+It decides one thing: which of several streams is the scheduler's. While the model is being loaded it answers every
+call with UNAVAILABLE.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from common.errors import UnavailableError
+from common.step_codec import result_to_pb
+from protos import worker_pb2 as pb
+from protos import worker_pb2_grpc
+from worker_svc.description import TokenizerFiles, WorkerDescription
+from worker_svc.executor import StepExecutor
+from worker_svc.scheduler_stream import SchedulerStream, StreamEnd, StreamReplacedError, decode
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
+_LOADING_RETRY_S = 0.5
+_DRAINING_RETRY_S = 1.0
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """What can be served once the model is loaded."""
+
+    description: WorkerDescription
+    executor: StepExecutor
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """One worker. `worker` is given when it is loaded."""
+
+    def __init__(self, worker_id: str, incarnation: str) -> None:
+        self._worker_id = worker_id
+        self.incarnation = incarnation
+        self._worker: LoadedWorker | None = None
+        self._draining = False
+        self._current: SchedulerStream | None = None  # the scheduler's
+
+    def serve(self, worker: LoadedWorker) -> None:
+        """From now on calls are answered."""
+        self._worker = worker
+
+    async def drain(self) -> None:
+        """Takes no more steps, answers those that it has, and ends the stream."""
+        self._draining = True
+        if self._current is not None:
+            self._current.end(StreamEnd(_draining()))
+        if self._worker is not None:
+            await self._worker.executor.drain()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        description = self._loaded().description
+        return pb.DescribeResponse(
+            worker_id=self._worker_id,
+            incarnation=self.incarnation,
+            model=_model(description),
+            tokenizer=_tokenizer(description.tokenizer, request.known_tokenizer_fingerprint),
+            pool=pb.PoolInfo(
+                num_blocks=description.limits.num_blocks,
+                block_size=description.limits.block_size,
+                num_host_blocks=description.limits.num_host_blocks,
+                bytes_per_block=description.bytes_per_block,
+            ),
+            num_slots=description.limits.num_slots,
+            max_batched_tokens=description.limits.max_batched_tokens,
+            device=description.device,
+            startup=[pb.PhaseTime(phase=each.phase, duration_ms=each.duration_ms) for each in description.startup],
+        )
+
+    async def StepStream(
+        self, request_iterator: AsyncIterator[pb.StepRequest], context: Context
+    ) -> AsyncIterator[pb.StepResponse]:
+        stream = SchedulerStream(self._accepting().executor, self._claim)
+        try:
+            async for response in stream.answers(request_iterator):
+                yield response
+        finally:
+            if self._current is stream:
+                self._current = None
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
+        return result_to_pb(await self._accepting().executor.answer(decode(request)))
+
+    def _claim(self, stream: SchedulerStream, epoch: int) -> None:
+        """Makes a stream the current one at its first step, unless the current one has a higher epoch."""
+        current = self._current
+        if stream is current or (current is not None and epoch < current.epoch):
+            return
+        self._current = stream
+        if current is not None:
+            current.end(StreamEnd(StreamReplacedError("another stream has replaced this one"), at_once=True))
+
+    def _loaded(self) -> LoadedWorker:
+        if self._worker is None:
+            raise UnavailableError("the model is being loaded: come back soon", _LOADING_RETRY_S)
+        return self._worker
+
+    def _accepting(self) -> LoadedWorker:
+        if self._draining:
+            raise _draining()
+        return self._loaded()
+
+
+def _draining() -> UnavailableError:
+    return UnavailableError("the worker is shutting down", _DRAINING_RETRY_S)
+
+
+def _model(description: WorkerDescription) -> pb.ModelInfo:
+    model = description.model
+    return pb.ModelInfo(
+        name=model.name,
+        fingerprint=model.fingerprint,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        vocab_size=description.limits.vocab_size,
+        max_model_len=description.limits.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+    )
+
+
+def _tokenizer(files: TokenizerFiles | None, known_fingerprint: str) -> pb.TokenizerFiles | None:
+    if files is None:
+        return None
+    return pb.TokenizerFiles(
+        fingerprint=files.fingerprint,
+        tokenizer_json=b"" if files.fingerprint == known_fingerprint else files.tokenizer_json,
+        chat_template=files.chat_template or "",
+        special_tokens=files.special_tokens,
+    )

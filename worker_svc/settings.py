@@ -1,0 +1,50 @@
+"""Settings of the worker process."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from common.settings import Settings
+
+
+class WorkerSettings(Settings):
+    """A worker of Quire: one model on one device, its KV memory, and the execution of steps."""
+
+    section: ClassVar[str] = "worker"
+    model_config = SettingsConfigDict(env_prefix="QUIRE_WORKER_")
+
+    model: str = Field(description="folder of a Hugging Face checkpoint, or its id on the hub")
+    model_name: str | None = Field(None, description="name under which it is served; absent: as given by --model")
+    scheduler: str | None = Field(None, description="host:port to register with; absent: serve without")
+    listen: str = Field("127.0.0.1:0", description="address to serve on, host:port; port 0 takes any free one")
+    advertise: str | None = Field(None, description="host or host:port at which the scheduler reaches this worker")
+    worker_id: str | None = Field(
+        None, min_length=1, max_length=255, description="unique and stable name; absent: from host and port"
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda, cuda:N; auto: cuda if there is one"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and KV memory; auto: the checkpoint's on cuda, float32 on cpu"
+    )
+    block_size: int = Field(16, ge=1, le=256, description="tokens in a block")
+    num_blocks: int | None = Field(None, ge=1, description="blocks of the KV pool")
+    kv_memory_fraction: float | None = Field(
+        None, gt=0, le=1, description="KV pool as part of the memory that is free once the model is loaded"
+    )
+    kv_memory_bytes: int | None = Field(None, ge=1, description="KV pool in bytes")
+    num_host_blocks: int = Field(0, ge=0, description="blocks of the host pool, for swapping")
+    max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences at once")
+    max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
+    max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: as the model and pool allow")
+    threads: int | None = Field(None, ge=1, description="threads of the computation; absent: as torch chooses")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
+    print_config: bool = Field(False, description="print the settled settings as TOML and exit")
+
+    @model_validator(mode="after")
+    def _one_pool_size(self) -> Self:
+        if sum(size is not None for size in (self.num_blocks, self.kv_memory_fraction, self.kv_memory_bytes)) > 1:
+            raise ValueError("give only one of num_blocks, kv_memory_fraction and kv_memory_bytes")
+        return self
