@@ -22,7 +22,7 @@ from common.errors import (
 )
 from common.rpc import error_of
 from protos import inference_pb2 as pb
-from protos.inference_pb2_grpc import InferenceAsyncStub
+from protos import inference_pb2_grpc
 from quire.open_request import OpenRequest
 from quire.params import ClientOptions
 from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
@@ -64,7 +64,7 @@ class Entry:
 class Session:
     """The one stream of a client. Belongs to the event loop it was made in."""
 
-    def __init__(self, stub: InferenceAsyncStub, address: str, options: ClientOptions) -> None:
+    def __init__(self, stub: "inference_pb2_grpc.InferenceAsyncStub", address: str, options: ClientOptions) -> None:
         self._stub = stub
         self._address = address
         self._options = options

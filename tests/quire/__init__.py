@@ -1,0 +1,1 @@
+"""Tests of the SDK, the command line and the supervisor."""

@@ -1,0 +1,317 @@
+"""What a request is, from the caller's side, while nothing goes wrong with the connection."""
+
+import asyncio
+import math
+
+import pytest
+
+import quire
+from protos import inference_pb2 as pb
+from tests.quire.scripted_server import Script, ScriptedServer
+
+
+async def test_generate_gives_the_whole_completion(client: quire.AsyncClient) -> None:
+    completion = await client.generate("hello", max_tokens=8, seed=11)
+
+    assert completion.text == " 0 1 2 3 4 5 6 7"
+    assert completion.token_ids == tuple(range(8))
+    assert completion.finish_reason is quire.FinishReason.STOP
+    assert completion.stop_cause == quire.StopCause(stop_string="!")
+    assert completion.usage == quire.Usage(prompt_tokens=3, completion_tokens=8, cached_tokens=1)
+    assert completion.timings.first_token_s == 0.002
+    assert completion.timings.first_scheduled_s is None
+    assert completion.seed == 11
+
+
+async def test_stream_gives_each_chunk_as_it_comes(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=3, released=1)
+    async with client.stream("hello") as stream:
+        accepted = await stream.accepted()
+        assert accepted.request_id == stream.request_id
+        assert accepted.num_prompt_tokens == 3
+        assert (await anext(stream)).text == " 0"
+        server.release(stream.request_id, 2)
+        assert (await anext(stream)).text == " 1"
+        server.release(stream.request_id)
+        last = await anext(stream)
+        assert (last.position, last.text) == (2, " 2")
+        assert last.finish == quire.Finish(quire.FinishReason.STOP, quire.StopCause(stop_string="!"))
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_many_requests_interleave_over_one_session(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=20, released=0)
+    streams = [client.stream(f"prompt {i}") for i in range(256)]
+    await asyncio.gather(*(stream.accepted() for stream in streams))
+    heard: asyncio.Queue[int] = asyncio.Queue()
+
+    async def read(index: int, stream: quire.CompletionStream) -> str:
+        text = ""
+        async for chunk in stream:
+            heard.put_nowait(index)
+            text += chunk.text
+        return text
+
+    readers = [asyncio.create_task(read(i, stream)) for i, stream in enumerate(streams)]
+    for num_tokens in range(1, 21):
+        for stream in streams:
+            server.release(stream.request_id, num_tokens)
+        async with asyncio.timeout(10):  # every reader has this token before the next one is out
+            assert {await heard.get() for _ in streams} == set(range(256))
+    texts = await asyncio.gather(*readers)
+
+    assert set(texts) == {"".join(f" {i}" for i in range(20))}
+    assert server.num_sessions == 1
+
+
+async def test_the_parameters_reach_the_wire_in_their_groups(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    await client.generate(
+        [4, 5, 6],
+        sampling=quire.SamplingParams(temperature=0.5, top_k=3),
+        top_k=7,
+        logit_bias={5: -1.5},
+        stop="end",
+        min_tokens=2,
+        logprobs=0,
+        request_id="mine",
+        tenant="acme",
+        cache_salt="pepper",
+        timeout_s=1.5,
+        on_disconnect=quire.OnDisconnect.CONTINUE,
+    )
+    sent = server.runs["mine"].request
+
+    assert list(sent.token_ids.ids) == [4, 5, 6]
+    assert (sent.sampling.temperature, sent.sampling.top_k) == (0.5, 7)  # the flat keyword wins
+    assert not sent.sampling.HasField("top_p")
+    assert dict(sent.sampling.logit_bias) == {5: -1.5}
+    assert list(sent.stopping.stop) == ["end"]
+    assert sent.stopping.min_tokens == 2
+    assert sent.output.HasField("logprobs")
+    assert sent.output.logprobs == 0
+    assert (sent.tenant, sent.cache_salt, sent.timeout_ms) == ("acme", "pepper", 1500)
+    assert sent.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+
+
+async def test_chat_sends_every_turn(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    messages: list[quire.ChatMessage | dict[str, str]] = [
+        quire.ChatMessage("system", "Be brief."),
+        {"role": "user", "content": "Hi"},
+    ]
+    completion = await client.chat(messages)
+    sent = server.runs[completion.request_id].request.chat
+
+    assert [(each.role, each.content) for each in sent.messages] == [("system", "Be brief."), ("user", "Hi")]
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"max_tokens": -1}, "stopping.max_tokens"),
+        ({"top_k": "many"}, "sampling.top_k"),
+        ({"stop": [b"\xff"]}, "stopping.stop"),
+        ({"stop_token_ids": [1 << 40]}, "stopping.stop_token_ids"),
+        ({"timeout_s": 0}, "timeout_ms"),
+        ({"timeout_s": math.nan}, "timeout_ms"),
+    ],
+)
+async def test_a_value_its_field_cannot_carry_is_refused_by_name(
+    client: quire.AsyncClient, params: dict[str, object], field: str
+) -> None:
+    with pytest.raises(quire.InvalidRequestError) as caught:
+        await client.generate("hello", **params)  # type: ignore[arg-type]
+    assert caught.value.violations[0].field == field
+
+
+async def test_text_that_is_not_unicode_is_refused_and_nothing_else_notices(client: quire.AsyncClient) -> None:
+    with pytest.raises(quire.InvalidRequestError, match="text"):
+        await client.generate("\udcff")
+    assert (await client.generate("hello")).text.startswith(" 0")
+
+
+async def test_a_prompt_too_large_for_a_message_is_refused_alone(client: quire.AsyncClient) -> None:
+    with client_stream_open(client) as other, pytest.raises(quire.InvalidRequestError, match="bytes"):
+        await client.generate("x" * (17 * 1024 * 1024))
+    assert (await other.completion()).text.startswith(" 0")
+
+
+class client_stream_open:
+    """A stream that is open while the block runs."""
+
+    def __init__(self, client: quire.AsyncClient) -> None:
+        self._stream = client.stream("other")
+
+    def __enter__(self) -> quire.CompletionStream:
+        return self._stream
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+async def test_an_unknown_parameter_is_refused_with_the_nearest_name(client: quire.AsyncClient) -> None:
+    with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
+        await client.generate("hello", max_token=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "message"),
+    [
+        (pb.REQUEST_STATE_FAILED, quire.RequestFailedError, "the worker burnt down"),
+        (pb.REQUEST_STATE_EXPIRED, quire.RequestExpiredError, "deadline"),
+        (pb.REQUEST_STATE_CANCELLED, quire.RequestCancelledError, "cancelled"),
+    ],
+)
+async def test_a_request_that_ends_badly_raises_after_its_output(
+    server: ScriptedServer,
+    client: quire.AsyncClient,
+    state: pb.RequestState.ValueType,
+    kind: type[quire.QuireError],
+    message: str,
+) -> None:
+    server.default = Script(num_tokens=4, state=state, error="the worker burnt down")
+    texts = []
+    with pytest.raises(kind, match=message):
+        async for chunk in client.stream("hello"):
+            texts.append(chunk.text)  # noqa: PERF401 - the iteration raises
+    assert "".join(texts) == " 0 1 2 3"
+
+
+async def test_refusals_carry_their_details(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    violation = quire.FieldViolation("sampling.top_p", "must be above 0")
+    server.default = Script(refusals=[quire.InvalidRequestError.of([violation])])
+    with pytest.raises(quire.InvalidRequestError) as caught:
+        await client.generate("hello")
+    assert caught.value.violations == (violation,)
+
+
+async def test_an_overloaded_server_is_asked_again_until_it_accepts(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = Script(refusals=[quire.OverloadedError("full", 0.01), quire.UnavailableError("soon", 0.01)])
+    completion = await client.generate("hello", request_id="patient")
+    assert completion.text.startswith(" 0")
+    assert server.count("submit", "patient") == 3
+
+
+async def test_retries_end_and_the_refusal_says_when_to_come_back(server: ScriptedServer) -> None:
+    server.default = Script(refusals=[quire.OverloadedError("the queue is full", 0.05) for _ in range(9)])
+    async with quire.AsyncClient(server.address, retries=2) as client:
+        with pytest.raises(quire.OverloadedError, match="the queue is full") as caught:
+            await client.generate("hello", request_id="eager")
+    assert caught.value.retry_after_s == 0.05
+    assert server.count("submit", "eager") == 3
+
+
+async def test_a_retry_that_would_miss_the_deadline_is_not_made(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = Script(refusals=[quire.OverloadedError("full", 60.0)])
+    with pytest.raises(quire.OverloadedError):
+        await client.generate("hello", timeout_s=0.5, request_id="hurried")
+    assert server.count("submit", "hurried") == 1
+
+
+async def test_leaving_a_stream_cancels_its_request(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    async with client.stream("hello", request_id="left") as stream:
+        await anext(stream)
+    await server.until(lambda: server.count("cancel", "left") == 1)
+    assert server.runs["left"].state == pb.REQUEST_STATE_CANCELLED
+
+
+async def test_a_loop_left_early_cancels_its_request(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    async for _ in client.stream("hello", request_id="broken-off"):
+        break
+    await server.until(lambda: server.count("cancel", "broken-off") == 1)
+
+
+async def test_cancelling_a_generate_call_cancels_its_request(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    task = asyncio.create_task(client.generate("hello", request_id="dropped"))
+    await server.until(lambda: server.count("submit", "dropped") == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await server.until(lambda: server.count("cancel", "dropped") == 1)
+
+
+async def test_leaving_an_attached_stream_only_detaches(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=9, released=2)
+    owner = client.stream("hello", request_id="shared")
+    await owner.accepted()
+    async with client.attach("shared", from_position=1) as reader:
+        assert (await anext(reader)).text == " 1"
+    await server.until(lambda: server.count("detach", "shared") == 1)
+    server.release("shared")
+    assert (await owner.completion()).text == "".join(f" {i}" for i in range(9))
+
+
+async def test_attaching_to_an_unknown_request_is_not_found(client: quire.AsyncClient) -> None:
+    with pytest.raises(quire.NotFoundError, match="nobody"):
+        await client.attach("nobody").completion()
+
+
+async def test_a_deadline_that_the_server_does_not_keep_is_kept_here(server: ScriptedServer) -> None:
+    server.default = Script(silent=True)
+    async with quire.AsyncClient(server.address) as client:
+        with pytest.raises(quire.RequestExpiredError, match="deadline"):
+            await client.generate("hello", timeout_s=0.05, request_id="late")
+        await server.until(lambda: server.count("cancel", "late") == 1)
+
+
+async def test_closing_the_client_detaches_without_cancelling(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    client = quire.AsyncClient(server.address)
+    stream = client.stream("hello", request_id="orphan")
+    await stream.accepted()
+    await client.close()
+    await server.until(lambda: server.count("end-of-session", "") == 1)
+
+    assert server.count("detach", "orphan") == 1
+    assert server.runs["orphan"].state == pb.REQUEST_STATE_RUNNING
+    with pytest.raises(quire.RequestCancelledError, match="closed"):
+        await stream.completion()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.stream("more")
+
+
+async def test_the_other_calls_answer_in_plain_data(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    completion = await client.generate("hello", tenant="acme")
+    record = await client.get(completion.request_id)
+    assert (record.state, record.tenant, record.text) == (quire.RequestState.FINISHED, "acme", completion.text)
+    assert await client.cancel(completion.request_id) is quire.RequestState.FINISHED
+    assert await client.tokenize("a b") == quire.Tokens((0, 1), ("a", "b"))
+    assert (await client.tokenize([quire.ChatMessage("user", "x y z")])).tokens == ("x", "y", "z")
+    assert await client.detokenize([3, 4]) == " 3 4"
+    assert (await client.model()).name == "scripted"
+    assert await client.health() is quire.Health.SERVING
+    with pytest.raises(quire.NotFoundError, match="nope"):
+        await client.get("nope")
+    with pytest.raises(quire.NotFoundError, match="nothing"):
+        await client.health("nothing")
+
+
+async def test_stats_derive_waste_and_hit_rate(client: quire.AsyncClient) -> None:
+    blocks = (await client.stats()).blocks
+    assert blocks.waste == 24 / 480  # 30 used blocks of 16 slots
+    assert blocks.prefix_hit_rate == 0.25
+    assert quire.BlockStats().waste is None
+    assert quire.BlockStats().prefix_hit_rate is None
+
+
+async def test_a_call_refused_for_now_is_made_again(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.refuse_calls = [quire.UnavailableError("no worker yet", 0.01) for _ in range(2)]
+    assert (await client.model()).name == "scripted"
+
+
+async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    await server.set_ready(False)
+    with pytest.raises(quire.UnavailableError, match="no worker"):
+        await client.wait_ready(0.05)
+    waiting = asyncio.create_task(client.wait_ready(10))
+    await server.set_ready(True)
+    await waiting

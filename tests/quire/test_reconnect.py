@@ -1,0 +1,181 @@
+"""What a request survives: broken sessions, a restarted server, a slow reader."""
+
+import asyncio
+
+import pytest
+
+import quire
+from tests.quire.scripted_server import Script, ScriptedServer
+
+
+def text_of(num_tokens: int) -> str:
+    return "".join(f" {i}" for i in range(num_tokens))
+
+
+async def test_a_broken_session_is_resumed_where_it_was(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=6, released=2)
+    streams = [client.stream("hello", request_id=f"r{i}") for i in range(3)]
+    chunks = [[await anext(stream)] for stream in streams]
+    server.break_sessions()
+    await server.until(lambda: all(server.count("attach", f"r{i}") == 1 for i in range(3)))
+    for i in range(3):
+        server.release(f"r{i}")
+    for stream, mine in zip(streams, chunks, strict=True):
+        mine += [chunk async for chunk in stream]
+
+    for mine in chunks:
+        assert "".join(chunk.text for chunk in mine) == text_of(6)
+        assert [chunk.position for chunk in mine] == [0, 2]  # attached at 2: nothing came twice
+    assert server.num_sessions == 2
+
+
+async def test_a_restarted_server_is_found_again(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=6, released=3)
+    stream = client.stream("hello", request_id="lasting")
+    first = await anext(stream)
+    address = server.address
+    await server.stop()
+    server.runs["lasting"].released = 6
+    server.runs["lasting"].settle()
+    await server.start(address)
+    rest = [chunk async for chunk in stream]
+
+    assert first.text + "".join(chunk.text for chunk in rest) == text_of(6)
+
+
+async def test_a_submission_without_an_answer_is_made_again_and_runs_once(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    silent = Script(num_tokens=4, silent=True)
+    server.default = silent
+    stream = client.stream("hello", request_id="unheard")
+    await server.until(lambda: server.count("submit", "unheard") == 1)
+    silent.silent = False
+    server.break_sessions()
+
+    assert (await stream.completion()).text == text_of(4)
+    assert server.count("submit", "unheard") == 2
+    assert (await stream.accepted()).attached
+
+
+async def test_a_resumption_refused_for_now_is_tried_again(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    script = server.default = Script(num_tokens=4, released=2)
+    stream = client.stream("hello", request_id="patient")
+    await anext(stream)
+    script.refusals = [quire.UnavailableError("recovering", 0.01) for _ in range(8)]  # more than `retries`
+    server.break_sessions()
+    await server.until(lambda: server.count("attach", "patient") == 9)
+    server.release("patient")
+    assert (await stream.completion()).text == text_of(4)
+
+
+async def test_a_server_that_stays_away_is_given_up(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=4, released=2)
+    async with quire.AsyncClient(server.address, reconnect_timeout_s=0.2) as client:
+        stream = client.stream("hello")
+        await anext(stream)
+        await server.stop()
+        with pytest.raises(quire.UnavailableError, match=r"quire serve"):
+            await anext(stream)
+
+
+async def test_a_server_that_was_never_there_is_given_up_soon() -> None:
+    async with quire.AsyncClient("127.0.0.1:1", connect_timeout_s=0.1) as client:
+        with pytest.raises(quire.UnavailableError, match=r"127\.0\.0\.1:1 .*quire serve"):
+            await client.generate("hello")
+        with pytest.raises(quire.UnavailableError, match=r"127\.0\.0\.1:1"):
+            await client.stats()
+        with pytest.raises(quire.UnavailableError, match="not ready after"):
+            await client.wait_ready(0.05)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:port", "127.0.0.1:99999", "http://host:80", ":80"])
+def test_what_cannot_be_an_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        quire.AsyncClient(address)
+
+
+async def test_a_request_whose_record_is_lost_is_not_found(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=4, released=2)
+    stream = client.stream("hello", request_id="forgotten")
+    await anext(stream)
+    del server.runs["forgotten"]
+    server.break_sessions()
+    with pytest.raises(quire.NotFoundError, match="forgotten"):
+        await anext(stream)
+
+
+async def test_a_cancellation_survives_a_broken_session(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    stream = client.stream("hello", request_id="unwanted")
+    await anext(stream)
+    server.break_sessions()
+    await server.until(lambda: server.count("end-of-session", "") == 1)
+    await stream.aclose()
+    await server.until(lambda: server.count("cancel", "unwanted") >= 1)
+
+
+async def test_an_idle_client_connects_again_for_its_next_request(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    await client.generate("hello")
+    address = server.address
+    await server.stop()
+    await server.start(address)
+    assert (await client.generate("hello again")).text == text_of(8)
+
+
+@pytest.mark.parametrize("on_disconnect", quire.OnDisconnect)
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(
+    server: ScriptedServer, on_disconnect: quire.OnDisconnect
+) -> None:
+    server.scripts["slow"] = Script(num_tokens=500, tokens_per_chunk=1)
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        slow = client.stream("slow", request_id="slow", on_disconnect=on_disconnect)
+        await slow.accepted()
+        others = await asyncio.gather(*(client.generate(f"fast {i}") for i in range(20)))
+        assert {each.text for each in others} == {text_of(8)}
+        chunks = [chunk async for chunk in slow]  # only now is it read
+
+    assert "".join(chunk.text for chunk in chunks) == text_of(500)
+    assert [chunk.position for chunk in chunks] == list(range(500))
+    assert server.count("attach", "slow") >= 1
+    if on_disconnect is quire.OnDisconnect.CONTINUE:
+        assert server.count("detach", "slow") >= 1
+
+
+async def test_an_unread_request_keeps_at_most_its_buffer(server: ScriptedServer) -> None:
+    server.scripts["slow"] = Script(num_tokens=500, tokens_per_chunk=1)
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        slow = client.stream("slow", request_id="slow", on_disconnect=quire.OnDisconnect.CONTINUE)
+        await server.until(lambda: server.count("detach", "slow") == 1)
+        buffered = [await anext(slow) for _ in range(16)]
+        await server.until(lambda: server.count("attach", "slow") == 1)
+        assert [chunk.position for chunk in buffered] == list(range(16))
+        assert (await slow.completion()).text == text_of(500)
+
+
+async def test_a_request_nobody_reads_yet_keeps_its_reader_on_the_server(server: ScriptedServer) -> None:
+    server.scripts["slow"] = Script(num_tokens=500, released=400, tokens_per_chunk=1)
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        slow = client.stream("slow", request_id="slow")
+        await slow.accepted()
+        await client.generate("other")  # by now more than the buffer has come
+        assert server.count("detach", "slow") == 0  # the server would cancel what has no reader
+        server.release("slow")
+        assert (await slow.completion()).text == text_of(500)
+
+
+async def test_a_position_out_of_order_fails_that_request_alone(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = Script(num_tokens=9, released=4)
+    bad = client.stream("bad", request_id="bad")
+    good = client.stream("good", request_id="good")
+    await anext(bad)
+    await anext(good)
+    server.skip("bad", 2)
+    with pytest.raises(quire.QuireError, match="position 6 where 4 was due"):
+        await anext(bad)
+    server.release("good")
+    assert (await good.completion()).text == text_of(9)
