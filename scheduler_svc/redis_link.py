@@ -56,9 +56,10 @@ class RedisLink:
                     break
                 except TimeoutError as error:
                     raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from error
-                except _REFUSED as error:
-                    raise StoreConfigurationError(str(error)) from error
                 except (RedisError, OSError) as error:
+                    # The library may wrap what the server said while connecting.
+                    if isinstance(error, _REFUSED) or isinstance(error.__cause__, _REFUSED):
+                        raise StoreConfigurationError(str(error)) from error
                     if attempt == self._attempts:
                         raise StoreUnavailableError(str(error)) from error
         for reply in replies:

@@ -1,0 +1,103 @@
+"""What the journal's tests share: a journal on a store, entries to put into it, and a look at what is in it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+from common.arrays import unpack_int32
+from protos import inference_pb2
+from protos import journal_pb2 as pb
+from scheduler_svc.journal import Journal
+from scheduler_svc.journal_entry import read_journal
+from scheduler_svc.redis_store import RedisStore
+from scheduler_svc.store import Store, StoreError
+
+
+@asynccontextmanager
+async def redis_store(url: str, *, timeout_s: float = 1.0) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, timeout_s=timeout_s)
+    try:
+        await store.connect(patience_s=10.0)
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def running_journal(
+    store: Store,
+    *,
+    leader_id: str = "test",
+    max_entry_bytes: int = 1 << 20,
+    trim_every: int = 512,
+    close_timeout_s: float = 20.0,
+) -> AsyncIterator[Journal]:
+    journal = Journal(
+        store,
+        leader_id=leader_id,
+        max_entry_bytes=max_entry_bytes,
+        trim_every=trim_every,
+        close_timeout_s=close_timeout_s,
+    )
+    await journal.open()
+    writing = asyncio.create_task(journal.run())
+    try:
+        yield journal
+    finally:
+        await journal.close()
+        with suppress(StoreError):
+            await writing
+
+
+class Writer:
+    """Appends numbered tokens, and remembers in which order they were acknowledged."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.sent: list[int] = []
+        self.durable: list[int] = []
+
+    def append(self, count: int = 1) -> None:
+        """One call of append for each of the next `count` tokens."""
+        for _ in range(count):
+            token = len(self.sent)
+            self.sent.append(token)
+            self.journal.append(sequences=[1], tokens=[token], on_durable=partial(self._note, token))
+
+    def _note(self, token: int) -> None:
+        self.durable.append(token)
+
+    async def all_durable(self) -> None:
+        await until(lambda: len(self.durable) == len(self.sent))
+
+
+def admission(sequence: int, *, prompt_tokens: int = 4) -> pb.Admission:
+    return pb.Admission(
+        sequence=sequence,
+        request=inference_pb2.GenerateRequest(request_id=f"r{sequence}"),
+        prompt_token_ids=bytes(4 * prompt_tokens),
+        arrived_unix_ns=1,
+    )
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Lets the event loop turn until the condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for is not the test's to signal
+            await asyncio.sleep(0.002)
+
+
+async def entries_of(store: Store) -> list[tuple[str, pb.JournalEntry]]:
+    return [(str(entry_id), entry) async for entry_id, entry in read_journal(store)]
+
+
+async def tokens_of(store: Store) -> list[int]:
+    """All tokens in the journal, in order."""
+    return [token for _, entry in await entries_of(store) for token in unpack_int32(entry.delta_tokens)]
+
+
+def assert_nothing_lost_or_doubled(acknowledged: list[int], written: list[int]) -> None:
+    assert not [token for token, count in Counter(written).items() if count > 1]
+    assert written[: len(acknowledged)] == acknowledged

@@ -1,0 +1,350 @@
+"""The journal's promises to the engine, on a store in memory that the test can hold back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from common.arrays import unpack_int32
+from protos import inference_pb2
+from protos import journal_pb2 as pb
+from scheduler_svc.journal import Journal
+from scheduler_svc.memory_store import MemoryStore
+from scheduler_svc.store import (
+    JOURNAL_START,
+    EntryId,
+    FencedError,
+    StaleEntryError,
+    StoreFlushedError,
+    StoreUnavailableError,
+)
+from tests.scheduler.journal_setup import Writer, admission, entries_of, running_journal, tokens_of, until
+
+
+class HeldStore(MemoryStore):
+    """Takes an entry only when the test lets it: an XADD that is on its way for as long as the test needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_gate = asyncio.Event()
+        self.open_gate.set()
+        self.num_in_flight = 0
+        self.most_in_flight = 0
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        self.num_in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
+        await self.open_gate.wait()
+        self.num_in_flight -= 1
+        await super().append(entry_id, payload, create=create)
+
+
+class FailingStore(MemoryStore):
+    """Refuses or loses what the test says, one failure per attempt."""
+
+    def __init__(self, failures: Sequence[Exception], *, after_append: bool) -> None:
+        super().__init__()
+        self.failures = list(failures)
+        self.after_append = after_append
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        if entry_id.seq == 0 or not self.failures:
+            await super().append(entry_id, payload, create=create)
+            return
+        if self.after_append:
+            await super().append(entry_id, payload, create=create)
+        raise self.failures.pop(0)
+
+
+async def first_id(store: MemoryStore) -> EntryId:
+    """The first entry left, once a trim that is due has run."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return (await store.read_entries(JOURNAL_START, 1))[0].entry_id
+
+
+def delta_logprobs(delta: int, token_id: int) -> pb.DeltaLogprobs:
+    return pb.DeltaLogprobs(delta=delta, logprobs=inference_pb2.TokenLogprobs(token_id=token_id, logprob=-1.0))
+
+
+async def test_an_epoch_begins_with_a_leader_start_alone() -> None:
+    store = MemoryStore()
+    async with running_journal(store, leader_id="me") as journal:
+        await journal.admit(admission(1))
+    (first_id, first), (second_id, second) = await entries_of(store)
+    assert (first_id, first.leader_start.leader_id) == ("1-0", "me")
+    assert not first.admissions
+    assert (second_id, [each.sequence for each in second.admissions]) == ("1-1", [1])
+    assert not second.HasField("leader_start")
+
+
+async def test_what_piles_up_while_an_entry_is_in_flight_becomes_the_next_one() -> None:
+    store = HeldStore()
+    async with running_journal(store) as journal:
+        store.open_gate.clear()
+        writer = Writer(journal)
+        writer.append()
+        await until(lambda: store.num_in_flight == 1)
+        writer.append(40)
+        accepted = journal.admit(admission(2))
+        assert journal.stats.pending == 42
+        store.open_gate.set()
+        await writer.all_durable()
+        await accepted
+        stats = journal.stats
+    assert (stats.entries, stats.pending, stats.pending_bytes) == (3, 0, 0)  # LeaderStart, 1 token, 40 and 1
+    assert store.most_in_flight == 1
+    assert writer.durable == await tokens_of(store) == list(range(41))
+
+
+async def test_callbacks_run_in_order_and_only_after_the_acknowledgement() -> None:
+    store = HeldStore()
+    async with running_journal(store) as journal:
+        store.open_gate.clear()
+        writer = Writer(journal)
+        writer.append(3)
+        accepted = journal.admit(admission(5))
+        await until(lambda: store.num_in_flight == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert writer.durable == []
+        assert not accepted.done()
+        store.open_gate.set()
+        await writer.all_durable()
+        assert writer.durable == [0, 1, 2]
+        assert accepted.done()
+
+
+async def test_an_entry_keeps_all_that_an_iteration_brought() -> None:
+    store = HeldStore()
+    finish = pb.Finish(sequence=8, state=inference_pb2.REQUEST_STATE_FINISHED)
+    done: list[str] = []
+    async with running_journal(store) as journal:
+        store.open_gate.clear()
+        journal.append(sequences=[1], tokens=[10], on_durable=lambda: done.append("first"))
+        await until(lambda: store.num_in_flight == 1)
+        journal.append(
+            sequences=[7, 8], tokens=[70, 80], logprobs=[delta_logprobs(1, 80)], on_durable=lambda: done.append("a")
+        )
+        journal.append(
+            sequences=[7, 8],
+            tokens=[71, 81],
+            logprobs=[delta_logprobs(0, 71), delta_logprobs(1, 81)],
+            finishes=[finish],
+            on_durable=lambda: done.append("b"),
+        )
+        store.open_gate.set()
+        await until(lambda: len(done) == 3)
+    assert done == ["first", "a", "b"]
+    _, entry = (await entries_of(store))[-1]
+    assert list(unpack_int32(entry.delta_sequences)) == [7, 8, 7, 8]
+    assert list(unpack_int32(entry.delta_tokens)) == [70, 80, 71, 81]
+    assert [(each.delta, each.logprobs.token_id) for each in entry.delta_logprobs] == [(1, 80), (2, 71), (3, 81)]
+    assert list(entry.finishes) == [finish]
+
+
+async def test_a_long_pile_is_cut_into_several_entries() -> None:
+    store = HeldStore()
+    async with running_journal(store, max_entry_bytes=80) as journal:  # ten tokens of eight bytes
+        store.open_gate.clear()
+        writer = Writer(journal)
+        writer.append()
+        await until(lambda: store.num_in_flight == 1)
+        writer.append(25)
+        store.open_gate.set()
+        await writer.all_durable()
+    sizes = [len(entry.delta_tokens) // 4 for _, entry in await entries_of(store)]
+    assert sizes == [0, 1, 10, 10, 5]
+    assert writer.durable == list(range(26))
+
+
+async def test_a_failing_callback_does_not_stop_the_others() -> None:
+    def fail() -> None:
+        raise RuntimeError("reader is gone")
+
+    store = MemoryStore()
+    with capture_logs() as logs:
+        async with running_journal(store) as journal:
+            journal.append(sequences=[1], tokens=[0], on_durable=fail)
+            writer = Writer(journal)
+            writer.append(2)
+            await writer.all_durable()
+    assert [log["event"] for log in logs] == ["a callback of the journal failed"]
+
+
+async def test_closing_writes_what_is_pending() -> None:
+    store = MemoryStore()
+    async with running_journal(store) as journal:
+        accepted = journal.admit(admission(1))
+        writer = Writer(journal)
+        writer.append(5)
+        await asyncio.sleep(0)
+    assert accepted.done()
+    assert accepted.exception() is None
+    assert writer.durable == await tokens_of(store) == list(range(5))
+
+
+async def test_after_closing_nothing_is_accepted() -> None:
+    async with running_journal(MemoryStore()) as journal:
+        pass
+    called: list[int] = []
+    journal.append(sequences=[1], tokens=[1], on_durable=lambda: called.append(1))
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await journal.admit(admission(1))
+    assert not called
+    assert journal.stats.pending == 0
+
+
+async def test_closing_gives_up_on_a_store_that_stays_away() -> None:
+    store = FailingStore([StoreUnavailableError("gone")] * 1000, after_append=False)
+    with capture_logs() as logs:
+        async with running_journal(store, close_timeout_s=0.2) as journal:
+            accepted = journal.admit(admission(1))
+            later = [journal.admit(admission(sequence)) for sequence in (2, 3)]
+            await until(lambda: journal.stats.degraded)
+    for future in [accepted, *later]:
+        with pytest.raises(StoreUnavailableError):
+            await future
+    assert logs[-1]["event"] == "journal closed with unwritten records"
+
+
+async def test_a_lost_acknowledgement_is_looked_up_before_anything_else_is_sent() -> None:
+    store = FailingStore([StoreUnavailableError("reply lost")], after_append=True)
+    async with running_journal(store) as journal:
+        writer = Writer(journal)
+        writer.append()
+        await writer.all_durable()
+        writer.append()
+        await writer.all_durable()
+        assert not journal.stats.degraded
+    assert [entry_id for entry_id, _ in await entries_of(store)] == ["1-0", "1-1", "1-2"]
+    assert writer.durable == await tokens_of(store) == [0, 1]
+
+
+async def test_an_entry_that_did_not_arrive_is_sent_again() -> None:
+    store = FailingStore([StoreUnavailableError("MISCONF no disk"), StoreUnavailableError("OOM")], after_append=False)
+    with capture_logs() as logs:
+        async with running_journal(store) as journal:
+            writer = Writer(journal)
+            writer.append(2)
+            await until(lambda: journal.stats.degraded)
+            await writer.all_durable()
+            assert not journal.stats.degraded
+    assert await tokens_of(store) == [0, 1]
+    assert [log["event"] for log in logs] == [
+        "journal degraded: output waits for the store",
+        "journal recovered",
+    ]
+
+
+async def test_an_id_that_someone_else_wrote_is_not_taken_for_ours() -> None:
+    """After a flush two leaders can hold one epoch; a refusal without a lost reply tells them apart."""
+    store = MemoryStore()
+    journal = Journal(store, leader_id="first")
+    await journal.open()
+    await store.append(EntryId(1, 1), b"someone else's")
+    accepted = journal.admit(admission(1))
+    with pytest.raises(FencedError, match="newer scheduler took over"):
+        await journal.run()
+    with pytest.raises(FencedError):
+        await accepted
+
+
+async def test_a_newer_leader_ends_the_older_one_for_good() -> None:
+    store = MemoryStore()
+    older, newer = Journal(store, leader_id="older"), Journal(store, leader_id="newer")
+    assert await older.open() == 1
+    assert await newer.open() == 2
+    accepted = older.admit(admission(1))
+    older_writer = Writer(older)
+    older_writer.append()
+    with pytest.raises(FencedError, match="it wrote 2-0"):
+        await older.run()
+    with pytest.raises(FencedError):
+        await accepted
+    with pytest.raises(FencedError):
+        await older.admit(admission(2))
+    await older.close()
+    assert older_writer.durable == []
+    assert [entry_id for entry_id, _ in await entries_of(store)] == ["1-0", "2-0"]
+
+
+async def test_an_epoch_is_never_taken_twice_though_its_counter_is_lost() -> None:
+    store = MemoryStore()
+    await store.append(EntryId(41, 7), b"", create=True)
+    journal = Journal(store, leader_id="test")
+    assert await journal.open() == 42
+
+
+async def test_opening_gives_up_when_other_leaders_are_always_faster() -> None:
+    class Contended(MemoryStore):
+        async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+            raise StaleEntryError("equal or smaller")
+
+    with pytest.raises(FencedError):
+        await Journal(Contended(), leader_id="test").open()
+
+
+async def test_a_journal_that_was_flushed_is_begun_again() -> None:
+    class Flushed(MemoryStore):
+        flush_at = EntryId(1, 2)
+
+        async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+            if entry_id == self.flush_at and not create:
+                await self.trim(EntryId(1 << 62, 0))
+                raise StoreFlushedError("gone")
+            await super().append(entry_id, payload, create=create)
+
+    store = Flushed()
+    with capture_logs() as logs:
+        async with running_journal(store) as journal:
+            writer = Writer(journal)
+            writer.append()
+            await writer.all_durable()
+            writer.append()
+            await writer.all_durable()
+            stats = journal.stats
+    assert (stats.num_recreated, stats.degraded) == (1, False)
+    entries = await entries_of(store)
+    assert [entry_id for entry_id, _ in entries] == ["1-2", "1-3"]
+    assert entries[0][1].HasField("leader_start")
+    assert await tokens_of(store) == [1]
+    assert {"log_level": "error", "event": "the store lost the journal; beginning it again", "epoch": 1} in logs
+
+
+async def test_only_what_a_living_admission_needs_is_kept() -> None:
+    store = MemoryStore()
+    async with running_journal(store, trim_every=4) as journal:
+        writer = Writer(journal)
+        for sequence in range(1, 7):  # entries 1 to 6
+            await journal.admit(admission(sequence))
+        journal.forget(1)
+        journal.forget(2)
+        journal.forget(4)
+        for _ in range(4):  # entries 7 to 10: a trim comes along
+            writer.append()
+            await writer.all_durable()
+        assert await first_id(store) == EntryId(1, 3)
+        for sequence in (3, 5, 6):
+            journal.forget(sequence)
+        for _ in range(4):
+            writer.append()
+            await writer.all_durable()
+        assert await first_id(store) >= EntryId(1, 11)
+
+
+async def test_an_admission_forgotten_before_it_was_durable_holds_nothing() -> None:
+    store = HeldStore()
+    async with running_journal(store, trim_every=2) as journal:
+        store.open_gate.clear()
+        accepted = journal.admit(admission(1))
+        await until(lambda: store.num_in_flight == 1)
+        journal.forget(1)
+        store.open_gate.set()
+        await accepted
+        writer = Writer(journal)
+        for _ in range(6):
+            writer.append()
+            await writer.all_durable()
+        assert await first_id(store) > EntryId(1, 1)

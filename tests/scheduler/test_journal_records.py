@@ -1,0 +1,129 @@
+"""Request records: written behind everyone's back, readable from the first moment, patient with the store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+from structlog.testing import capture_logs
+
+from scheduler_svc.memory_store import MemoryStore
+from scheduler_svc.records import Records
+from scheduler_svc.store import Store, StoreUnavailableError
+from tests.scheduler.journal_setup import redis_store, until
+from tests.valkey import ValkeyProcess
+
+
+class AwayStore(MemoryStore):
+    """Takes no records while it is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = True
+        self.batches: list[int] = []
+
+    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+        if self.is_away:
+            raise StoreUnavailableError("away")
+        self.batches.append(len(payloads))
+        await super().put_records(payloads, ttl_s)
+
+
+@asynccontextmanager
+async def running_records(
+    store: Store, *, max_pending_bytes: int = 1 << 20, close_timeout_s: float = 10.0
+) -> AsyncIterator[Records]:
+    records = Records(store, max_pending_bytes=max_pending_bytes, close_timeout_s=close_timeout_s)
+    writing = asyncio.create_task(records.run())
+    try:
+        yield records
+    finally:
+        await records.close()
+        await writing
+
+
+async def test_a_record_can_be_read_before_it_is_written() -> None:
+    store = AwayStore()
+    async with running_records(store, close_timeout_s=0.1) as records:
+        records.put("a", b"one")
+        assert await records.get("a") == b"one"
+        assert await records.get("b") is None
+        assert await store.get_record("a") is None
+
+
+async def test_records_wait_for_a_store_that_is_away_and_go_in_one_batch() -> None:
+    store = AwayStore()
+    settled: list[str] = []
+    async with running_records(store) as records:
+        for i in range(300):
+            records.put(f"r{i}", b"x", on_settled=partial(settled.append, f"r{i}"))
+        await asyncio.sleep(0)
+        assert (records.num_pending, settled) == (300, [])
+        store.is_away = False
+        await until(lambda: records.num_pending == 0)
+    assert store.batches == [256, 44]
+    assert settled == [f"r{i}" for i in range(300)]
+    assert records.num_given_up == 0
+
+
+async def test_a_newer_record_replaces_one_that_still_waits() -> None:
+    store = AwayStore()
+    async with running_records(store) as records:
+        records.put("a", b"old")
+        records.put("a", b"new")
+        assert records.num_pending == 1
+        store.is_away = False
+    assert await store.get_record("a") == b"new"
+    assert store.batches == [1]
+
+
+async def test_a_record_put_again_while_it_is_written_is_written_again() -> None:
+    class PutsAgain(MemoryStore):
+        async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+            await super().put_records(payloads, ttl_s)
+            if payloads["a"] == b"old":
+                records.put("a", b"new")
+
+    store = PutsAgain()
+    async with running_records(store) as records:
+        records.put("a", b"old")
+        await until(lambda: records.num_pending == 0)
+    assert await store.get_record("a") == b"new"
+
+
+async def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
+    store = AwayStore()
+    settled: list[int] = []
+    with capture_logs() as logs:
+        async with running_records(store, max_pending_bytes=100) as records:
+            for i in range(5):
+                records.put(f"r{i}", bytes(40), on_settled=partial(settled.append, i))
+            assert records.num_pending == 2
+            assert settled == [0, 1, 2]
+            assert records.num_given_up == 3
+            store.is_away = False
+    given_up = [log["request_id"] for log in logs if log["event"].startswith("record given up")]
+    assert given_up == ["r0", "r1", "r2"]
+    assert await store.get_record("r4") == bytes(40)
+
+
+async def test_closing_gives_up_on_a_store_that_stays_away() -> None:
+    with capture_logs() as logs:
+        async with running_records(AwayStore(), close_timeout_s=0.1) as records:
+            records.put("a", b"one")
+            await asyncio.sleep(0)
+    assert logs[-1] == {"event": "records lost at the end", "log_level": "error", "pending": 1}
+
+
+async def test_records_survive_a_killed_server_and_use_no_journal_command(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store, running_records(store) as records:
+        records.put("a", b"before")
+        await until(lambda: records.num_pending == 0)
+        valkey.kill()
+        records.put("b", b"during")
+        await asyncio.sleep(0)
+        valkey.start()
+        await until(lambda: records.num_pending == 0)
+        assert await records.get("a") == b"before"
+        assert await records.get("b") == b"during"
+        assert valkey.num_calls("xadd") == 0

@@ -1,0 +1,204 @@
+"""Both stores refuse and keep the same; opening one says clearly what is wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from scheduler_svc.keys import Keys
+from scheduler_svc.memory_store import MemoryStore
+from scheduler_svc.open_store import open_store
+from scheduler_svc.redis_store import RedisStore
+from scheduler_svc.store import (
+    JOURNAL_START,
+    EntryId,
+    StaleEntryError,
+    Store,
+    StoreConfigurationError,
+    StoreFlushedError,
+    StoreUnavailableError,
+)
+from tests.scheduler.journal_setup import redis_store
+from tests.valkey import ValkeyProcess
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest, valkey: ValkeyProcess) -> AsyncIterator[Store]:
+    url = "memory" if request.param == "memory" else valkey.url
+    opened = await open_store(url)
+    yield opened
+    await opened.close()
+
+
+async def test_epochs_rise(store: Store) -> None:
+    assert [await store.next_epoch() for _ in range(3)] == [1, 2, 3]
+
+
+async def test_entries_come_back_in_order(store: Store) -> None:
+    assert await store.last_entry_id() is None
+    await store.append(EntryId(2, 0), b"first", create=True)
+    await store.append(EntryId(2, 1), b"")
+    await store.append(EntryId(3, 0), bytes(range(256)))
+    assert await store.last_entry_id() == EntryId(3, 0)
+    entries = await store.read_entries(JOURNAL_START, 10)
+    assert [(each.entry_id, each.payload) for each in entries] == [
+        (EntryId(2, 0), b"first"),
+        (EntryId(2, 1), b""),
+        (EntryId(3, 0), bytes(range(256))),
+    ]
+    assert [each.entry_id for each in await store.read_entries(EntryId(2, 1), 1)] == [EntryId(2, 1)]
+
+
+async def test_checksums_are_the_same_in_both_stores(store: Store) -> None:
+    await store.append(EntryId(1, 0), b"123456789", create=True)
+    (entry,) = await store.read_entries(JOURNAL_START, 1)
+    assert entry.checksum == b"cbf43926"  # the check value of CRC-32
+
+
+@pytest.mark.parametrize("stale", [EntryId(5, 3), EntryId(5, 2), EntryId(4, 9)])
+async def test_an_id_that_is_not_new_is_refused(store: Store, stale: EntryId) -> None:
+    await store.append(EntryId(5, 3), b"x", create=True)
+    with pytest.raises(StaleEntryError):
+        await store.append(stale, b"y")
+    assert len(await store.read_entries(JOURNAL_START, 10)) == 1
+
+
+async def test_a_journal_that_is_not_there_is_not_made_by_accident(store: Store) -> None:
+    with pytest.raises(StoreFlushedError):
+        await store.append(EntryId(1, 1), b"x")
+    assert await store.last_entry_id() is None
+
+
+async def test_trimming_keeps_the_last_id(store: Store) -> None:
+    for seq in range(300):
+        await store.append(EntryId(1, seq), bytes(512), create=True)
+    await store.trim(EntryId(1, 290))
+    entries = await store.read_entries(JOURNAL_START, 1000)
+    assert 10 <= len(entries) <= 20  # a node of the stream, 4096 bytes, goes as a whole
+    assert await store.last_entry_id() == EntryId(1, 299)
+    await store.trim(EntryId(2, 0))
+    with pytest.raises(StaleEntryError):
+        await store.append(EntryId(1, 299), b"again")
+
+
+async def test_records_are_kept_by_request_id(store: Store) -> None:
+    await store.put_records({"a": b"one", "b": b"\x00\r\n"}, ttl_s=60)
+    await store.put_records({"a": b"two"}, ttl_s=60)
+    assert await store.get_record("a") == b"two"
+    assert await store.get_record("b") == b"\x00\r\n"
+    assert await store.get_record("c") is None
+
+
+async def test_records_expire_in_redis(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store:
+        await store.put_records({"a": b"one"}, ttl_s=3600)
+        key = Keys.of("default").record("a")
+        left_ms = int(valkey.command("PTTL", key)[1:])
+        assert 3_590_000 < left_ms <= 3_600_000
+        valkey.command("PEXPIREAT", key, "1")
+        assert await store.get_record("a") is None
+
+
+async def test_records_expire_in_memory() -> None:
+    now_s = 0.0
+    store = MemoryStore(clock_s=lambda: now_s)
+    await store.put_records({"a": b"one"}, ttl_s=10)
+    now_s = 9.9
+    assert await store.get_record("a") == b"one"
+    now_s = 10.0
+    assert await store.get_record("a") is None
+
+
+async def test_deployments_share_a_server_and_nothing_else(valkey: ValkeyProcess) -> None:
+    one = await open_store(valkey.url, deployment="one")
+    two = await open_store(valkey.url, deployment="two")
+    try:
+        await one.append(EntryId(1, 0), b"x", create=True)
+        await one.put_records({"a": b"of one"}, ttl_s=60)
+        assert await two.last_entry_id() is None
+        assert await two.get_record("a") is None
+    finally:
+        await one.close()
+        await two.close()
+
+
+def test_a_deployment_cannot_break_out_of_its_keys() -> None:
+    assert Keys.of("blue-1").journal == "{quire:blue-1}:journal"
+    for bad in ("", "a}b", "a b", "x" * 65):
+        with pytest.raises(ValueError, match="letters"):
+            Keys.of(bad)
+
+
+async def test_reading_records_survives_a_restart_of_the_server(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store:
+        await store.put_records({"a": b"one"}, ttl_s=60)
+        valkey.kill()
+        with pytest.raises(StoreUnavailableError):
+            await store.get_record("a")
+        valkey.start()
+        assert await store.get_record("a") == b"one"
+
+
+async def test_concurrent_callers_get_their_own_replies(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store:
+        await store.put_records({str(i): str(i).encode() for i in range(50)}, ttl_s=60)
+        values = [store.get_record(str(i)) for i in range(50)]
+        assert [await value for value in values] == [str(i).encode() for i in range(50)]
+
+
+async def test_the_password_is_used_and_never_shown(valkey: ValkeyProcess) -> None:
+    valkey.command("ACL", "SETUSER", "quire", "on", ">s3cret", "~{quire:*", "+@all")
+    address = str(valkey.socket_path)
+    store = await open_store(f"unix://quire:s3cret@{address}")
+    assert await store.next_epoch() == 1
+    assert isinstance(store, RedisStore)
+    assert store.address == f"unix://quire:***@{address}"
+    await store.close()
+    with pytest.raises(StoreConfigurationError, match="refuses us") as refused:
+        await open_store(f"unix://quire:wr0ng@{address}", patience_s=60.0)
+    assert "wr0ng" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["", "redis", "http://localhost:6379", "localhost:6379", "rediss:/x"])
+async def test_an_address_that_is_none_is_refused_with_what_to_write(url: str) -> None:
+    with pytest.raises(StoreConfigurationError, match="redis://host:port"):
+        await open_store(url)
+
+
+async def test_a_malformed_deployment_is_refused_at_the_opening() -> None:
+    with pytest.raises(StoreConfigurationError, match="deployment"):
+        await open_store("redis://localhost", deployment="a}b")
+
+
+async def test_an_unreachable_store_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError) as unreachable:
+        await open_store(f"unix://{tmp_path}/nobody", patience_s=0.3)
+    message = str(unreachable.value)
+    assert f"the store at unix://{tmp_path}/nobody did not answer within 0.3 s" in message
+    assert "start Redis or Valkey" in message
+
+
+async def test_opening_waits_for_a_server_that_is_late() -> None:
+    server = ValkeyProcess()
+    try:
+        opening = asyncio.create_task(open_store(server.url, patience_s=60.0))
+        await asyncio.sleep(0.01)  # the first attempt meets no socket
+        await asyncio.to_thread(server.start)
+        await (await opening).close()
+    finally:
+        server.close()
+
+
+async def test_unsafe_server_settings_are_warned_of(valkey: ValkeyProcess) -> None:
+    valkey.command("CONFIG", "SET", "appendonly", "no")
+    valkey.command("CONFIG", "SET", "maxmemory", "100mb")
+    valkey.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with capture_logs() as logs:
+        store = await open_store(valkey.url)
+        await store.close()
+    assert [log["event"] for log in logs] == [
+        "the store keeps no append-only file: set appendonly yes",
+        "the store may evict the journal: set maxmemory-policy noeviction",
+    ]
