@@ -84,9 +84,7 @@ def plan_attention(rows: RaggedRows, key_cache: Tensor, sliding_window: int | No
     return AttentionPlan(rows, sliding_window, groups, tuple(prefill_rows))
 
 
-def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float
-) -> Tensor:
+def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """softmax(scale * Q K^T + mask) V for each row, K and V gathered through its block table (paper, eq. 4).
 
     Grouped queries: heads h * G to h * G + G - 1 share key-value head h, G = num_heads / num_kv_heads.

@@ -21,9 +21,7 @@ class EqualityReport:
     num_cuts: int  # sequences that were compared only up to a near tie
 
     def __str__(self) -> str:
-        return (
-            f"{self.num_tokens} tokens of {self.num_sequences} sequences equal, {self.num_cuts} cut at a near tie"
-        )
+        return f"{self.num_tokens} tokens of {self.num_sequences} sequences equal, {self.num_cuts} cut at a near tie"
 
 
 def comparable_length(margins: Sequence[float], near_tie: float = NEAR_TIE) -> int:
@@ -43,9 +41,7 @@ def compare_tokens(
     """
     assert len(reference_tokens) == len(reference_margins) == len(ours), "one output for each reference sequence"
     num_tokens = num_cuts = 0
-    for index, (tokens, margins, candidate) in enumerate(
-        zip(reference_tokens, reference_margins, ours, strict=True)
-    ):
+    for index, (tokens, margins, candidate) in enumerate(zip(reference_tokens, reference_margins, ours, strict=True)):
         assert len(tokens) == len(margins), f"sequence {index}: one margin for each reference token"
         length = comparable_length(margins)
         for position in range(length):

@@ -157,12 +157,8 @@ def _download(name: str, folder: Path) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_ALLOWED), ignore_patterns=list(_HUB_IGNORED)))
     except HFValidationError as error:
-        raise CheckpointError(
-            f"{name!r} is neither a folder nor a valid hub id (owner/model): check it"
-        ) from error
-    except (
-        Exception
-    ) as error:  # whatever the HTTP library under the hub client raises: which one, differs by version
+        raise CheckpointError(f"{name!r} is neither a folder nor a valid hub id (owner/model): check it") from error
+    except Exception as error:  # whatever the HTTP library under the hub client raises: which one, differs by version
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{name!r} is no local folder, and the hub does not give a model of that name ({reason}): check the "

@@ -93,9 +93,7 @@ class KVPool:
             swap_blocks(self.host_blocks, self.blocks, _as_tensor(pairs))
 
 
-def num_pool_blocks(
-    *, free_bytes: int, fraction: float, bytes_per_block: int, num_blocks: int | None = None
-) -> int:
+def num_pool_blocks(*, free_bytes: int, fraction: float, bytes_per_block: int, num_blocks: int | None = None) -> int:
     """How many blocks the pool gets: as many as fit in `fraction` of the free memory, or `num_blocks` if given.
 
     Raises PoolSizeError, which says what to change, if not even one block fits or those asked for do not.
@@ -125,9 +123,7 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = next(
-        int(line.split()[1]) * 1024
-        for line in _MEMINFO.read_text().splitlines()
-        if line.startswith("MemAvailable")
+        int(line.split()[1]) * 1024 for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable")
     )
     in_cgroup = _cgroup_free_bytes()
     return available if in_cgroup is None else min(available, in_cgroup)

@@ -30,9 +30,7 @@ class Case:
 
     def attend(self, window: int | None = None) -> Tensor:
         plan = plan_attention(self.rows, self.key_cache, window)
-        return paged_attention(
-            torch.cat(self.queries), self.key_cache, self.value_cache, plan, 1 / math.sqrt(HEAD_DIM)
-        )
+        return paged_attention(torch.cat(self.queries), self.key_cache, self.value_cache, plan, 1 / math.sqrt(HEAD_DIM))
 
     def expected(self, window: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
         triples = zip(self.queries, self.keys, self.values, strict=True)
@@ -110,9 +108,7 @@ def test_whole_prompts_follow_the_formula(heads: tuple[int, int], block_size: in
 
 @pytest.mark.parametrize("window", [None, 1, 7, 16, 200])
 @pytest.mark.parametrize("block_size", [1, 8, 16])
-def test_chunks_prompts_and_decode_rows_in_one_call_follow_the_formula(
-    window: int | None, block_size: int
-) -> None:
+def test_chunks_prompts_and_decode_rows_in_one_call_follow_the_formula(window: int | None, block_size: int) -> None:
     spans = [(1, 1), (17, 17), (1, 64), (5, 33), (1, 17), (16, 48), (2, 63), (1, 129), (1, 15), (31, 32)]
     case = _case(spans, block_size=block_size)
     torch.testing.assert_close(case.attend(window).double(), case.expected(window), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,7 @@
 """Runs a decoder over a paged pool the hard way: scattered blocks, poisoned slots, chunks mixed with decode rows.
 
-It stands in for scheduler and executor in the decoder's tests. Blocks are written only through the slot mapping, and
-what no token wrote is NaN.
+It stands in for scheduler and executor in the decoder's tests. Blocks are written only through the slot mapping,
+and what no token wrote is NaN.
 """
 
 import random

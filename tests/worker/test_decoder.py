@@ -24,9 +24,7 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
-def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_prefill(
-    name: str, tmp_path: Path
-) -> None:
+def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_prefill(name: str, tmp_path: Path) -> None:
     folder = write_tiny_model(name, tmp_path)
     prompts = random_prompts(PROMPT_LENGTHS)
     reference = reference_greedy(folder, prompts, NUM_TOKENS)
@@ -47,6 +45,15 @@ def test_greedy_tokens_do_not_depend_on_the_block_size(block_size: int, tmp_path
     runner = PagedRunner(load_decoder(folder, None, CPU), num_blocks=400 // block_size, block_size=block_size)
     ours = runner.generate(prompts, 24, batch_size=3, chunk=9)
     assert_equal_greedy(reference.tokens, reference.margins, ours)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_logits_equal_those_of_transformers_to_float32_rounding(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(name, tmp_path)
+    prompt = random_prompts((70,))[0]
+    reference = _reference_logits(folder, prompt, torch.float32)
+    error = (_paged_logits(folder, prompt, torch.float32) - reference).abs()
+    assert error.max() <= 1e-4 * reference.std()
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)

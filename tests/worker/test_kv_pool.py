@@ -71,9 +71,7 @@ def test_a_given_number_of_blocks_is_taken_if_it_fits() -> None:
     ("fraction", "num_blocks", "remedy"),
     [(0.0, None, "above 0"), (1.1, None, "at most 1"), (0.05, None, "raise the fraction"), (0.9, 0, "at least 1")],
 )
-def test_impossible_sizes_are_refused_with_what_to_change(
-    fraction: float, num_blocks: int | None, remedy: str
-) -> None:
+def test_impossible_sizes_are_refused_with_what_to_change(fraction: float, num_blocks: int | None, remedy: str) -> None:
     with pytest.raises(PoolSizeError, match=remedy):
         num_pool_blocks(free_bytes=1000, fraction=fraction, bytes_per_block=100, num_blocks=num_blocks)
 

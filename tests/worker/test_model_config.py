@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from worker_svc.checkpoint import CheckpointError
 from worker_svc.model.config import Family, ModelConfig
 from worker_svc.model.families import read_model_config
-from worker_svc.model.layers import inverse_frequencies
+from worker_svc.model.layers import inverse_frequencies, rotation
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -170,3 +170,12 @@ def test_scaled_frequencies_equal_those_of_transformers(scaling: dict[str, Any],
     expected, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
     ours = inverse_frequencies(config.rope, config.head_dim, torch.device("cpu"))
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0.0)
+
+
+def test_far_positions_keep_their_angles_in_half_precision() -> None:
+    positions = torch.tensor([0, 257, 1001, 4099])  # bfloat16 counts exactly up to 256 only
+    frequencies = torch.tensor([1.0, 0.25])
+    angles = positions.double().unsqueeze(1) * torch.tensor([1.0, 0.25, 1.0, 0.25], dtype=torch.float64)
+    rotate = rotation(positions, frequencies, torch.bfloat16)
+    torch.testing.assert_close(rotate.cos[:, 0].double(), angles.cos(), rtol=0.0, atol=2**-8)
+    torch.testing.assert_close(rotate.sin[:, 0].double(), angles.sin(), rtol=0.0, atol=2**-8)

@@ -58,12 +58,10 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         OPTConfig(**_SHAPE, ffn_dim=112, do_layer_norm_before=False, word_embed_proj_dim=32)
     ),
     "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB_SIZE, n_embd=64, n_layer=3, n_head=4, n_positions=MAX_POSITIONS, eos_token_id=2
-        )
+        GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=3, n_head=4, n_positions=MAX_POSITIONS, eos_token_id=2)
     ),
     "llama_mha": _llama,
-    "llama_gqa": lambda: _llama(num_key_value_heads=2, rms_norm_eps=1e-5),
+    "llama_gqa": lambda: _llama(num_key_value_heads=2, rms_norm_eps=1e-2),
     "llama_mqa": lambda: _llama(num_key_value_heads=1, tie_word_embeddings=True),
     "llama_biases": lambda: _llama(num_key_value_heads=2, attention_bias=True, mlp_bias=True, head_dim=24),
     "llama_linear_rope": lambda: _llama(rope_parameters=_rope(rope_type="linear", factor=4.0)),

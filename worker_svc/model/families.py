@@ -244,9 +244,7 @@ def _dtype(raw: Raw) -> torch.dtype:
 
 def _activation(name: str) -> str:
     if name not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{CONFIG_FILE}: activation {name!r} is not supported, only {', '.join(ACTIVATIONS)}"
-        )
+        raise CheckpointError(f"{CONFIG_FILE}: activation {name!r} is not supported, only {', '.join(ACTIVATIONS)}")
     return name
 
 

@@ -79,9 +79,7 @@ _NAMES = {
 class WeightLoader:
     """Reads the parts of one decoder. Shapes come from the config; a tensor that differs is refused."""
 
-    def __init__(
-        self, reader: WeightReader, config: ModelConfig, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, reader: WeightReader, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._reader = reader
         self._config = config
         self._dtype = dtype
@@ -157,12 +155,9 @@ class WeightLoader:
     ) -> Linear:
         """Matrices of the same input, stacked into one."""
         weights = [
-            self._matrix(f"{prefix}{name}.weight", out, in_size)
-            for name, out in zip(names, out_sizes, strict=True)
+            self._matrix(f"{prefix}{name}.weight", out, in_size) for name, out in zip(names, out_sizes, strict=True)
         ]
-        biases = [
-            self._read(f"{prefix}{name}.bias", out) for name, out in zip(names, out_sizes, strict=True) if bias
-        ]
+        biases = [self._read(f"{prefix}{name}.bias", out) for name, out in zip(names, out_sizes, strict=True) if bias]
         return Linear(torch.cat(weights).contiguous(), torch.cat(biases) if biases else None)
 
     def _matrix(self, name: str, out_size: int, in_size: int) -> Tensor:
