@@ -239,8 +239,10 @@ class Scheduler:
             sequence = self._head()
             if sequence is None or sequence.has_all_tokens:
                 return
+            # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
+            others = () if step.preempted else self._workers.values()
             is_busy = bool(step.plan.sequences)
-            prefix = placement.claim(sequence, worker, self._workers.values(), self._limits, is_busy=is_busy)
+            prefix = placement.claim(sequence, worker, others, self._limits, is_busy=is_busy)
             if prefix is None:
                 return
             self._waiting.pop()

@@ -1,0 +1,131 @@
+"""A scheduler and fake workers, driven one call at a time: what the engine does, without a wire or a clock.
+
+Every sequence's output is compared with that of an unconstrained run.
+"""
+
+from collections import deque
+
+from scheduler_svc.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.scheduler_stats import WorkerStats
+from scheduler_svc.sequence import Sequence
+from scheduler_svc.step_plan import StepPlan
+from tests.scheduler.core_executor import (
+    STOP_TOKEN_ID,
+    EncodedStep,
+    FakeWorker,
+    encode,
+    unconstrained_output,
+)
+
+
+class Cluster:
+    """`start` and `complete` are the two halves of a step."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.workers: dict[str, FakeWorker] = {}
+        self.in_flight: dict[str, deque[EncodedStep]] = {}
+        self.sequences: list[Sequence] = []
+        self.num_plans = 0
+
+    def add_worker(self, worker_id: str = "w", *, num_blocks: int, block_size: int = 4, num_slots: int = 64) -> None:
+        self.scheduler.add_worker(worker_id, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
+        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots)
+        self.in_flight[worker_id] = deque()
+
+    def remove_worker(self, worker_id: str) -> list[Sequence]:
+        del self.workers[worker_id]
+        del self.in_flight[worker_id]
+        return self.scheduler.remove_worker(worker_id)
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        stops: bool = False,
+        priority: int = 0,
+        hash_seed: bytes = b"",
+        use_prefix_cache: bool = True,
+    ) -> Sequence:
+        """`stops`: it may end early, by the stop token."""
+        sequence = Sequence(
+            seq_id=len(self.sequences),
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset({STOP_TOKEN_ID}) if stops else frozenset(),
+            priority=priority,
+            hash_seed=hash_seed,
+            use_prefix_cache=use_prefix_cache,
+        )
+        self.sequences.append(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def start(self, worker_id: str = "w") -> StepPlan | None:
+        plan = self.scheduler.schedule(worker_id)
+        if plan is not None:
+            self.num_plans += 1
+            assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
+            self.in_flight[worker_id].append(encode(plan))
+        return plan
+
+    def complete(self, worker_id: str = "w") -> list[Sequence]:
+        """Execute the oldest step in flight, apply its result. Returns the sequences that got a token."""
+        step = self.in_flight[worker_id].popleft()
+        tokens = self.workers[worker_id].execute(step)
+        appended = self.scheduler.apply(worker_id, step.step_id, tokens)
+        for sequence, token_id in appended:
+            assert sequence.token_ids[-1] == token_id
+            if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
+                self.scheduler.finish(sequence)
+        return [sequence for sequence, _ in appended]
+
+    def step(self, worker_id: str = "w") -> StepPlan:
+        """A whole step at depth 1: there must be something to do."""
+        plan = self.start(worker_id)
+        assert plan is not None
+        self.complete(worker_id)
+        return plan
+
+    def fail_steps(self, worker_id: str = "w") -> None:
+        """The worker fails in the middle of the oldest step, and refuses those behind it."""
+        if self.in_flight[worker_id]:
+            self.workers[worker_id].scramble(self.in_flight[worker_id][0])
+        self.in_flight[worker_id].clear()
+        self.scheduler.rollback(worker_id)
+
+    def stats(self, worker_id: str = "w") -> WorkerStats:
+        (stats,) = [w for w in self.scheduler.stats().workers if w.worker_id == worker_id]
+        return stats
+
+    def run_until_idle(self, max_plans: int = 10_000) -> None:
+        """Step all workers round robin; fails where nobody moves although a sequence is unfinished."""
+        stop_at = self.num_plans + max_plans
+        while any(not sequence.is_finished for sequence in self.sequences):
+            planned = [self.start(worker_id) for worker_id in self.workers]
+            busy = [worker_id for worker_id, steps in self.in_flight.items() if steps]
+            assert any(planned) or busy, "nothing runs although a sequence is unfinished"
+            assert self.num_plans <= stop_at, "the sequences do not get done"
+            for worker_id in busy:
+                if len(self.in_flight[worker_id]) == self.config.pipeline_depth or not any(planned):
+                    self.complete(worker_id)
+        for worker_id, steps in self.in_flight.items():
+            while steps:
+                self.complete(worker_id)
+
+    def assert_outputs_are_unconstrained(self) -> None:
+        """Each output is what the model says alone; a sequence cut short has the beginning of it."""
+        for s in self.sequences:
+            prompt = s.token_ids[: s.num_prompt_tokens]
+            expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids)
+            assert s.output_token_ids == expected[: s.num_output_tokens]
+
+    def assert_idle_and_unleaked(self) -> None:
+        self.scheduler.check()
+        stats = self.scheduler.stats()
+        assert stats.num_waiting == 0
+        for worker in stats.workers:
+            assert worker.num_used_blocks == worker.num_running == worker.num_in_flight_steps == 0

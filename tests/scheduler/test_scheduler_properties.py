@@ -1,0 +1,214 @@
+"""Random schedules: whatever happens in whatever order, nothing leaks, nothing stalls, outputs stay the same."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from scheduler_svc.scheduler import SchedulerConfig
+from scheduler_svc.sequence import Sequence
+from tests.scheduler.core_cluster import Cluster
+
+WORKER_IDS = ("a", "b", "c")
+# Prompts that begin alike: a prefix of one of these, and a tail of their own.
+PREFIXES = [[(7 * i + 3 * k) % 16 + 1 for i in range(24)] for k in range(3)]
+
+configs = st.builds(
+    SchedulerConfig,
+    max_num_batched_tokens=st.sampled_from([1, 5, 16, 40]),
+    max_num_seqs=st.sampled_from([1, 4, 8, 8]),
+    watermark=st.sampled_from([0.0, 0.15]),
+    pipeline_depth=st.sampled_from([1, 2, 2, 3]),
+    enable_prefix_cache=st.sampled_from([True, True, False]),
+    preempt_every=st.sampled_from([None, None, 1, 2, 5]),
+)
+prompts = st.builds(
+    lambda prefix, length, tail: prefix[:length] + tail,
+    st.sampled_from(PREFIXES),
+    st.integers(0, 24),
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Every rule is a call, or a run of calls, that the engine may make at that moment."""
+
+    @initialize(config=configs, block_size=st.sampled_from([1, 2, 4]), num_workers=st.integers(0, 3))
+    def configure(self, config: SchedulerConfig, block_size: int, num_workers: int) -> None:
+        self.cluster = Cluster(config)
+        self.block_size = block_size
+        for _ in range(num_workers):
+            self.add_worker(50, 8)
+
+    def unfinished(self) -> list[Sequence]:
+        return [s for s in self.cluster.sequences if not s.is_finished]
+
+    def busy(self) -> list[str]:
+        return sorted(worker_id for worker_id, steps in self.cluster.in_flight.items() if steps)
+
+    @precondition(lambda self: len(self.cluster.workers) < len(WORKER_IDS))
+    @rule(num_tokens=st.integers(30, 70), num_slots=st.sampled_from([1, 4, 16]))
+    def add_worker(self, num_tokens: int, num_slots: int) -> None:
+        worker_id = next(w for w in WORKER_IDS if w not in self.cluster.workers)
+        num_blocks = num_tokens // self.block_size
+        self.cluster.add_worker(worker_id, num_blocks=num_blocks, block_size=self.block_size, num_slots=num_slots)
+
+    @rule(
+        prompts=st.lists(prompts, min_size=1, max_size=5),
+        max_tokens=st.integers(1, 20),
+        stops=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        use_prefix_cache=st.sampled_from([True, True, True, False]),
+        hash_seed=st.sampled_from([b"", b"", b"", b"tenant"]),
+    )
+    def add(self, prompts: list[list[int]], max_tokens: int, **options: Any) -> None:
+        for prompt in prompts:
+            self.cluster.add(prompt, max_tokens, **options)
+
+    @precondition(lambda self: self.cluster.workers)
+    @rule()
+    def fill_pipelines(self) -> None:
+        for worker_id in sorted(self.cluster.workers):
+            while self.cluster.start(worker_id) is not None:
+                self.cluster.scheduler.check()
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), starts=st.booleans())
+    def complete(self, data: Any, starts: bool) -> None:
+        worker_id = data.draw(st.sampled_from(self.busy()))
+        self.cluster.complete(worker_id)
+        if starts:
+            self.cluster.start(worker_id)
+
+    @precondition(lambda self: self.cluster.workers)
+    @rule(rng=st.randoms(use_true_random=False), num_calls=st.integers(1, 30))
+    def go_on(self, rng: random.Random, num_calls: int) -> None:
+        for _ in range(num_calls):
+            worker_id = rng.choice(sorted(self.cluster.workers))
+            if self.cluster.in_flight[worker_id] and rng.random() < 0.5:
+                self.cluster.complete(worker_id)
+            else:
+                self.cluster.start(worker_id)
+            self.cluster.scheduler.check()
+
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data())
+    def finish(self, data: Any) -> None:
+        sequence = data.draw(st.sampled_from(self.unfinished()))
+        self.cluster.scheduler.finish(sequence)
+        self.cluster.scheduler.finish(sequence)
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def fail_steps(self, data: Any) -> None:
+        self.cluster.fail_steps(data.draw(st.sampled_from(self.busy())))
+
+    @precondition(lambda self: self.cluster.workers)
+    @rule(data=st.data())
+    def ask_for_a_snapshot(self, data: Any) -> None:
+        worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
+        while self.cluster.in_flight[worker_id]:
+            self.cluster.complete(worker_id)
+        self.cluster.fail_steps(worker_id)
+
+    @precondition(lambda self: len(self.cluster.workers) > 1)
+    @rule(data=st.data())
+    def remove_worker(self, data: Any) -> None:
+        self.cluster.remove_worker(data.draw(st.sampled_from(sorted(self.cluster.workers))))
+
+    @invariant()
+    def check(self) -> None:
+        if hasattr(self, "cluster"):
+            self.cluster.scheduler.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cluster"):
+            return
+        if len(self.cluster.workers) == len(WORKER_IDS):
+            self.cluster.remove_worker("a")
+        # Barely larger than the largest sequence (24 + 4 + 20 tokens), watermark included.
+        self.cluster.add_worker("last", num_blocks=60 // self.block_size, block_size=self.block_size)
+        self.cluster.run_until_idle()
+        self.cluster.assert_outputs_are_unconstrained()
+        self.cluster.assert_idle_and_unleaked()
+
+
+def test_random_calls_leak_nothing_and_every_sequence_gets_its_output() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=250,
+            stateful_step_count=40,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def _load(cluster: Cluster, seed: int, num_sequences: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(num_sequences):
+        prefix = rng.choice(PREFIXES)[: rng.randrange(25)]
+        tail = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 5))]
+        cluster.add(prefix + tail, rng.randrange(1, 21), stops=rng.random() < 0.5, priority=rng.randrange(2))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("watermark", [0.0, 0.1])
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 7, 64])
+def test_a_pool_barely_larger_than_one_sequence_gets_everything_done(
+    depth: int, watermark: float, max_num_batched_tokens: int
+) -> None:
+    config = SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, watermark=watermark, pipeline_depth=depth)
+    cluster = Cluster(config)
+    # The largest sequence has 24 + 4 + 20 = 48 tokens: 12 blocks of 4.
+    cluster.add_worker(num_blocks=13 if watermark == 0 else 14, block_size=4)
+    _load(cluster, seed=1, num_sequences=40)
+    num_worst_case_tokens = sum(s.worst_case_tokens for s in cluster.sequences)
+    cluster.run_until_idle(max_plans=2 * num_worst_case_tokens)
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    assert cluster.stats().num_preemptions > 0 or watermark > 0 or max_num_batched_tokens == 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("enable_prefix_cache", [True, False])
+@pytest.mark.parametrize("preempt_every", [None, 1, 3])
+def test_outputs_do_not_depend_on_the_schedule(
+    num_workers: int, depth: int, enable_prefix_cache: bool, preempt_every: int | None
+) -> None:
+    cluster = Cluster(
+        SchedulerConfig(
+            max_num_batched_tokens=24,
+            max_num_seqs=8,
+            pipeline_depth=depth,
+            enable_prefix_cache=enable_prefix_cache,
+            preempt_every=preempt_every,
+        )
+    )
+    for worker_id in WORKER_IDS[:num_workers]:
+        cluster.add_worker(worker_id, num_blocks=20, block_size=4)
+    _load(cluster, seed=2, num_sequences=30)
+    cluster.run_until_idle()
+    assert all(s.is_finished for s in cluster.sequences)
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    stats = [cluster.stats(worker_id) for worker_id in cluster.workers]
+    assert all(cluster.workers[w].num_computed_tokens > 0 for w in cluster.workers)
+    assert (sum(w.num_prefix_hit_tokens for w in stats) > 0) == enable_prefix_cache
+    if preempt_every is not None:
+        assert sum(w.num_preemptions for w in stats) > 0
