@@ -1,0 +1,160 @@
+"""ChatTemplate against transformers, on templates in the style of well-known models."""
+
+from datetime import datetime
+
+import pytest
+
+from common.errors import FailedPreconditionError, InvalidRequestError
+from scheduler_svc.chat_template import ChatTemplate
+from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, theirs
+
+CHAT_ML = """
+{%- if messages[0]['role'] != 'system' %}
+    {{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}
+{%- endif %}
+{% for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LLAMA_2_LIKE = """
+{% if messages[0]['role'] == 'system' %}
+    {% set turns = messages[1:] %}
+    {% set opening = '<<SYS>>\\n' + messages[0]['content'].strip() + '\\n<</SYS>>\\n\\n' %}
+{% else %}
+    {% set turns = messages %}
+    {% set opening = '' %}
+{% endif %}
+{% for turn in turns %}
+    {% if (turn['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Roles must alternate: user, assistant, user, ...') }}
+    {% endif %}
+    {% set content = opening + turn['content'] if loop.first else turn['content'] %}
+    {% if turn['role'] == 'user' %}
+{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% else %}
+{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}
+{% endfor %}
+"""
+LLAMA_3_LIKE = """
+{{- bos_token }}
+{%- set state = namespace(count=0, dated=false) %}
+{%- for message in messages %}
+    {%- set state.count = state.count + 1 %}
+    {%- if not state.dated and date_string is not defined %}
+        {%- set date_string = "26 Jul 2024" %}
+        {%- set state.dated = true %}
+        {{- "<|header|>system<|/header|>\\n\\nToday: " + date_string + "\\n" }}
+    {%- endif %}
+    {{- "<|header|>" ~ message.role ~ "<|/header|>\\n\\n" ~ message.content | trim ~ "<|eot|>" }}
+{%- endfor %}
+{%- if tools is not none %}{{- tools | tojson(indent=2) }}{%- endif %}
+{%- if add_generation_prompt %}{{- "<|header|>assistant<|/header|>\\n\\n" }}{%- else %}{{- eos_token }}{%- endif %}
+{{- state.count }}
+"""
+MISTRAL_LIKE = """
+{%- set users = messages | selectattr("role", "equalto", "user") | list -%}
+{{- bos_token -}}
+{%- for message in messages -%}
+    {%- if message["role"] == "system" -%}
+        {%- continue -%}
+    {%- endif -%}
+    {%- if message["role"] not in ("user", "assistant") -%}
+        {{- raise_exception("Only user and assistant roles are supported, not " + message["role"]) -}}
+    {%- endif -%}
+    {%- if loop.index0 > 50 -%}{%- break -%}{%- endif -%}
+    {%- if message["role"] == "user" -%}
+        {{- "[INST] " + message["content"] + "[/INST]" -}}
+        {%- if loop.last -%}{{- users | length -}}{%- endif -%}
+    {%- else -%}
+        {%- generation -%}{{- " " + message["content"] + eos_token -}}{%- endgeneration -%}
+    {%- endif -%}
+{%- endfor -%}
+"""
+WITH_JSON = """{% for message in messages %}
+{{ message | tojson }} {{ {'b': message.content, 'a': 1} | tojson(sort_keys=true, separators=(',', ':')) }}
+  {% generation %}
+  {% set inner = loop.index %}
+said {{ inner }} by {{ message.get('name', 'nobody') }}
+  {% endgeneration %}
+{{ inner is defined }} {{ documents is none }} {{ pad_token is defined }}
+{% endfor %}"""
+TEMPLATES = {
+    "chat_ml": CHAT_ML,
+    "llama_2_like": LLAMA_2_LIKE,
+    "llama_3_like": LLAMA_3_LIKE,
+    "mistral_like": MISTRAL_LIKE,
+    "with_json": WITH_JSON,
+}
+USER = {"role": "user", "content": '  Où est <b>le chat</b> & "l\'autre"? 你好 👩‍👩‍👧\n'}
+ANSWER = {"role": "assistant", "content": "Sous la table."}
+SYSTEM = {"role": "system", "content": " Be brief. "}
+CHATS = {
+    "question": [USER],
+    "with_system": [SYSTEM, USER],
+    "going_on": [SYSTEM, USER, ANSWER, {"role": "user", "content": "And now?"}],
+    "answered": [USER, ANSWER],
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_chats_look_as_transformers_renders_them(template: str, chat: str, add_generation_prompt: bool) -> None:
+    source, messages = TEMPLATES[template], CHATS[chat]
+    expected = theirs(byte_level_json(), source).apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenize=False
+    )
+    rendered = ChatTemplate(source, SPECIAL_TOKENS).render(messages, add_generation_prompt=add_generation_prompt)
+    assert rendered == expected
+    assert "le chat" in rendered
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "said"),
+    [
+        (LLAMA_2_LIKE, [ANSWER], "Roles must alternate"),
+        (MISTRAL_LIKE, [{"role": "critic", "content": "Bad."}], "roles are supported, not critic"),
+        ("{{ messages[7].content }}", [USER], "has no element 7"),
+        ("{{ 1 / 0 }}", [USER], "division by zero"),
+        ("{{ messages[0].content + 1 }}", [USER], "str"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", [USER], "too big"),
+        ("{{ messages.__class__.__mro__ }}", [USER], "unsafe"),
+        ("{{ messages.append(1) }}", [USER], "unsafe"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", [USER], "recursion"),
+        ("{% include 'other' %}", [USER], "no loader"),
+    ],
+)
+def test_what_goes_wrong_in_a_template_is_a_refusal_with_its_message(
+    source: str, messages: list[dict[str, str]], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said) as caught:
+        ChatTemplate(source, {}).render(messages, add_generation_prompt=True)
+    assert [each.field for each in caught.value.violations] == ["chat.messages"]
+
+
+def test_a_long_message_of_a_template_is_cut() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate("{{ raise_exception('x' * 100000) }}", {}).render([USER], add_generation_prompt=True)
+    assert len(caught.value.message) < 500
+
+
+def test_a_template_that_is_not_jinja_is_reported_by_the_chat_that_needs_it() -> None:
+    broken = ChatTemplate("{% for message in messages %}\n{{ message.content }", {})
+    with pytest.raises(FailedPreconditionError, match=r"line 2: .*send the prompt as text"):
+        broken.render([USER], add_generation_prompt=True)
+
+
+def test_a_template_can_ask_for_the_date() -> None:
+    template = ChatTemplate(
+        "{{ strftime_now('%d %B %Y') }}: {{ messages[0].role }}", {}, now=lambda: datetime(2024, 7, 9)
+    )
+    assert template.render([USER], add_generation_prompt=True) == "09 July 2024: user"
+
+
+def test_a_template_cannot_change_the_messages_of_its_caller() -> None:
+    messages = [dict(USER)]
+    with pytest.raises(InvalidRequestError, match="unsafe"):
+        ChatTemplate("{{ messages[0].update({'role': 'system'}) }}", {}).render(messages, add_generation_prompt=True)
+    assert messages == [USER]
