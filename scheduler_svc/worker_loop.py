@@ -39,9 +39,10 @@ class StepTimes:
     def add(self, exec_ns: int, iteration_ns: int | None) -> None:
         """Counts a step; `iteration_ns` since the result before it, None if the worker had been idle."""
         self.num_steps += 1
-        self.exec_ns += (exec_ns - self.exec_ns) * (AVERAGE_WEIGHT if self.num_steps > 1 else 1.0)
+        weight = max(AVERAGE_WEIGHT, 1 / self.num_steps)
+        self.exec_ns += (exec_ns - self.exec_ns) * weight
         if iteration_ns is not None:
-            self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * AVERAGE_WEIGHT
+            self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * weight
 
 
 class WorkerLoop:

@@ -6,11 +6,11 @@ A process's readiness is read from its own log lines; its whole log is shown whe
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -104,19 +104,13 @@ def start_scheduler(*arguments: str, listen: str = "127.0.0.1:0") -> tuple[Servi
         raise
 
 
+def free_address() -> str:
+    """An address on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> Service:
     """A worker that has been told where its scheduler is; wait for "worker ready" in the scheduler's log."""
     return Service("worker_svc", "--model", str(model), "--scheduler", scheduler, *arguments)
-
-
-@contextmanager
-def running(*services: Callable[[], Service]) -> Iterator[list[Service]]:
-    """Starts services one after the other and kills them all at the end."""
-    started: list[Service] = []
-    try:
-        for start in services:
-            started.append(start())
-        yield started
-    finally:
-        for service in reversed(started):
-            service.kill()
