@@ -128,6 +128,8 @@ class Scheduler:
         worker = self._workers[worker_id]
         if len(worker.in_flight) >= self._config.pipeline_depth:
             return None
+        if worker.needs_snapshot and worker.in_flight:
+            return None  # a snapshot says every slot's next token: all must be known
         plan = StepPlan(worker_id, worker.next_step_id, worker.needs_snapshot)
         step = PlannedStep(plan)
         if self._config.preempt_every and plan.step_id % self._config.preempt_every == 0:
@@ -189,6 +191,10 @@ class Scheduler:
             self._wait(sequence)
         worker.parked.clear()
 
+    def request_snapshot(self, worker_id: str) -> None:
+        """The next plan is a snapshot. It is made once no step is in flight."""
+        self._workers[worker_id].needs_snapshot = True
+
     def has_work(self, worker_id: str) -> bool:
         """Whether something runs or is in flight there, or waits in the shared queue."""
         worker = self._workers[worker_id]
@@ -202,6 +208,11 @@ class Scheduler:
     def queue_size(self) -> tuple[int, int]:
         """Sequences that wait in the shared queue, and their tokens."""
         return len(self._waiting), self._waiting.num_tokens
+
+    def queue_size(self) -> tuple[int, int]:
+        """Sequences in the queue, and their tokens."""
+        num_stranded_tokens = sum(sequence.num_tokens for sequence in self._stranded.values())
+        return len(self._waiting) + len(self._stranded), self._waiting.num_tokens + num_stranded_tokens
 
     def max_tokens_that_fit(self) -> int:
         """Tokens (prompt and output) of the longest sequence that every present worker could hold alone."""

@@ -98,7 +98,5 @@ class Sequence:
         """Whether the last confirmed token is a stop token that counts (`min_tokens` reached)."""
         num_output_tokens = self.num_output_tokens
         return (
-            num_output_tokens > 0
-            and num_output_tokens >= self.min_tokens
-            and self.token_ids[-1] in self.stop_token_ids
+            num_output_tokens > 0 and num_output_tokens >= self.min_tokens and self.token_ids[-1] in self.stop_token_ids
         )

@@ -22,10 +22,10 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order."""
-        return (sequence for *_, sequence in self._heap if sequence.seq_id in self._seq_ids)
+        return (sequence for *_, sequence in self._heap if sequence.seq_id in self._sizes)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.seq_id in self._seq_ids
+        return sequence.seq_id in self._sizes
 
     def push(self, sequence: Sequence) -> None:
         assert sequence.seq_id not in self._seq_ids, f"sequence {sequence.seq_id} waits twice"
@@ -34,7 +34,7 @@ class WaitingQueue:
         heapq.heappush(self._heap, (sequence.priority, sequence.seq_id, sequence))
 
     def peek(self) -> Sequence | None:
-        while self._heap and self._heap[0][1] not in self._seq_ids:
+        while self._heap and self._heap[0][1] not in self._sizes:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 

@@ -156,9 +156,7 @@ class WorkerState:
 
     def num_coming_blocks(self) -> int:
         """Blocks that become available when the steps in flight are done."""
-        return self.blocks.num_freed_by(
-            release.block_table for step in self.in_flight for release in step.releases
-        )
+        return self.blocks.num_freed_by(release.block_table for step in self.in_flight for release in step.releases)
 
     def complete_step(self) -> None:
         """The oldest step in flight was executed: free what waited for it."""
