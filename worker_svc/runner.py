@@ -18,17 +18,25 @@ from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import CheckedStep, StepRows
 from worker_svc.step_limits import StepLimits
 
-_MAX_LOGITS = 1 << 24  # of prompt tokens at a time: 64 MiB in float32
+_MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
 
 
 class ModelRunner:
     """One model on one device, its KV pool, and its slots."""
 
-    def __init__(self, decoder: Decoder, kv_pool: KVPool, sampler: Sampler, limits: StepLimits) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_pool: KVPool,
+        sampler: Sampler,
+        limits: StepLimits,
+        max_prompt_logits: int = _MAX_PROMPT_LOGITS,
+    ) -> None:
         self._decoder = decoder
         self._kv_pool = kv_pool
         self._sampler = sampler
         self._slots = SlotTable(limits)
+        self._max_prompt_logits = max_prompt_logits
 
     def execute(self, step: Step) -> StepResult:
         """Executes a step and waits for the device.
@@ -94,7 +102,7 @@ class ModelRunner:
             return []
         token_ids = torch.from_numpy(np.concatenate([span.token_ids for span in spans])).to(hidden.device)
         num_top = max(span.num_top for span in spans)
-        size = max(1, _MAX_LOGITS // self._decoder.config.vocab_size)
+        size = max(1, self._max_prompt_logits // self._decoder.config.vocab_size)
         parts = [
             token_logprobs(self._decoder.logits(some_hidden), some_ids, num_top).cpu()
             for some_hidden, some_ids in zip(torch.split(hidden, size), torch.split(token_ids, size), strict=True)

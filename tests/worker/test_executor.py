@@ -1,0 +1,155 @@
+"""Fencing, failures, order and times around a runner."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from common.step import Step, StepResult, StepStatus
+from worker_svc.execution_thread import ExecutionThread
+from worker_svc.executor import StepExecutor
+from worker_svc.step_limits import InvalidStepError
+
+
+class ScriptedRunner:
+    """Answers each step with its id as its only token, or raises what `errors` holds for that id."""
+
+    def __init__(self) -> None:
+        self.executed: list[int] = []
+        self.errors: dict[int, Exception] = {}
+
+    def execute(self, step: Step) -> StepResult:
+        if step.step_id in self.errors:
+            raise self.errors.pop(step.step_id)
+        self.executed.append(step.step_id)
+        return StepResult(epoch=step.epoch, step_id=step.step_id, token_ids=[step.step_id])
+
+
+class Harness:
+    """An executor, and steps sent to it as on a stream."""
+
+    def __init__(self) -> None:
+        self.runner = ScriptedRunner()
+        self.thread = ExecutionThread()
+        self.executor = StepExecutor(self.runner, self.thread)
+
+    async def send(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepResult:
+        answer: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        await self.executor.submit(Step(epoch=epoch, step_id=step_id, snapshot=snapshot), answer.set_result)
+        return await answer
+
+    async def status(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepStatus:
+        return (await self.send(epoch, step_id, snapshot=snapshot)).status
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    harness = Harness()
+    yield harness
+    await harness.thread.close()
+
+
+async def test_the_first_step_must_be_a_snapshot(harness: Harness) -> None:
+    assert await harness.status(1, 1) is StepStatus.NEED_SNAPSHOT
+    assert await harness.status(1, 1, snapshot=True) is StepStatus.OK
+    assert harness.runner.executed == [1]
+
+
+async def test_a_snapshot_starts_a_new_count(harness: Harness) -> None:
+    assert await harness.status(1, 40, snapshot=True) is StepStatus.OK
+    assert await harness.status(1, 41) is StepStatus.OK
+    assert await harness.status(1, 7, snapshot=True) is StepStatus.OK
+    assert await harness.status(1, 8) is StepStatus.OK
+
+
+@pytest.mark.parametrize("step_id", [1, 2, 4])
+async def test_a_step_out_of_turn_needs_a_snapshot_and_changes_nothing(harness: Harness, step_id: int) -> None:
+    await harness.send(1, 1, snapshot=True)
+    await harness.send(1, 2)
+    result = await harness.send(1, step_id)
+    assert result.status is StepStatus.NEED_SNAPSHOT
+    assert result.error == f"step {step_id} came where 3 was due"
+    assert await harness.status(1, 3) is StepStatus.OK
+
+
+async def test_a_lower_epoch_is_stale_and_learns_the_highest(harness: Harness) -> None:
+    await harness.send(5, 1, snapshot=True)
+    result = await harness.send(4, 2, snapshot=True)
+    assert (result.status, result.epoch, result.step_id) == (StepStatus.STALE_EPOCH, 5, 2)
+    assert await harness.status(5, 2) is StepStatus.OK
+
+
+async def test_a_higher_epoch_needs_a_snapshot_and_fences_the_lower_even_so(harness: Harness) -> None:
+    await harness.send(5, 1, snapshot=True)
+    assert await harness.status(6, 2) is StepStatus.NEED_SNAPSHOT
+    assert await harness.status(5, 2) is StepStatus.STALE_EPOCH
+    assert await harness.status(6, 1, snapshot=True) is StepStatus.OK
+
+
+async def test_a_step_that_raises_fails_alone_and_only_a_snapshot_follows(harness: Harness) -> None:
+    await harness.send(1, 1, snapshot=True)
+    harness.runner.errors[2] = RuntimeError("out of memory")
+    result = await harness.send(1, 2)
+    assert (result.status, result.error) == (StepStatus.FAILED, "RuntimeError: out of memory")
+    assert await harness.status(1, 3) is StepStatus.NEED_SNAPSHOT
+    assert await harness.status(1, 4, snapshot=True) is StepStatus.OK
+
+
+async def test_an_invalid_step_is_refused_and_its_turn_stays(harness: Harness) -> None:
+    await harness.send(1, 1, snapshot=True)
+    harness.runner.errors[2] = InvalidStepError("rows[0] names slot 9")
+    result = await harness.send(1, 2)
+    assert (result.status, result.error) == (StepStatus.INVALID, "rows[0] names slot 9")
+    assert await harness.status(1, 3) is StepStatus.NEED_SNAPSHOT
+    assert await harness.status(1, 2) is StepStatus.OK
+
+
+async def test_the_last_single_step_sent_again_is_answered_but_not_executed(harness: Harness) -> None:
+    step = Step(epoch=1, step_id=1, snapshot=True)
+    first = await harness.executor.answer(step)
+    again = await harness.executor.answer(Step(epoch=1, step_id=1, snapshot=True))
+    assert (again.status, again.token_ids) == (first.status, first.token_ids)
+    assert harness.runner.executed == [1]
+
+
+async def test_a_failed_single_step_sent_again_stays_failed(harness: Harness) -> None:
+    harness.runner.errors[1] = RuntimeError("once")
+    step = Step(epoch=1, step_id=1, snapshot=True)
+    assert (await harness.executor.answer(step)).status is StepStatus.FAILED
+    assert (await harness.executor.answer(step)).status is StepStatus.FAILED
+    assert harness.runner.executed == []
+
+
+async def test_another_step_with_the_same_id_is_no_repetition(harness: Harness) -> None:
+    await harness.executor.answer(Step(epoch=1, step_id=1, snapshot=True))
+    result = await harness.executor.answer(Step(epoch=1, step_id=1, freed_slots=[3]))
+    assert result.status is StepStatus.NEED_SNAPSHOT
+
+
+async def test_a_repetition_after_a_newer_epoch_is_stale(harness: Harness) -> None:
+    step = Step(epoch=1, step_id=1, snapshot=True)
+    await harness.executor.answer(step)
+    await harness.send(2, 1)
+    assert (await harness.executor.answer(step)).status is StepStatus.STALE_EPOCH
+
+
+async def test_answers_come_in_the_order_of_the_steps(harness: Harness) -> None:
+    answers: list[StepResult] = []
+    for step_id in range(1, 30):
+        await harness.executor.submit(Step(epoch=1, step_id=step_id, snapshot=True), answers.append)
+    decided = StepResult(epoch=1, step_id=30, status=StepStatus.INVALID)
+    await harness.executor.submit(decided, answers.append)
+    await harness.executor.drain()
+    assert [answer.step_id for answer in answers] == list(range(1, 31))
+
+
+async def test_times_of_a_step_add_up(harness: Harness) -> None:
+    result = await harness.send(1, 1, snapshot=True)
+    assert 0 < result.exec_ns
+    assert result.queue_ns + result.exec_ns <= result.total_ns
+
+
+async def test_an_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(harness: Harness) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await harness.thread.call(lambda: 1 // 0)
+    assert await harness.thread.call(lambda: 7) == 7

@@ -1,0 +1,238 @@
+"""The runner with a real decoder: steps give the tokens and log-probabilities that the model has."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.slot_sampling import SlotSampling
+from common.step import SlotState, Step, StepResult
+from tests.equality import assert_equal_greedy
+from tests.worker.paged_runner import PagedSequence, forward_batch
+from tests.worker.step_client import StepClient
+from tests.worker.steps import GREEDY
+from tests.worker.tiny_models import MAX_POSITIONS, GreedyReference, random_prompts, reference_greedy, write_tiny_model
+from worker_svc.kv_pool import KVPool
+from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.runner import ModelRunner
+from worker_svc.sampler import Sampler
+from worker_svc.step_limits import StepLimits
+
+NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 96, 4, 24
+PROMPTS = random_prompts([1, 3, 4, 5, 9, 17, 30])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def decoder(folder: Path) -> Decoder:
+    return load_decoder(folder, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> GreedyReference:
+    return reference_greedy(folder, PROMPTS, NUM_TOKENS)
+
+
+def make_runner(decoder: Decoder) -> tuple[ModelRunner, KVPool]:
+    """A runner whose pool is NaN wherever nothing was written."""
+    pool = KVPool(decoder.block_shape(BLOCK_SIZE), NUM_BLOCKS, decoder.device, num_host_blocks=8)
+    pool.blocks.fill_(float("nan"))
+    limits = StepLimits(
+        num_slots=8,
+        num_blocks=NUM_BLOCKS,
+        num_host_blocks=8,
+        block_size=BLOCK_SIZE,
+        vocab_size=decoder.config.vocab_size,
+        max_model_len=MAX_POSITIONS,
+        max_batched_tokens=256,
+    )
+    return ModelRunner(decoder, pool, Sampler(), limits), pool
+
+
+def generate(runner: ModelRunner, client: StepClient, num_tokens: int, chunk: int) -> list[list[int]]:
+    while not client.is_done(num_tokens):
+        step = client.next_step(chunk)
+        client.take(step, runner.execute(step))
+    return client.outputs(num_tokens)
+
+
+def new_client(seed: int = 0) -> StepClient:
+    return StepClient(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, seed=seed)
+
+
+def whole(slot: int, token_ids: list[int], block_table: list[int], sampling: SlotSampling = GREEDY) -> SlotState:
+    return SlotState(
+        slot=slot,
+        position=0,
+        block_table=block_table,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        sampling=sampling,
+    )
+
+
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_greedy_tokens_are_those_of_each_prompt_alone(decoder: Decoder, reference: GreedyReference, chunk: int) -> None:
+    runner, _ = make_runner(decoder)
+    client = new_client(seed=chunk)
+    for prompt in PROMPTS:
+        client.add(prompt)
+    ours = generate(runner, client, NUM_TOKENS, chunk)
+    assert_equal_greedy(reference.tokens, reference.margins, ours)
+
+
+def test_a_snapshot_in_every_step_gives_the_same_tokens(decoder: Decoder, reference: GreedyReference) -> None:
+    runner, _ = make_runner(decoder)
+    client = new_client()
+    for prompt in PROMPTS:
+        client.add(prompt)
+    while not client.is_done(NUM_TOKENS):
+        step = client.next_step(8, snapshot=True)
+        client.take(step, runner.execute(step))
+    assert_equal_greedy(reference.tokens, reference.margins, client.outputs(NUM_TOKENS))
+
+
+def test_logprobs_are_those_of_the_raw_logits(decoder: Decoder) -> None:
+    runner, _ = make_runner(decoder)
+    client = new_client()
+    sampling = SlotSampling(seed=3, temperature=0.7, top_k=20, num_logprobs=4, num_prompt_logprobs=2)
+    sequence = client.add(PROMPTS[5], sampling)
+    other = client.add(PROMPTS[3])
+    generate(runner, client, 12, chunk=5)
+    logprobs = full_logits(decoder, sequence.token_ids).log_softmax(-1)
+    positions = range(len(sequence.token_ids))
+    expected = [float(logprobs[i - 1, sequence.token_ids[i]]) for i in positions if i >= sequence.num_prompt_tokens]
+    assert sequence.logprobs == pytest.approx(expected, abs=1e-4)
+    best = logprobs[sequence.num_prompt_tokens - 1 : -1].topk(4).indices.tolist()
+    assert sequence.top_token_ids == best
+    assert sorted(sequence.prompt_logprobs) == list(range(1, sequence.num_prompt_tokens))
+    for position, found in sequence.prompt_logprobs.items():
+        assert found == pytest.approx(float(logprobs[position - 1, sequence.token_ids[position]]), abs=1e-4)
+    assert other.prompt_logprobs == {}
+
+
+def full_logits(decoder: Decoder, token_ids: list[int]) -> Tensor:
+    """The logits at every position, computed in one pass."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    sequence = PagedSequence(token_ids, len(token_ids), list(range(num_blocks)))
+    batch = forward_batch([sequence], [len(token_ids)], BLOCK_SIZE, all_logits=True)
+    return decoder.forward(batch, KVPool(decoder.block_shape(BLOCK_SIZE), num_blocks, decoder.device))
+
+
+def test_prompt_logprobs_in_slices_of_the_head_are_the_same(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = PROMPTS[6]
+    sampling = replace(GREEDY, num_prompt_logprobs=0)
+    found = []
+    for max_logits in (1 << 24, 2 * decoder.config.vocab_size):
+        monkeypatch.setattr("worker_svc.runner.MAX_LOGITS", max_logits)
+        runner, _ = make_runner(decoder)
+        client = new_client()
+        sequence = client.add(prompt, sampling)
+        generate(runner, client, 1, chunk=64)
+        found.append(list(sequence.prompt_logprobs.values()))
+    assert len(found[0]) == len(prompt) - 1
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
+def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> None:
+    """Two samples share the prompt's blocks, the last of them full; alone, each gives the same tokens."""
+    prompt = PROMPTS[3] + PROMPTS[2][:3]  # 8 tokens: 2 blocks
+    samplings = [SlotSampling(seed=5, sample_index=index, temperature=1.5) for index in range(2)]
+    runner, _ = make_runner(decoder)
+    first = whole(0, prompt, [10, 11], samplings[0])
+    second = replace(whole(1, [], [10, 11], samplings[1]), position=8, num_prompt_tokens=8)
+    step = Step(
+        epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0], num_tokens=[8], samples=[0, 0, 0, 1]
+    )
+    outputs = [[token] for token in runner.execute(step).token_ids]
+    together = Step(epoch=1, step_id=2, append_pairs=[0, 20, 1, 21], rows=[1, 0])
+    for step_id in range(2, 5):
+        result = runner.execute(
+            replace(together, step_id=step_id, append_pairs=together.append_pairs if step_id == 2 else ())
+        )
+        outputs[1].append(result.token_ids[0])
+        outputs[0].append(result.token_ids[1])
+    alone = []
+    for sampling in samplings:
+        client = new_client()
+        client.add(prompt, sampling)
+        alone += generate(make_runner(decoder)[0], client, 4, chunk=64)
+    assert outputs == alone
+    assert outputs[0] != outputs[1]
+
+
+def test_a_fork_goes_on_as_its_parent_does(decoder: Decoder) -> None:
+    runner, _ = make_runner(decoder)
+    prompt = PROMPTS[4]  # 9 tokens: 3 blocks, the last with one
+    start = Step(epoch=1, step_id=1, snapshot=True, whole=[whole(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
+    runner.execute(start)
+    result = runner.execute(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
+    child = runner.execute(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
+    assert child.token_ids == result.token_ids
+
+
+@pytest.mark.parametrize("by_swap", [False, True], ids=["copied", "swapped"])
+def test_a_sequence_goes_on_from_blocks_that_were_moved(decoder: Decoder, by_swap: bool) -> None:
+    runner, pool = make_runner(decoder)
+    prompt = PROMPTS[4]
+    client = new_client()
+    client.add(prompt)
+    expected = generate(make_runner(decoder)[0], client, 2, chunk=64)[0]
+    start = Step(epoch=1, step_id=1, snapshot=True, whole=[whole(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
+    first = list(runner.execute(start).token_ids)
+    moved = replace(whole(0, first, [40, 41, 42]), position=9, num_prompt_tokens=9)
+    if by_swap:
+        runner.execute(Step(epoch=1, step_id=2, freed_slots=[0], swap_out=[5, 0, 6, 1, 7, 2]))
+        pool.blocks[[5, 6, 7]] = float("nan")
+        step = Step(epoch=1, step_id=3, swap_in=[0, 40, 1, 41, 2, 42], whole=[moved], rows=[0])
+    else:
+        step = Step(epoch=1, step_id=2, copies=[5, 40, 6, 41, 7, 42], whole=[moved], rows=[0])
+    assert first + list(runner.execute(step).token_ids) == expected
+
+
+def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(decoder: Decoder) -> None:
+    """A frequency penalty that no logit outweighs forbids repeating an output, also after the slot was moved."""
+    sampling = replace(GREEDY, frequency_penalty=1000.0)
+    outputs = []
+    for snapshots in (False, True):
+        runner, _ = make_runner(decoder)
+        client = new_client()
+        client.add(PROMPTS[2], sampling)
+        client.add(PROMPTS[4])
+        for _ in range(30):
+            step = client.next_step(64, snapshot=snapshots)
+            client.take(step, runner.execute(step))
+        outputs.append(client.outputs(30))
+        assert len(set(outputs[-1][0])) == 30
+        assert len(set(outputs[-1][1])) < 30  # without penalty this model repeats itself
+    assert outputs[0] == outputs[1]
+
+
+def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(decoder: Decoder) -> None:
+    prompts = [PROMPTS[2], PROMPTS[3]]
+    states = [whole(slot, prompt, [2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)]
+    step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[4, 5])
+    clean, _ = make_runner(decoder)
+    expected = [clean.execute(step), clean.execute(Step(epoch=1, step_id=2, rows=[1]))]
+    runner, pool = make_runner(decoder)
+    runner.execute(step)
+    pool.blocks[0] = float("nan")
+    result = runner.execute(Step(epoch=1, step_id=2, append_pairs=[0, 9], rows=[0, 1]))
+    assert list(result.invalid_samples) == [0]
+    assert result.token_ids[1] == expected[1].token_ids[0]
+
+
+def test_a_step_without_rows_only_changes_slots(decoder: Decoder) -> None:
+    runner, _ = make_runner(decoder)
+    state = whole(0, PROMPTS[1], [0])
+    assert runner.execute(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
+    result = runner.execute(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
+    assert isinstance(result, StepResult)
+    assert len(result.token_ids) == 1

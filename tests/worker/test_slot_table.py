@@ -1,0 +1,111 @@
+"""The slot table: what each part of a step does to it."""
+
+import numpy as np
+import pytest
+
+from common.slot_sampling import SlotSampling
+from common.step import Step
+from tests.worker.steps import LIMITS, slot_state
+from worker_svc.slot_table import SlotTable
+from worker_svc.step_check import CheckedStep
+
+
+def apply(table: SlotTable, **fields: object) -> CheckedStep:
+    return table.apply(Step(epoch=1, step_id=1, **fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def table() -> SlotTable:
+    """Slot 2 has a prompt of six tokens in blocks 7 and 3; none is computed."""
+    table = SlotTable(LIMITS)
+    apply(table, whole=[slot_state(2, [10, 11, 12, 13, 14, 15], [7, 3])])
+    return table
+
+
+def test_a_prompt_sent_once_is_computed_in_chunks(table: SlotTable) -> None:
+    first = apply(table, rows=[2], num_tokens=[4], samples=[]).rows
+    table.advance(first, [])
+    second = apply(table, rows=[2], num_tokens=[2]).rows
+    assert (first.starts.tolist(), first.ends.tolist()) == ([0], [4])
+    assert (second.starts.tolist(), second.ends.tolist()) == ([4], [6])
+
+
+def test_a_sampled_token_is_the_next_input(table: SlotTable) -> None:
+    table.advance(apply(table, rows=[2], num_tokens=[6]).rows, [42])
+    rows = apply(table, rows=[2]).rows
+    assert rows.starts.tolist() == [6]
+    assert table.token_ids[2, 6] == 42
+
+
+def test_appended_blocks_go_to_the_end_of_their_tables_in_order(table: SlotTable) -> None:
+    apply(table, whole=[slot_state(5, [1], [])], append_pairs=[2, 20, 5, 21, 2, 22, 5, 23])
+    assert table.block_tables[2, :4].tolist() == [7, 3, 20, 22]
+    assert table.block_tables[5, :2].tolist() == [21, 23]
+
+
+def test_a_fork_copies_all_of_its_parent(table: SlotTable) -> None:
+    table.advance(apply(table, rows=[2], num_tokens=[6]).rows, [42])
+    apply(table, append_pairs=[2, 9], forks=[2, 4])
+    assert table.block_tables[4].tolist() == table.block_tables[2].tolist()
+    assert table.token_ids[4].tolist() == table.token_ids[2].tolist()
+    assert table.sampling[4] == table.sampling[2]
+    assert table.num_prompt_tokens[4] == 6
+    assert (table.counts.positions[4], table.counts.num_known[4], table.counts.num_blocks[4]) == (6, 7, 3)
+
+
+def test_forks_read_all_parents_before_they_write_a_child(table: SlotTable) -> None:
+    apply(table, whole=[slot_state(4, [30, 31], [8])])
+    apply(table, forks=[2, 4, 4, 2])
+    assert table.block_tables[4, :2].tolist() == [7, 3]
+    assert table.block_tables[2, :2].tolist() == [8, 0]
+    assert (table.counts.num_known[4], table.counts.num_known[2]) == (6, 2)
+
+
+def test_one_row_feeds_several_slots(table: SlotTable) -> None:
+    """The first token of n samples: the second slot shares the prompt's blocks and computes nothing of it."""
+    second = slot_state(6, [], [7, 3], position=6, num_prompt_tokens=6, sampling=SlotSampling(seed=1, sample_index=1))
+    rows = apply(table, whole=[second], rows=[2], num_tokens=[6], samples=[0, 2, 0, 6]).rows
+    table.advance(rows, [50, 51])
+    assert (table.token_ids[2, 6], table.token_ids[6, 6]) == (50, 51)
+    assert table.counts.positions[[2, 6]].tolist() == [6, 6]
+    assert table.counts.num_known[[2, 6]].tolist() == [7, 7]
+
+
+def test_the_second_slot_of_a_row_may_also_be_sent_with_the_prompt(table: SlotTable) -> None:
+    second = slot_state(6, [10, 11, 12, 13, 14, 15], [7, 3])
+    rows = apply(table, whole=[second], rows=[2], num_tokens=[6], samples=[0, 2, 0, 6]).rows
+    table.advance(rows, [50, 51])
+    assert table.counts.positions[6] == 6
+
+
+def test_a_snapshot_drops_every_slot_that_is_not_in_it(table: SlotTable) -> None:
+    apply(table, snapshot=True, whole=[slot_state(0, [1], [1])])
+    assert np.flatnonzero(table.counts.live).tolist() == [0]
+
+
+def test_a_freed_slot_can_be_filled_in_the_same_step(table: SlotTable) -> None:
+    apply(table, freed_slots=[2], whole=[slot_state(2, [9], [30])])
+    assert table.counts.live[2]
+    assert table.block_tables[2, :2].tolist() == [30, 0]
+
+
+def test_a_history_comes_before_the_tokens(table: SlotTable) -> None:
+    penalised = SlotSampling(seed=0, repetition_penalty=1.5)
+    state = slot_state(3, [6], [1], position=2, history=[4, 5], num_prompt_tokens=1, sampling=penalised)
+    apply(table, whole=[state])
+    assert table.token_ids[3, :3].tolist() == [4, 5, 6]
+
+
+def test_moves_of_blocks_are_given_back_as_pairs(table: SlotTable) -> None:
+    checked = apply(table, swap_out=[7, 0, 3, 1], swap_in=[2, 30], copies=[7, 8, 8, 9])
+    assert checked.swap_out == [(7, 0), (3, 1)]
+    assert checked.swap_in == [(2, 30)]
+    assert checked.copies == [(7, 8), (8, 9)]
+
+
+def test_the_longest_sequence_can_be_filled_and_still_sample() -> None:
+    table = SlotTable(LIMITS)
+    tokens = list(range(LIMITS.max_model_len))
+    state = slot_state(0, tokens[30:], list(range(11)), position=30, num_prompt_tokens=40)
+    table.advance(apply(table, whole=[state], rows=[0], num_tokens=[10]).rows, [1])
+    assert table.counts.num_known[0] == LIMITS.max_model_len + 1

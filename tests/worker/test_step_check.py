@@ -1,0 +1,174 @@
+"""A step is taken whole or refused whole: what is refused, with which words, and that nothing changes then."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.slot_sampling import SlotSampling
+from common.step import Step
+from tests.worker.steps import GREEDY, LIMITS, slot_state
+from worker_svc.slot_table import SlotTable
+from worker_svc.step_limits import InvalidStepError
+
+PENALISED = replace(GREEDY, frequency_penalty=1.0)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"freed_slots": [8]}, "freed_slots names slot 8: there are 8, counted from 0"),
+    ({"freed_slots": [-1]}, "freed_slots names slot -1"),
+    ({"freed_slots": [5]}, "freed_slots[0] names slot 5, which is not in use"),
+    ({"whole": [slot_state(8, [1], [0])]}, "whole[0].slot names slot 8"),
+    ({"whole": [slot_state(3, [1], [0]), slot_state(3, [1], [0])]}, "whole names 3 twice"),
+    ({"whole": [slot_state(3, [1], [32])]}, "whole[0].block_table names block 32"),
+    ({"whole": [slot_state(3, [1], [0] * 12)]}, "whole[0].block_table has 12 blocks: at most 11"),
+    ({"whole": [slot_state(3, [100], [0])]}, "whole[0].token_ids names token id 100"),
+    ({"whole": [slot_state(3, [-1], [0])]}, "whole[0].token_ids names token id -1"),
+    ({"whole": [slot_state(3, [1], [0], position=-1)]}, "whole[0] goes from position -1"),
+    ({"whole": [slot_state(3, [1, 2], [0], position=39)]}, "whole[0] goes from position 39 to 41"),
+    ({"whole": [slot_state(3, [1], [0], num_prompt_tokens=-1)]}, "whole[0].num_prompt_tokens is -1"),
+    ({"whole": [slot_state(3, [1], [0], position=2, history=[1])]}, "whole[0].history has 1 tokens"),
+    ({"whole": [slot_state(3, [1], [0], position=2, sampling=PENALISED)]}, "whole[0].history has 0 tokens"),
+    (
+        {"whole": [slot_state(3, [1], [0], num_prompt_tokens=2, sampling=replace(GREEDY, num_prompt_logprobs=0))]},
+        "whole[0].num_prompt_tokens is 2: it is from 0 to 1",
+    ),
+    ({"append_pairs": [5, 0]}, "append_pairs[0] names slot 5, which is not in use"),
+    ({"append_pairs": [2, 32]}, "append_pairs names block 32"),
+    ({"append_pairs": [2, 0] * 10}, "append_pairs[9]: slot 2 has 11 blocks, which is the most"),
+    ({"forks": [5, 6]}, "forks[0] names slot 5, which is not in use"),
+    ({"forks": [2, 8]}, "forks names slot 8"),
+    ({"forks": [2, 6, 1, 6]}, "forks (children) names 6 twice"),
+    ({"freed_slots": [2], "append_pairs": [], "forks": [2, 6]}, "forks[0] names slot 2, which is not in use"),
+    ({"swap_out": [32, 0]}, "swap_out (sources) names block 32"),
+    ({"swap_out": [0, 4]}, "swap_out (destinations) names block 4: there are 4"),
+    ({"swap_in": [4, 0]}, "swap_in (sources) names block 4"),
+    ({"copies": [1, 2, 3, 2]}, "copies (destinations) names 2 twice"),
+    ({"rows": [2, 2]}, "rows names 2 twice"),
+    ({"rows": [5]}, "rows[0] names slot 5, which is not in use"),
+    ({"rows": [2], "num_tokens": [1, 1]}, "num_tokens has 2 entries beside 1 rows"),
+    ({"rows": [2], "num_tokens": [0]}, "num_tokens[0] is 0: a row computes at least 1 token"),
+    ({"rows": [2], "num_tokens": [7]}, "rows[0]: slot 2 knows 6 tokens and is to compute 0 to 7"),
+    ({"rows": [1], "num_tokens": [20]}, "rows[0]: slot 1 has blocks for 8 tokens and computes up to 20"),
+    ({"rows": [1, 2], "num_tokens": [20, 5]}, "num_tokens are 25 together: one step computes at most 24"),
+    ({"rows": [2], "num_tokens": [4]}, "samples[0]: row of slot 2 knows 6 tokens, and the row ends at 4"),
+    ({"rows": [2], "num_tokens": [6], "samples": [1, 2]}, "samples names row 1: there are 1"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 5]}, "samples[0] names slot 5, which is not in use"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 1]}, "samples[0]: slot 1 knows 20 tokens, and the row ends at 6"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 2, 0, 2]}, "samples (slots) names 2 twice"),
+    (
+        {"snapshot": True, "append_pairs": [], "rows": [2], "num_tokens": [6]},
+        "rows[0] names slot 2, which is not in use",
+    ),
+]
+
+
+def prepared() -> SlotTable:
+    """Slot 2 has six tokens and two blocks; slot 1 has twenty tokens and two blocks."""
+    table = SlotTable(LIMITS)
+    whole = [slot_state(2, [10, 11, 12, 13, 14, 15], [7, 3]), slot_state(1, list(range(20)), [4, 5])]
+    table.apply(Step(epoch=1, step_id=1, snapshot=True, whole=whole))
+    return table
+
+
+def contents(table: SlotTable) -> list[Any]:
+    """All that a table holds, copied."""
+    counts = table.counts
+    arrays = (table.block_tables, table.token_ids, table.num_prompt_tokens)
+    held = [*arrays, counts.live, counts.num_blocks, counts.positions, counts.num_known]
+    return [*(array.tolist() for array in held), list(table.sampling)]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_step_that_cannot_be_is_refused_with_its_place_and_changes_nothing(
+    fields: dict[str, Any], message: str
+) -> None:
+    table = prepared()
+    before = contents(table)
+    # What is valid in the step must not remain either.
+    valid = {"append_pairs": [2, 9], "whole": [slot_state(7, [1, 2], [8])]}
+    with pytest.raises(InvalidStepError) as refusal:
+        table.apply(Step(epoch=1, step_id=2, **{**valid, **fields}))
+    assert message in str(refusal.value)
+    assert contents(table) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"allowed_token_ids": (5, 100)}, "allowed_ids"),
+        ({"suppressed_token_ids": (-1,)}, "suppressed_ids"),
+        ({"logit_bias": ((100, 1.0),)}, "bias_ids"),
+        ({"logit_bias": ((1, math.nan),)}, "bias_values"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": 2.0}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": math.inf}, "presence_penalty"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+    ],
+)
+def test_senseless_sampling_parameters_are_refused_by_name(changed: dict[str, Any], field: str) -> None:
+    sampling = replace(SlotSampling(seed=0), **changed)
+    state = slot_state(0, [1], [0], sampling=sampling, history=())
+    with pytest.raises(InvalidStepError, match=rf"whole\[0\]\.sampling\.{field} "):
+        prepared().apply(Step(epoch=1, step_id=2, whole=[state]))
+
+
+small = st.integers(-1, 9)
+pairs = st.lists(st.tuples(small, small), max_size=3).map(lambda found: [number for pair in found for number in pair])
+steps = st.fixed_dictionaries(
+    {},
+    optional={
+        "snapshot": st.booleans(),
+        "freed_slots": st.lists(small, max_size=2),
+        "whole": st.lists(
+            st.builds(
+                slot_state,
+                small,
+                st.lists(st.integers(0, 99), max_size=9),
+                st.lists(st.integers(0, 31), max_size=3),
+                position=st.integers(0, 4),
+            ),
+            max_size=2,
+        ),
+        "append_pairs": pairs,
+        "forks": pairs,
+        "copies": pairs,
+        "rows": st.lists(small, max_size=3),
+        "samples": st.none() | pairs,
+    },
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(steps, max_size=6), st.data())
+def test_whatever_arrives_a_step_is_taken_whole_or_not_at_all(sent: list[dict[str, Any]], data: st.DataObject) -> None:
+    table = prepared()
+    for step_id, fields in enumerate(sent):
+        before = contents(table)
+        num_rows = len(fields.get("rows", ()))
+        sizes = data.draw(st.just([]) | st.lists(st.integers(0, 6), min_size=num_rows, max_size=num_rows))
+        try:
+            checked = table.apply(Step(epoch=1, step_id=step_id, **fields, num_tokens=sizes))
+        except InvalidStepError:
+            assert contents(table) == before
+            continue
+        table.advance(checked.rows, np.full(len(checked.rows.sample_slots), 1))
+        check_integrity(table)
+
+
+def check_integrity(table: SlotTable) -> None:
+    """What holds of every live slot after every step."""
+    counts = table.counts
+    live = counts.live
+    assert (counts.num_blocks[live] <= LIMITS.max_blocks).all()
+    assert (counts.positions[live] <= counts.num_known[live]).all()
+    assert (counts.num_known[live] <= LIMITS.max_model_len + 1).all()
+    assert ((table.block_tables >= 0) & (table.block_tables < LIMITS.num_blocks)).all()
+    assert ((table.token_ids >= 0) & (table.token_ids < LIMITS.vocab_size)).all()
