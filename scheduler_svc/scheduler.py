@@ -200,15 +200,6 @@ class Scheduler:
         worker = self._workers[worker_id]
         return bool(worker.running or worker.in_flight or self._waiting)
 
-    def request_snapshot(self, worker_id: str) -> None:
-        """Makes the next plan of this worker a snapshot. Only with nothing in flight: what is pending has no table."""
-        worker = self._workers[worker_id]
-        worker.needs_snapshot = worker.needs_snapshot or not worker.in_flight
-
-    def queue_size(self) -> tuple[int, int]:
-        """Sequences that wait in the shared queue, and their tokens."""
-        return len(self._waiting), self._waiting.num_tokens
-
     def queue_size(self) -> tuple[int, int]:
         """Sequences in the queue, and their tokens."""
         num_stranded_tokens = sum(sequence.num_tokens for sequence in self._stranded.values())

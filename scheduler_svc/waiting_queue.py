@@ -14,11 +14,11 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence]] = []
-        self._seq_ids: dict[int, int] = {}  # who is really waiting, with its number of tokens
+        self._sizes: dict[int, int] = {}  # who is really waiting, and with how many tokens
         self.num_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
-        return len(self._seq_ids)
+        return len(self._sizes)
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order."""
@@ -28,8 +28,8 @@ class WaitingQueue:
         return sequence.seq_id in self._sizes
 
     def push(self, sequence: Sequence) -> None:
-        assert sequence.seq_id not in self._seq_ids, f"sequence {sequence.seq_id} waits twice"
-        self._seq_ids[sequence.seq_id] = sequence.num_tokens
+        assert sequence.seq_id not in self._sizes, f"sequence {sequence.seq_id} waits twice"
+        self._sizes[sequence.seq_id] = sequence.num_tokens
         self.num_tokens += sequence.num_tokens
         heapq.heappush(self._heap, (sequence.priority, sequence.seq_id, sequence))
 
@@ -42,12 +42,12 @@ class WaitingQueue:
         sequence = self.peek()
         assert sequence is not None, "pop() from an empty queue"
         heapq.heappop(self._heap)
-        self.num_tokens -= self._seq_ids.pop(sequence.seq_id)
+        self.num_tokens -= self._sizes.pop(sequence.seq_id)
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
         """Take it out if it is there. A discarded sequence is finished: it is never pushed again."""
-        self.num_tokens -= self._seq_ids.pop(sequence.seq_id, 0)
-        if len(self._heap) > 2 * len(self._seq_ids) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._seq_ids]
+        self.num_tokens -= self._sizes.pop(sequence.seq_id, 0)
+        if len(self._heap) > 2 * len(self._sizes) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._sizes]
             heapq.heapify(self._heap)
