@@ -9,9 +9,9 @@ keys are written and read by the scheduler alone.
                                    c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
                                    writer, read by recovery. Trimmed up to the oldest admission still needed.
     {quire:<deployment>}:record:<request_id>
-                                   string, a request's record in bytes (see records.py). Written once when the
-                                   request has ended, read by GetRequest and by late attachment. Expires (one
-                                   hour unless configured).
+                                   string, a serialised quire.v1.RequestRecord. Written once when the request has
+                                   ended, read by GetRequest and by late attachment. Expires (one hour unless
+                                   configured).
 """
 
 import re

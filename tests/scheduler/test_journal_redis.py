@@ -192,6 +192,21 @@ async def test_a_store_out_of_memory_is_waited_for() -> None:
             assert writer.durable == await tokens_of(store) == [0, 1]
 
 
+async def test_a_store_that_became_a_replica_is_waited_for(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        writer = Writer(journal)
+        writer.append()
+        await writer.all_durable()
+        valkey.command("REPLICAOF", "127.0.0.1", "1")  # nobody: it keeps its data and takes no writes
+        with capture_logs() as logs:
+            writer.append()
+            await until(lambda: journal.stats.degraded)
+        assert "ReadOnlyError" in logs[0]["reason"]
+        valkey.command("REPLICAOF", "NO", "ONE")
+        await writer.all_durable()
+        assert writer.durable == await tokens_of(store) == [0, 1]
+
+
 async def test_a_damaged_entry_is_named(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store, running_journal(store) as journal:
         await journal.admit(admission(1))
