@@ -53,7 +53,10 @@ class StepClient:
         """The next `chunk` tokens of every sequence; sequences not sent yet, or all with a snapshot, whole."""
         self.step_id += 1
         step = Step(epoch=self.epoch, step_id=self.step_id, snapshot=snapshot or self.step_id == 1)
-        rows, num_tokens, samples, append_pairs = [], [], [], []
+        rows: list[int] = []
+        num_tokens: list[int] = []
+        samples: list[int] = []
+        append_pairs: list[int] = []
         for sequence in self.random.sample(self.sequences, len(self.sequences)):
             count = min(chunk, len(sequence.token_ids) - sequence.num_computed)
             appended = self._grow(sequence, sequence.num_computed + count)

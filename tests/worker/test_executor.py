@@ -145,7 +145,7 @@ async def test_answers_come_in_the_order_of_the_steps(harness: Harness) -> None:
 
 async def test_times_of_a_step_add_up(harness: Harness) -> None:
     result = await harness.send(1, 1, snapshot=True)
-    assert 0 < result.exec_ns
+    assert result.exec_ns > 0
     assert result.queue_ns + result.exec_ns <= result.total_ns
 
 

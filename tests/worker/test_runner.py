@@ -40,7 +40,7 @@ def reference(folder: Path) -> GreedyReference:
     return reference_greedy(folder, PROMPTS, NUM_TOKENS)
 
 
-def make_runner(decoder: Decoder) -> tuple[ModelRunner, KVPool]:
+def make_runner(decoder: Decoder, **options: int) -> tuple[ModelRunner, KVPool]:
     """A runner whose pool is NaN wherever nothing was written."""
     pool = KVPool(decoder.block_shape(BLOCK_SIZE), NUM_BLOCKS, decoder.device, num_host_blocks=8)
     pool.blocks.fill_(float("nan"))
@@ -53,7 +53,7 @@ def make_runner(decoder: Decoder) -> tuple[ModelRunner, KVPool]:
         max_model_len=MAX_POSITIONS,
         max_batched_tokens=256,
     )
-    return ModelRunner(decoder, pool, Sampler(), limits), pool
+    return ModelRunner(decoder, pool, Sampler(), limits, **options), pool
 
 
 def generate(runner: ModelRunner, client: StepClient, num_tokens: int, chunk: int) -> list[list[int]]:
@@ -126,13 +126,12 @@ def full_logits(decoder: Decoder, token_ids: list[int]) -> Tensor:
     return decoder.forward(batch, KVPool(decoder.block_shape(BLOCK_SIZE), num_blocks, decoder.device))
 
 
-def test_prompt_logprobs_in_slices_of_the_head_are_the_same(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_in_slices_of_the_head_are_the_same(decoder: Decoder) -> None:
     prompt = PROMPTS[6]
     sampling = replace(GREEDY, num_prompt_logprobs=0)
     found = []
-    for max_logits in (1 << 24, 2 * decoder.config.vocab_size):
-        monkeypatch.setattr("worker_svc.runner.MAX_LOGITS", max_logits)
-        runner, _ = make_runner(decoder)
+    for slice_tokens in (1000, 2):
+        runner, _ = make_runner(decoder, max_prompt_logits=slice_tokens * decoder.config.vocab_size)
         client = new_client()
         sequence = client.add(prompt, sampling)
         generate(runner, client, 1, chunk=64)
@@ -148,15 +147,11 @@ def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> N
     runner, _ = make_runner(decoder)
     first = whole(0, prompt, [10, 11], samplings[0])
     second = replace(whole(1, [], [10, 11], samplings[1]), position=8, num_prompt_tokens=8)
-    step = Step(
-        epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0], num_tokens=[8], samples=[0, 0, 0, 1]
-    )
+    step = Step(epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0])
+    step = replace(step, num_tokens=[8], samples=[0, 0, 0, 1])
     outputs = [[token] for token in runner.execute(step).token_ids]
-    together = Step(epoch=1, step_id=2, append_pairs=[0, 20, 1, 21], rows=[1, 0])
-    for step_id in range(2, 5):
-        result = runner.execute(
-            replace(together, step_id=step_id, append_pairs=together.append_pairs if step_id == 2 else ())
-        )
+    for step_id, append_pairs in ((2, [0, 20, 1, 21]), (3, []), (4, [])):
+        result = runner.execute(Step(epoch=1, step_id=step_id, append_pairs=append_pairs, rows=[1, 0]))
         outputs[1].append(result.token_ids[0])
         outputs[0].append(result.token_ids[1])
     alone = []

@@ -76,8 +76,8 @@ def prepared() -> SlotTable:
 def contents(table: SlotTable) -> list[Any]:
     """All that a table holds, copied."""
     counts = table.counts
-    arrays = (table.block_tables, table.token_ids, table.num_prompt_tokens)
-    held = [*arrays, counts.live, counts.num_blocks, counts.positions, counts.num_known]
+    arrays: tuple[Any, ...] = (table.block_tables, table.token_ids, table.num_prompt_tokens)
+    held: list[Any] = [*arrays, counts.live, counts.num_blocks, counts.positions, counts.num_known]
     return [*(array.tolist() for array in held), list(table.sampling)]
 
 
