@@ -1,0 +1,400 @@
+"""What may be asked, what is refused and in which words, and what a request looks like once settled."""
+
+import time
+from typing import Any
+
+import pytest
+
+from common.errors import FailedPreconditionError, InvalidRequestError
+from common.slot_sampling import SlotSampling
+from protos import inference_pb2 as pb
+from scheduler_svc.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
+
+LIMITS = ModelLimits(
+    vocab_size=1000,
+    max_model_len=256,
+    eos_token_ids=frozenset({2, 3}),
+    has_tokenizer=True,
+    has_chat_template=True,
+)
+TOKENS_ONLY = ModelLimits(
+    vocab_size=1000, max_model_len=256, eos_token_ids=frozenset({2}), has_tokenizer=False, has_chat_template=False
+)
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def settled(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> RequestParams:
+    return validate(request, limits, draw_seed=lambda: 77, make_id=lambda: "made")
+
+
+def refused(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> dict[str, str]:
+    """Descriptions by field, in order."""
+    with pytest.raises(InvalidRequestError) as caught:
+        settled(request, limits)
+    for each in caught.value.violations:
+        assert f"{each.field}: {each.description}" in caught.value.message
+    return {each.field: each.description for each in caught.value.violations}
+
+
+def request_of(**parts: Any) -> pb.GenerateRequest:
+    """A request with a prompt unless `parts` has one."""
+    if not {"text", "chat", "token_ids"} & parts.keys():
+        parts["text"] = "Once"
+    return pb.GenerateRequest(**parts)
+
+
+def chat_of(*roles: str) -> pb.ChatPrompt:
+    return pb.ChatPrompt(messages=[pb.ChatMessage(role=role, content="Hello") for role in roles])
+
+
+def test_a_bare_prompt_gets_every_default_that_the_protocol_promises() -> None:
+    assert settled(request_of()) == RequestParams(
+        request_id="made",
+        tenant="",
+        cache_salt="",
+        timeout_ms=None,
+        cancel_on_disconnect=True,
+        sampling=SlotSampling(seed=77),
+        seed=77,
+        max_tokens=None,
+        min_tokens=0,
+        stop=(),
+        stop_token_ids=frozenset(),
+        eos_token_ids=frozenset({2, 3}),
+        include_stop=False,
+        keep_special_tokens=False,
+        want_token_ids=False,
+        num_logprobs=None,
+        num_prompt_logprobs=None,
+    )
+
+
+def test_a_full_request_is_taken_as_it_is() -> None:
+    # Floats that float32 holds exactly.
+    request = request_of(
+        request_id="A-1.b:c_d",
+        chat=chat_of("user"),
+        sampling=pb.SamplingParams(
+            temperature=0.5,
+            top_k=40,
+            top_p=0.75,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            presence_penalty=-2,
+            frequency_penalty=2,
+            logit_bias={9: -100, 5: 1.5},
+            allowed_token_ids=[7, 5, 7, 9],
+            seed=2**64 - 1,
+            first_sample_index=4,
+        ),
+        stopping=pb.StoppingParams(
+            max_tokens=50,
+            min_tokens=10,
+            stop=["\n\n", "END"],
+            stop_token_ids=[500, 9],
+            ignore_eos=True,
+            include_stop=True,
+        ),
+        output=pb.OutputParams(token_ids=True, logprobs=0, prompt_logprobs=20, keep_special_tokens=True),
+        tenant="t" * 128,
+        cache_salt="s" * 128,
+        timeout_ms=1,
+        on_disconnect=pb.ON_DISCONNECT_CONTINUE,
+    )
+    sampling = SlotSampling(
+        seed=2**64 - 1,
+        sample_index=4,
+        allowed_token_ids=(7, 5, 9),
+        suppressed_token_ids=(9, 500),
+        logit_bias=((5, 1.5), (9, -100.0)),
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        temperature=0.5,
+        min_p=0.25,
+        top_k=40,
+        top_p=0.75,
+        num_logprobs=0,
+        num_prompt_logprobs=20,
+    )
+    assert settled(request) == RequestParams(
+        request_id="A-1.b:c_d",
+        tenant="t" * 128,
+        cache_salt="s" * 128,
+        timeout_ms=1,
+        cancel_on_disconnect=False,
+        sampling=sampling,
+        seed=2**64 - 1,
+        max_tokens=50,
+        min_tokens=10,
+        stop=("\n\n", "END"),
+        stop_token_ids=frozenset({500, 9}),
+        eos_token_ids=frozenset(),
+        include_stop=True,
+        keep_special_tokens=True,
+        want_token_ids=True,
+        num_logprobs=0,
+        num_prompt_logprobs=20,
+    )
+
+
+def test_end_and_stop_tokens_are_held_back_until_min_tokens_stand_behind_the_prompt() -> None:
+    params = settled(request_of(stopping=pb.StoppingParams(min_tokens=10, stop_token_ids=[8])))
+    sampling = params.slot_sampling(num_prompt_tokens=30)
+    assert sampling.suppressed_token_ids == (2, 3, 8)
+    assert sampling.suppressed_until == 40
+    without = settled(request_of(stopping=pb.StoppingParams(stop_token_ids=[8]))).slot_sampling(30)
+    assert (without.suppressed_token_ids, without.suppressed_until) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "sampling"),
+    [
+        ("sampling.temperature", {"temperature": -0.1}),
+        ("sampling.temperature", {"temperature": 100.1}),
+        ("sampling.temperature", {"temperature": NAN}),
+        ("sampling.temperature", {"temperature": INFINITY}),
+        ("sampling.top_k", {"top_k": 0}),
+        ("sampling.top_p", {"top_p": 0}),
+        ("sampling.top_p", {"top_p": 1.1}),
+        ("sampling.top_p", {"top_p": NAN}),
+        ("sampling.min_p", {"min_p": -0.1}),
+        ("sampling.min_p", {"min_p": 1.1}),
+        ("sampling.repetition_penalty", {"repetition_penalty": 0}),
+        ("sampling.repetition_penalty", {"repetition_penalty": -1}),
+        ("sampling.repetition_penalty", {"repetition_penalty": INFINITY}),
+        ("sampling.presence_penalty", {"presence_penalty": 2.1}),
+        ("sampling.frequency_penalty", {"frequency_penalty": -INFINITY}),
+        ("sampling.logit_bias[1000]", {"logit_bias": {1000: 1}}),
+        ("sampling.logit_bias[-1]", {"logit_bias": {-1: 1}}),
+        ("sampling.logit_bias[5]", {"logit_bias": {5: 100.1}}),
+        ("sampling.logit_bias[5]", {"logit_bias": {5: NAN}}),
+        ("sampling.logit_bias", {"logit_bias": dict.fromkeys(range(1025), 1.0)}),
+        ("sampling.allowed_token_ids[1]", {"allowed_token_ids": [0, 1000]}),
+        ("sampling.allowed_token_ids[0]", {"allowed_token_ids": [-7]}),
+        ("sampling.allowed_token_ids", {"allowed_token_ids": [1] * 65_537}),
+    ],
+)
+def test_sampling_out_of_range_is_refused_by_field(field: str, sampling: dict[str, Any]) -> None:
+    assert list(refused(request_of(sampling=pb.SamplingParams(**sampling)))) == [field]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 100},
+        {"top_k": 1},
+        {"top_p": 1},
+        {"top_p": 1e-6},
+        {"min_p": 0},
+        {"min_p": 1},
+        {"repetition_penalty": 100},
+        {"presence_penalty": -2, "frequency_penalty": 2},
+        {"logit_bias": {0: -100, 999: 100}},
+        {"logit_bias": dict.fromkeys(range(1000), 1.0)},
+        {"allowed_token_ids": [0, 999]},
+        {"allowed_token_ids": [1] * 65_536},
+        {"seed": 0},
+    ],
+)
+def test_sampling_on_the_edge_of_its_range_is_taken(sampling: dict[str, Any]) -> None:
+    settled(request_of(sampling=pb.SamplingParams(**sampling)))
+
+
+@pytest.mark.parametrize(
+    ("field", "parts"),
+    [
+        ("request_id", {"request_id": "white space"}),
+        ("request_id", {"request_id": "line\n"}),
+        ("request_id", {"request_id": "ünïcode"}),
+        ("request_id", {"request_id": "x" * 129}),
+        ("tenant", {"tenant": "x" * 129}),
+        ("cache_salt", {"cache_salt": "x" * 129}),
+        ("timeout_ms", {"timeout_ms": 0}),
+        ("timeout_ms", {"timeout_ms": -5}),
+        ("on_disconnect", {"on_disconnect": 7}),
+        ("chat.messages", {"chat": pb.ChatPrompt()}),
+        ("chat.messages[1].role", {"chat": chat_of("user", "", "user")}),
+        ("token_ids.ids", {"token_ids": pb.TokenIds()}),
+        ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[1] * 256)}),
+        ("token_ids.ids[2]", {"token_ids": pb.TokenIds(ids=[0, 999, 1000])}),
+        ("token_ids.ids[0]", {"token_ids": pb.TokenIds(ids=[-1, 5])}),
+        ("stopping.max_tokens", {"stopping": pb.StoppingParams(max_tokens=0)}),
+        ("stopping.min_tokens", {"stopping": pb.StoppingParams(max_tokens=5, min_tokens=6)}),
+        ("stopping.stop", {"stopping": pb.StoppingParams(stop=["x"] * 17)}),
+        ("stopping.stop[1]", {"stopping": pb.StoppingParams(stop=["x", ""])}),
+        ("stopping.stop[0]", {"stopping": pb.StoppingParams(stop=["é" * 129])}),
+        ("stopping.stop_token_ids", {"stopping": pb.StoppingParams(stop_token_ids=[1] * 257)}),
+        ("stopping.stop_token_ids[0]", {"stopping": pb.StoppingParams(stop_token_ids=[1000])}),
+        ("output.logprobs", {"output": pb.OutputParams(logprobs=21)}),
+        ("output.prompt_logprobs", {"output": pb.OutputParams(prompt_logprobs=2**32 - 1)}),
+    ],
+)
+def test_everything_else_out_of_range_is_refused_by_field(field: str, parts: dict[str, Any]) -> None:
+    assert list(refused(request_of(**parts))) == [field]
+
+
+def test_a_request_without_prompt_is_refused() -> None:
+    assert refused(pb.GenerateRequest()) == {"prompt": "is missing: give text, chat or token_ids"}
+
+
+def test_everything_wrong_is_said_at_once_with_what_to_change() -> None:
+    request = pb.GenerateRequest(
+        request_id="?",
+        sampling=pb.SamplingParams(temperature=NAN),
+        stopping=pb.StoppingParams(stop=["a", "b", "c", ""], max_tokens=0),
+        output=pb.OutputParams(logprobs=100),
+    )
+    descriptions = refused(request)
+    assert list(descriptions) == [
+        "request_id",
+        "prompt",
+        "sampling.temperature",
+        "stopping.max_tokens",
+        "stopping.stop[3]",
+        "output.logprobs",
+    ]
+    assert descriptions["sampling.temperature"] == "is nan: give a number from 0 to 100"
+    assert descriptions["output.logprobs"] == "is 100: give at most 20"
+
+
+def test_at_most_ten_violations_are_listed_and_the_others_counted() -> None:
+    request = request_of(stopping=pb.StoppingParams(stop_token_ids=[-1] * 200), output=pb.OutputParams(logprobs=21))
+    with pytest.raises(InvalidRequestError, match="and at least 2 more") as caught:
+        settled(request)
+    assert [each.field for each in caught.value.violations] == [f"stopping.stop_token_ids[{i}]" for i in range(10)]
+    assert len(caught.value.message) < 1000
+
+
+def test_a_hundred_thousand_stop_strings_are_refused_at_once_and_not_repeated() -> None:
+    request = request_of(stopping=pb.StoppingParams(stop=[f"secret {i}" for i in range(100_000)]))
+    started_s = time.process_time()
+    descriptions = refused(request)
+    assert time.process_time() - started_s < 0.05
+    assert descriptions == {"stopping.stop": "has 100,000 strings: give at most 16"}
+
+
+def test_nothing_long_of_a_bad_request_is_repeated() -> None:
+    secret = "secret" * 1000
+    request = request_of(
+        request_id=secret, tenant=secret, cache_salt=secret, stopping=pb.StoppingParams(stop=[secret] * 16)
+    )
+    assert "secret" not in str(refused(request))
+
+
+@pytest.mark.parametrize(
+    ("parts", "remedy"),
+    [
+        ({"text": "Once"}, "token_ids"),
+        ({"chat": chat_of("user")}, "token_ids"),
+        ({"token_ids": pb.TokenIds(ids=[1]), "stopping": pb.StoppingParams(stop=["x"])}, "stop_token_ids"),
+    ],
+)
+def test_a_model_without_tokenizer_takes_only_token_ids_and_no_stop_strings(parts: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(FailedPreconditionError, match=f"no tokenizer.*{remedy}"):
+        settled(request_of(**parts), TOKENS_ONLY)
+    assert settled(request_of(token_ids=pb.TokenIds(ids=[1])), TOKENS_ONLY).stop == ()
+
+
+def test_a_model_without_chat_template_takes_no_chats() -> None:
+    limits = ModelLimits(
+        vocab_size=10, max_model_len=9, eos_token_ids=frozenset(), has_tokenizer=True, has_chat_template=False
+    )
+    with pytest.raises(FailedPreconditionError, match="no chat template: send the prompt as text"):
+        settled(request_of(chat=chat_of("user")), limits)
+
+
+def test_min_tokens_must_leave_a_token_to_choose() -> None:
+    only_ends = request_of(
+        sampling=pb.SamplingParams(allowed_token_ids=[2, 9]),
+        stopping=pb.StoppingParams(min_tokens=1, stop_token_ids=[9]),
+    )
+    assert list(refused(only_ends)) == ["sampling.allowed_token_ids"]
+    only_ends.stopping.ignore_eos = True
+    settled(only_ends)
+    tiny = ModelLimits(
+        vocab_size=4, max_model_len=9, eos_token_ids=frozenset({2, 3}), has_tokenizer=True, has_chat_template=False
+    )
+    everything = request_of(stopping=pb.StoppingParams(min_tokens=1, stop_token_ids=[0, 1]))
+    assert list(refused(everything, tiny)) == ["stopping.stop_token_ids"]
+
+
+def test_a_small_vocabulary_has_no_more_likely_tokens_than_tokens() -> None:
+    limits = ModelLimits(
+        vocab_size=10, max_model_len=9, eos_token_ids=frozenset(), has_tokenizer=True, has_chat_template=False
+    )
+    request = request_of(sampling=pb.SamplingParams(top_k=10), output=pb.OutputParams(logprobs=20, prompt_logprobs=11))
+    params = settled(request, limits)
+    assert (params.sampling.top_k, params.num_logprobs, params.num_prompt_logprobs) == (None, 10, 10)
+    assert (params.sampling.num_logprobs, params.sampling.num_prompt_logprobs) == (10, 10)
+
+
+def test_the_longest_timeout_has_a_deadline_that_int64_nanoseconds_hold() -> None:
+    timeout_ms = settled(request_of(timeout_ms=2**63 - 1)).timeout_ms
+    assert timeout_ms is not None
+    unix_ns_of_2050 = 2_524_608_000 * 10**9
+    assert unix_ns_of_2050 + timeout_ms * 10**6 < 2**63
+
+
+def test_the_output_is_bounded_by_what_context_or_memory_leave() -> None:
+    params = settled(request_of())
+    assert settle_length(params, 100, LIMITS, max_tokens_that_fit=10_000) == 156
+    assert settle_length(params, 100, LIMITS, max_tokens_that_fit=120) == 20
+    assert settle_length(params, 255, LIMITS, max_tokens_that_fit=256) == 1
+    bounded = settled(request_of(stopping=pb.StoppingParams(max_tokens=20)))
+    assert settle_length(bounded, 100, LIMITS, max_tokens_that_fit=120) == 20
+    assert settle_length(bounded, 236, LIMITS, max_tokens_that_fit=10_000) == 20
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "stopping", "fit", "field", "numbers"),
+    [
+        (0, {}, 10_000, "prompt", ["empty"]),
+        (256, {}, 10_000, "prompt", ["256 tokens", "at most 255", "context"]),
+        (5000, {}, 10_000, "prompt", ["5,000 tokens", "at most 255", "context"]),
+        (100, {}, 100, "prompt", ["100 tokens", "at most 99", "KV memory"]),
+        (100, {"max_tokens": 157}, 10_000, "stopping.max_tokens", ["157", "100 tokens", "at most 156", "context"]),
+        (100, {"max_tokens": 21}, 120, "stopping.max_tokens", ["21", "at most 20", "more KV memory"]),
+        (100, {"min_tokens": 157}, 10_000, "stopping.min_tokens", ["157", "at most 156"]),
+        (100, {"min_tokens": 21}, 120, "stopping.min_tokens", ["21", "at most 20", "more KV memory"]),
+    ],
+)
+def test_lengths_that_can_never_work_are_refused_with_the_largest_that_would(
+    num_prompt_tokens: int, stopping: dict[str, Any], fit: int, field: str, numbers: list[str]
+) -> None:
+    params = settled(request_of(stopping=pb.StoppingParams(**stopping)))
+    with pytest.raises(InvalidRequestError) as caught:
+        settle_length(params, num_prompt_tokens, LIMITS, fit)
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert all(each in violation.description for each in numbers), violation.description
+
+
+def test_the_digest_is_of_the_body_and_not_of_id_and_timeout() -> None:
+    body = request_of(sampling=pb.SamplingParams(logit_bias={i: i / 8 for i in range(64)}), tenant="t")
+    again = request_of(sampling=pb.SamplingParams(logit_bias={i: i / 8 for i in reversed(range(64))}), tenant="t")
+    again.request_id, again.timeout_ms = "another", 5
+    assert request_digest(body) == request_digest(again)
+    assert again.request_id == "another"
+    for change in (pb.GenerateRequest(text="Twice"), pb.GenerateRequest(tenant="u"), _with_seed(0)):
+        other = pb.GenerateRequest()
+        other.CopyFrom(body)
+        other.MergeFrom(change)
+        assert request_digest(other) != request_digest(body)
+
+
+def test_a_settled_request_is_valid_again_and_stays_as_it_is() -> None:
+    """The journal keeps requests in this form, and a new leader settles them again."""
+    request = request_of(text="Once", stopping=pb.StoppingParams(min_tokens=3, stop=["."]))
+    params = settled(request)
+    request.request_id, request.sampling.seed = params.request_id, params.seed
+    request.stopping.max_tokens = settle_length(params, 10, LIMITS, 100)
+    again = validate(request, LIMITS, draw_seed=lambda: 1, make_id=lambda: "other")
+    assert again.slot_sampling(10) == params.slot_sampling(10)
+    assert (again.request_id, again.max_tokens) == (params.request_id, 90)
+    assert settle_length(again, 10, LIMITS, 100) == 90
+
+
+def _with_seed(seed: int) -> pb.GenerateRequest:
+    return pb.GenerateRequest(sampling=pb.SamplingParams(seed=seed))
