@@ -209,6 +209,18 @@ def test_tokens_without_any_text_of_their_own_are_passed_over() -> None:
     assert output.text == " b"
 
 
+def test_replacement_characters_that_are_words_are_not_held_for_ever() -> None:
+    """No cut lies clean between such words; a space may be lost where they are released."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "▁\ufffd": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    output = output_text(ours(tokenizer.to_str().encode()), [0])
+    for num_tokens in range(1, 100):
+        output.push(1)
+        assert output.text.count("\ufffd") > num_tokens - 8
+    output.push(0)
+    assert output.text.replace(" ", "") == "\ufffd" * 99 + "a"
+
+
 def test_without_a_tokenizer_tokens_are_counted_and_have_no_text() -> None:
     output = output_text(None)
     output.push(5)
