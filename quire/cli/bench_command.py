@@ -1,0 +1,144 @@
+"""`quire bench`: an open-loop load on a running server, and a table of what came of it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import quire
+from quire.cli import options
+from quire.cli.load import Lengths, Load, PlannedRequest
+from quire.cli.measurements import Measurement, Percentiles, Summary, summarize
+from quire.cli.output import EXIT_FAILED, err, errors_explained, fail, out
+from quire.params import DEFAULT_ADDRESS, GenerateParams
+
+DEFAULT_NUM_REQUESTS = 100
+
+
+def bench(
+    address: options.Address = DEFAULT_ADDRESS,
+    rate: Annotated[float, typer.Option("--rate", "-r", help="Requests per second; inf sends all at once.")] = 4.0,
+    num_requests: Annotated[
+        int | None, typer.Option("--num-requests", min=1, help="How many requests; 100 unless --duration is given.")
+    ] = None,
+    duration_s: Annotated[float | None, typer.Option("--duration", help="Seconds during which they arrive.")] = None,
+    prompt_len: Annotated[str, typer.Option(help="Tokens: 128, 64-256 or normal:128:32.")] = "32-128",
+    output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "32-128",
+    prompt: Annotated[str | None, typer.Option(help="This text, instead of random tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals, lengths, prompts and sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    ignore_eos: Annotated[bool, typer.Option(help="Generate every output to its full length.")] = True,
+    timeout_s: options.TimeoutS = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file as well.")] = None,
+) -> None:
+    """Measure a server under an open-loop Poisson load."""
+    params = options.request_params(temperature=temperature, ignore_eos=ignore_eos, timeout_s=timeout_s)
+    params["temperature"] = temperature
+    with errors_explained():
+        if not rate > 0:
+            fail(f"--rate must be above 0, not {rate}", 2)
+        load = Load(
+            rate=rate,
+            num_requests=num_requests or (DEFAULT_NUM_REQUESTS if duration_s is None else None),
+            duration_s=duration_s,
+            output_len=Lengths.parse(output_len),
+            prompt_len=Lengths.parse(prompt_len),
+            prompt=prompt,
+            seed=seed,
+        )
+        summary = asyncio.run(_measure(address, load, params))
+    out.print(_table(summary))
+    if json_file is not None:
+        json_file.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    if not summary.num_completed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _measure(address: str, load: Load, params: GenerateParams) -> Summary:
+    async with quire.AsyncClient(address, connect_timeout_s=options.CONNECT_TIMEOUT_S, retries=0) as client:
+        model = await client.model()
+        planned = load.plan(model.vocab_size, model.eos_token_ids)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=err, transient=True) as progress:
+            bar = progress.add_task(f"{load.rate:g} requests/s to {model.name}", total=len(planned))
+            return await run_load(client, planned, params, lambda: progress.advance(bar))
+
+
+async def run_load(
+    client: quire.AsyncClient,
+    planned: list[PlannedRequest],
+    params: GenerateParams,
+    on_end: Callable[[], None],
+) -> Summary:
+    """Makes every request when it is due, without waiting for any other."""
+    start_s = asyncio.get_running_loop().time()
+
+    async def make(request: PlannedRequest) -> Measurement:
+        due_s = start_s + request.at_s
+        await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
+        measurement = await _request(client, request, due_s, params)
+        on_end()
+        return measurement
+
+    measurements = await asyncio.gather(*(make(request) for request in planned))
+    return summarize(measurements, asyncio.get_running_loop().time() - start_s)
+
+
+async def _request(
+    client: quire.AsyncClient, request: PlannedRequest, due_s: float, params: GenerateParams
+) -> Measurement:
+    clock = asyncio.get_running_loop().time
+    first_s = last_s = None
+    num_tokens = 0
+    own: GenerateParams = {**params, "max_tokens": request.max_tokens, "seed": request.seed}
+    try:
+        async with client.stream(request.prompt, **own) as stream:
+            async for chunk in stream:
+                if chunk.num_tokens:
+                    last_s = clock() - due_s
+                    first_s = last_s if first_s is None else first_s
+                    num_tokens += chunk.num_tokens
+            usage = (await stream.completion()).usage
+    except quire.QuireError as error:
+        return Measurement(
+            num_output_tokens=num_tokens,
+            first_token_s=first_s,
+            end_s=clock() - due_s,
+            failure=type(error).__name__,
+        )
+    return Measurement(
+        num_prompt_tokens=usage.prompt_tokens,
+        num_output_tokens=num_tokens,
+        num_cached_tokens=usage.cached_tokens,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        end_s=clock() - due_s,
+    )
+
+
+def _table(summary: Summary) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_row("completed", f"{summary.num_completed} of {summary.num_requests} in {summary.duration_s:.1f} s")
+    table.add_row("output", f"[bold]{summary.output_tokens_per_s:.1f} tokens/s[/bold], {summary.output_tokens} tokens")
+    table.add_row("requests", f"{summary.requests_per_s:.2f}/s")
+    table.add_row("prompts", f"{summary.prompt_tokens} tokens, {summary.cached_tokens} from the prefix cache")
+    table.add_row("time to first token", _milliseconds(summary.time_to_first_token_s))
+    table.add_row("time per output token", _milliseconds(summary.time_per_output_token_s))
+    table.add_row("normalised latency", _milliseconds(summary.normalized_latency_s, "per token"))
+    for failure, count in summary.failures.items():
+        table.add_row("[red]failed[/red]", f"{count} × {failure}")
+    return table
+
+
+def _milliseconds(values: Percentiles | None, unit: str = "") -> str:
+    if values is None:
+        return "–"
+    shown = (("p50", values.p50), ("p90", values.p90), ("p99", values.p99), ("mean", values.mean))
+    return ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in shown) + (f" {unit}" if unit else "")

@@ -1,0 +1,77 @@
+"""`quire chat`: a conversation in the terminal, or one message and its answer."""
+
+from typing import Annotated
+
+import typer
+
+import quire
+from quire.cli import options
+from quire.cli.output import err, errors_explained, out, write_text
+from quire.params import DEFAULT_ADDRESS, GenerateParams
+
+HELP = "Ctrl-D or /exit leaves, /reset forgets the conversation, Ctrl-C stops an answer."
+
+
+def chat(
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Say only this, print the answer.")] = None,
+    system: Annotated[str | None, typer.Option(help="Instructions before the conversation.")] = None,
+    address: options.Address = DEFAULT_ADDRESS,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    timeout_s: options.TimeoutS = None,
+) -> None:
+    """Talk to the model."""
+    params = options.request_params(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, timeout_s=timeout_s
+    )
+    first = [] if system is None else [quire.ChatMessage("system", system)]
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        if message is not None:
+            answer(client, [*first, quire.ChatMessage("user", message)], params)
+        else:
+            converse(client, first, params)
+
+
+def converse(client: quire.Client, first: list[quire.ChatMessage], params: GenerateParams) -> None:
+    """Reads what the person says and answers, until there is no more."""
+    out.print(f"[bold]{client.model().name}[/bold] [dim]{HELP}[/dim]")
+    history = list(first)
+    while True:
+        try:
+            said = out.input("[bold cyan]> [/bold cyan]").strip()
+        except EOFError:
+            out.print()
+            return
+        if said == "/exit":
+            return
+        if said == "/reset":
+            history = list(first)
+        elif said:
+            history.append(quire.ChatMessage("user", said))
+            history = _turn(client, history, params)
+
+
+def _turn(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> list[quire.ChatMessage]:
+    """One answer. A turn that fails or is stopped is forgotten, so that the next one can be said instead."""
+    try:
+        text = answer(client, history, params)
+    except KeyboardInterrupt:
+        return history[:-1]
+    except quire.QuireError as error:
+        err.print(f"quire: {error.message}", markup=False)
+        return history[:-1]
+    return [*history, quire.ChatMessage("assistant", text)]
+
+
+def answer(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> str:
+    """Prints the answer as it comes. Returns it whole."""
+    with client.stream_chat(history, **params) as stream:
+        try:
+            for chunk in stream:
+                write_text(chunk.text)
+        finally:
+            write_text("\n")
+        return stream.completion().text

@@ -1,0 +1,90 @@
+"""`quire generate`: one prompt, its continuation to standard output."""
+
+import json
+import sys
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+import quire
+from quire.cli import options
+from quire.cli.output import err, errors_explained, write_text
+from quire.params import DEFAULT_ADDRESS, GenerateParams
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
+    address: options.Address = DEFAULT_ADDRESS,
+    max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities of so many tokens.")] = None,
+    timeout_s: options.TimeoutS = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as JSON, at its end.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error how it went.")] = False,
+) -> None:
+    """Continue a prompt, as it is generated."""
+    params = options.request_params(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        timeout_s=timeout_s,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        completion = _run(client, text, params, echo=not as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(completion), default=_plain, ensure_ascii=False) + "\n")
+    if stats:
+        err.print(summary(completion), style="dim")
+
+
+def summary(completion: quire.Completion) -> str:
+    """One line about how a request went."""
+    usage, timings = completion.usage, completion.timings
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", completion.finish_reason.value]
+    if timings.first_token_s is not None and timings.finished_s is not None:
+        parts.append(f"first token after {timings.first_token_s * 1e3:.0f} ms")
+        parts.append(f"{usage.completion_tokens / timings.finished_s:.1f} tokens/s")
+    if usage.cached_tokens:
+        parts.append(f"{usage.cached_tokens} prompt tokens from the prefix cache")
+    return ", ".join(parts)
+
+
+def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool) -> quire.Completion:
+    with client.stream(text, **params) as stream:
+        try:
+            for chunk in stream:
+                if echo:
+                    write_text(chunk.text)
+        finally:
+            if echo:
+                write_text("\n")
+        return stream.completion()
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,27 @@
+"""`quire health`: whether a service can serve, as an exit code; the health check of the containers."""
+
+from typing import Annotated
+
+import typer
+
+import quire
+from quire.cli.output import EXIT_FAILED, errors_explained, out
+from quire.connection import INFERENCE_SERVICE
+from quire.params import DEFAULT_ADDRESS
+
+
+def health(
+    address: Annotated[
+        str, typer.Argument(envvar="QUIRE_ADDRESS", help="Where the service listens, host:port.")
+    ] = DEFAULT_ADDRESS,
+    service: Annotated[
+        str, typer.Option(help='Full name of the service; "" asks for the process itself.')
+    ] = INFERENCE_SERVICE,
+    timeout_s: Annotated[float, typer.Option(help="Longest wait for an answer, in seconds.")] = 3.0,
+) -> None:
+    """Ask whether the server can serve: exit code 0 if it can, 1 if not."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=timeout_s) as client:
+        answer = client.health(service)
+    out.print(f"{service or address}: {answer.value}", markup=False)
+    if answer is not quire.Health.SERVING:
+        raise typer.Exit(EXIT_FAILED)

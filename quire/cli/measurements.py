@@ -1,0 +1,95 @@
+"""What a load test measures, request by request, and the summary of it. Pure: knows neither clock nor server."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One request as its client saw it; times are seconds since it was due, so that lateness of ours counts too."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    end_s: float
+    failure: str | None = None
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        """Of the tokens after the first; None with fewer than two."""
+        if self.first_token_s is None or self.last_token_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.num_output_tokens - 1)
+
+    @property
+    def normalized_latency_s(self) -> float | None:
+        """End-to-end latency divided by the output's length (the paper, section 6.1)."""
+        return self.end_s / self.num_output_tokens if self.num_output_tokens else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentiles:
+    """Of one quantity, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Percentiles | None":
+        """None of nothing. Percentiles are values that occurred (nearest rank)."""
+        if not values:
+            return None
+        ordered = sorted(values)
+
+        def rank(percent: int) -> float:
+            return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+        return cls(mean=sum(ordered) / len(ordered), p50=rank(50), p90=rank(90), p99=rank(99))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A load test in numbers."""
+
+    duration_s: float
+    num_requests: int
+    num_completed: int
+    failures: dict[str, int]
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    time_to_first_token_s: Percentiles | None
+    time_per_output_token_s: Percentiles | None
+    normalized_latency_s: Percentiles | None
+
+
+def summarize(measurements: Sequence[Measurement], duration_s: float) -> Summary:
+    """Sums up; latencies are those of completed requests."""
+    completed = [each for each in measurements if each.failure is None]
+    output_tokens = sum(each.num_output_tokens for each in measurements)
+    return Summary(
+        duration_s=duration_s,
+        num_requests=len(measurements),
+        num_completed=len(completed),
+        failures=dict(Counter(each.failure for each in measurements if each.failure is not None)),
+        prompt_tokens=sum(each.num_prompt_tokens for each in completed),
+        output_tokens=output_tokens,
+        cached_tokens=sum(each.num_cached_tokens for each in completed),
+        requests_per_s=len(completed) / duration_s if duration_s else 0.0,
+        output_tokens_per_s=output_tokens / duration_s if duration_s else 0.0,
+        time_to_first_token_s=_of(each.first_token_s for each in completed),
+        time_per_output_token_s=_of(each.time_per_output_token_s for each in completed),
+        normalized_latency_s=_of(each.normalized_latency_s for each in completed),
+    )
+
+
+def _of(values: Iterable[float | None]) -> Percentiles | None:
+    return Percentiles.of([value for value in values if value is not None])

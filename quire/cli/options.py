@@ -1,0 +1,33 @@
+"""Options that several commands take, and how they become parameters of a request."""
+
+from typing import Annotated
+
+import typer
+
+from quire.params import DEFAULT_ADDRESS, GenerateParams
+
+CONNECT_TIMEOUT_S = 1.0  # a person waits: say soon that nothing answers
+
+Address = Annotated[
+    str, typer.Option("--address", "-a", envvar="QUIRE_ADDRESS", help="Where the server listens, host:port.")
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Longest output, in tokens.")]
+MinTokens = Annotated[int | None, typer.Option(help="Shortest output, in tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(help="Choose among the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Choose among the most likely tokens that reach this probability.")]
+MinP = Annotated[float | None, typer.Option(help="Leave out tokens less likely than this part of the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 discourages what was said.")]
+PresencePenalty = Annotated[float | None, typer.Option(help="Taken once from the logits of tokens in the output.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="Taken for each occurrence in the output.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the draw repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the output at this text; may be given several times.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")]
+TimeoutS = Annotated[float | None, typer.Option(help="End the request after so many seconds.")]
+
+__all__ = ["DEFAULT_ADDRESS"]
+
+
+def request_params(**given: object) -> GenerateParams:
+    """The parameters that were given; what was not is left to the server."""
+    return {name: value for name, value in given.items() if value not in (None, [], False)}  # type: ignore[return-value]

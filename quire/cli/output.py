@@ -1,0 +1,52 @@
+"""What commands share in speaking to a person: consoles, and errors as one line and an exit code.
+
+Exit codes: 1 it did not work, 2 it was asked wrongly, 130 interrupted.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+import quire
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Turns what can go wrong into one line on standard error and an exit code."""
+    try:
+        yield
+    except quire.InvalidRequestError as error:
+        fail(error.message, EXIT_USAGE)
+    except quire.OverloadedError as error:
+        fail(f"{error.message} (the server suggests {error.retry_after_s:g} s)")
+    except quire.QuireError as error:
+        fail(error.message)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
+    """Ends the command with one line."""
+    err.print(f"quire: {message}", markup=False)
+    raise typer.Exit(code)
+
+
+def write_text(text: str) -> None:
+    """Writes a model's text as it is, except that it cannot steer a terminal."""
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()

@@ -1,0 +1,68 @@
+"""Addresses: the port to serve on, how to dial it, and whether a store at a URL is there. Plain sockets only."""
+
+import asyncio
+import socket
+from urllib.parse import urlsplit, urlunsplit
+
+PROBE_S = 3.0
+REDIS_PORT = 6379
+_ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
+
+
+class PlaceError(Exception):
+    """An address cannot be used; the message says what to do."""
+
+
+def settle_listen(listen: str) -> str:
+    """The address with a port that was free a moment ago; port 0 becomes a real one. Raises PlaceError.
+
+    The scheduler binds it again at each start, so it has to be known before.
+    """
+    host, _, port = listen.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+            bound: int = probe.getsockname()[1]
+    except (OSError, OverflowError) as error:
+        raise PlaceError(
+            f"cannot listen on {listen}: {error}; stop what uses it, or choose another with --listen host:port"
+        ) from error
+    return f"{host}:{bound}"
+
+
+def dialled(listen: str) -> str:
+    """The address at which this machine reaches what listens there."""
+    host, _, port = listen.rpartition(":")
+    return f"{_ANY.get(host, host)}:{port}"
+
+
+async def probe_store(url: str) -> None:
+    """Raises PlaceError if nothing listens at a store's URL. What listens need not be a store: it will say so."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(PROBE_S):
+            if parts.scheme == "unix":
+                _, writer = await asyncio.open_unix_connection(parts.path)
+            else:
+                _, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or REDIS_PORT)
+    except (OSError, TimeoutError, ValueError) as error:
+        why = str(error) or "no answer"
+        raise PlaceError(
+            f"the store at {without_password(url)} cannot be reached ({why}); start it, or leave out the URL "
+            "to use the embedded one"
+        ) from error
+    writer.close()
+
+
+def without_password(url: str) -> str:
+    """A URL that can be shown."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))

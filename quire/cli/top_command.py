@@ -1,0 +1,43 @@
+"""`quire top`: what the server does, live in the terminal."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+import quire
+from quire.cli import options
+from quire.cli.output import errors_explained, out
+from quire.cli.top_view import view
+from quire.params import DEFAULT_ADDRESS
+
+
+def top(
+    address: options.Address = DEFAULT_ADDRESS,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+) -> None:
+    """Watch workers, queue, KV memory and speed."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        if once:
+            out.print(view(address, client.stats(), None, interval_s))
+            return
+        _watch(client, interval_s)
+
+
+def _watch(client: quire.Client, interval_s: float) -> None:
+    """Shows a frame every interval until interrupted; an outage is shown, and ends with the server's return."""
+    before = client.stats()
+    taken_s = time.monotonic()
+    with Live(view(client.address, before, None, interval_s), console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval_s)
+            try:
+                now = client.stats()
+            except quire.UnavailableError as error:
+                live.update(error.message, refresh=True)
+                continue
+            now_s = time.monotonic()
+            live.update(view(client.address, now, before, now_s - taken_s), refresh=True)
+            before, taken_s = now, now_s

@@ -1,0 +1,107 @@
+"""One frame of `quire top`. A function of two snapshots and the time between them."""
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from quire.stats import BlockStats, Stats, WorkerStats
+
+BAR_CELLS = 32
+WORKER_COLUMNS = (
+    "worker",
+    "running",
+    "KV blocks",
+    "used",
+    "cached",
+    "free",
+    "waste",
+    "hits",
+    "step",
+    "overhead",
+    "preempted",
+)
+
+
+def view(address: str, now: Stats, before: Stats | None, elapsed_s: float) -> RenderableType:
+    """The frame. Rates need a snapshot from before; without one they are averages since the start."""
+    return Panel(
+        Group(_totals(now, before, elapsed_s), "", _workers(now), "", _journal(now)),
+        title=f"quire at {address}",
+        title_align="left",
+        padding=(1, 2),
+    )
+
+
+def block_bar(blocks: BlockStats, num_cells: int = BAR_CELLS) -> Text:
+    """Used, cached and free blocks as a bar; what is there at all shows as at least one cell."""
+    if not blocks.total:
+        return Text("no pool", style="dim")
+    used = _cells(blocks.used, blocks.total, num_cells)
+    cached = min(_cells(blocks.cached, blocks.total, num_cells), num_cells - used)
+    return Text.assemble(("█" * used, "green"), ("▓" * cached, "yellow"), ("░" * (num_cells - used - cached), "dim"))
+
+
+def percent(part: float | None) -> str:
+    """A ratio for people; a dash where there is none."""
+    return "–" if part is None else f"{part:.1%}"
+
+
+def _cells(part: int, total: int, num_cells: int) -> int:
+    return max(1, part * num_cells // total) if part else 0
+
+
+def _totals(now: Stats, before: Stats | None, elapsed_s: float) -> Table:
+    since, period_s = (before, elapsed_s) if before is not None else (None, now.uptime_s)
+    num_tokens = now.output_tokens - (since.output_tokens if since else 0)
+    num_finished = now.num_finished - (since.num_finished if since else 0)
+    rate = 1 / period_s if period_s > 0 else 0.0
+    table = Table.grid(padding=(0, 3))
+    table.add_row(
+        f"running [bold]{now.num_running}[/bold]",
+        f"waiting [bold]{now.num_waiting}[/bold]",
+        f"[bold]{num_tokens * rate:.1f}[/bold] tokens/s",
+        f"[bold]{num_finished * rate:.2f}[/bold] requests/s",
+    )
+    table.add_row(
+        f"finished {now.num_finished}", f"refused {now.num_refused}", f"up {now.uptime_s:.0f} s", f"epoch {now.epoch}"
+    )
+    return table
+
+
+def _workers(now: Stats) -> RenderableType:
+    if not now.workers:
+        return Text("no worker is connected", style="red")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in WORKER_COLUMNS:
+        table.add_column(title, justify="left" if title in ("worker", "KV blocks") else "right", no_wrap=True)
+    for worker in now.workers:
+        table.add_row(*_worker_row(worker))
+    return table
+
+
+def _worker_row(worker: WorkerStats) -> tuple[RenderableType, ...]:
+    blocks = worker.blocks
+    return (
+        worker.worker_id,
+        str(worker.num_running),
+        block_bar(blocks),
+        str(blocks.used),
+        str(blocks.cached),
+        str(blocks.free),
+        percent(blocks.waste),
+        percent(blocks.prefix_hit_rate),
+        f"{worker.step_s * 1e3:.1f} ms",
+        f"{worker.overhead_s * 1e3:.2f} ms",
+        str(worker.num_preemptions),
+    )
+
+
+def _journal(now: Stats) -> Text:
+    journal = now.journal
+    text = f"journal: {journal.store}, {journal.entries} entries, {journal.write_s * 1e3:.2f} ms a write"
+    if journal.degraded:
+        return Text(text + " – the store does not answer", style="bold red")
+    if journal.store == "memory":
+        return Text(text + " – NOT DURABLE", style="yellow")
+    return Text(text, style="dim")
