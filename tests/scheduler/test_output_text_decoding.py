@@ -186,6 +186,14 @@ def test_bytes_that_never_become_text_are_not_held_for_ever(kind: str) -> None:
     assert output.text == "\ufffd" * 2999
 
 
+@pytest.mark.parametrize("num_bad", range(20))
+def test_a_character_behind_any_number_of_bad_bytes_is_whole(num_bad: int) -> None:
+    (bad,) = [each for each in range(300) if BYTE_LEVEL.tokens([each]) == ["ÿ"]]
+    for text in ("é", "你", "𝄞"):
+        token_ids = [bad] * num_bad + BYTE_LEVEL.encode(text + text, False)
+        assert pushed(output_text(BYTE_LEVEL), token_ids).text == "\ufffd" * num_bad + text + text
+
+
 def test_special_tokens_and_unknown_ids_have_no_text_and_hold_nothing_back() -> None:
     the, dog = (BYTE_FALLBACK.encode(each, False) for each in ("the", "dog"))
     silent = [1, 2, 10_000_000] * 20
