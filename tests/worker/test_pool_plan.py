@@ -1,0 +1,57 @@
+"""How large the pool gets, how long a sequence may be, and which wishes do not fit together."""
+
+from dataclasses import replace
+
+import pytest
+
+from worker_svc.kv_pool import PoolSizeError
+from worker_svc.pool_plan import PoolPlan, PoolRequest, SequenceLimits, plan_pool
+
+NOTHING_ASKED = PoolRequest(num_blocks=None, memory_bytes=None, fraction=None, default_fraction=0.5)
+SEQUENCES = SequenceLimits(num_slots=4, block_size=16, model_len=100, max_model_len=None)
+BLOCK_BYTES = 1000
+
+
+def plan(request: PoolRequest, sequences: SequenceLimits = SEQUENCES, free_bytes: int = 1_000_000) -> PoolPlan:
+    return plan_pool(request, sequences, free_bytes=free_bytes, bytes_per_block=BLOCK_BYTES)
+
+
+def test_an_unasked_pool_holds_the_longest_sequence_in_every_slot_and_no_more() -> None:
+    # 101 tokens, one of them not yet known: 7 blocks in each of 4 slots.
+    assert plan(NOTHING_ASKED) == PoolPlan(num_blocks=28, max_model_len=100)
+
+
+def test_an_unasked_pool_takes_its_part_of_little_memory() -> None:
+    assert plan(NOTHING_ASKED, free_bytes=20_000) == PoolPlan(num_blocks=10, max_model_len=100)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(NOTHING_ASKED, num_blocks=200),
+        replace(NOTHING_ASKED, memory_bytes=200_999),
+        replace(NOTHING_ASKED, fraction=0.2),
+    ],
+)
+def test_a_pool_that_was_asked_for_is_as_large_as_that(request_: PoolRequest) -> None:
+    assert plan(request_).num_blocks == 200
+
+
+def test_a_small_pool_shortens_the_longest_sequence_unless_that_was_asked_for() -> None:
+    small = replace(NOTHING_ASKED, num_blocks=3)
+    assert plan(small) == PoolPlan(num_blocks=3, max_model_len=48)
+    with pytest.raises(
+        PoolSizeError, match=r"holds 48 tokens, less than one sequence of max_model_len 49.*--num-blocks 4"
+    ):
+        plan(small, replace(SEQUENCES, max_model_len=49))
+    assert plan(small, replace(SEQUENCES, max_model_len=48)).max_model_len == 48
+
+
+def test_a_sequence_cannot_be_longer_than_the_model_allows() -> None:
+    with pytest.raises(PoolSizeError, match="at most --max-model-len 100"):
+        plan(NOTHING_ASKED, replace(SEQUENCES, max_model_len=101))
+
+
+def test_bytes_for_less_than_a_block_are_refused() -> None:
+    with pytest.raises(PoolSizeError, match="at least the 1000 bytes of one block"):
+        plan(replace(NOTHING_ASKED, memory_bytes=999))

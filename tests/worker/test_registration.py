@@ -1,0 +1,98 @@
+"""A worker announces itself to whatever scheduler is there, was not there, or comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import structlog
+
+from common.errors import FailedPreconditionError
+from common.rpc import CLUSTER_MESSAGE_BYTES
+from common.serving import GrpcServer
+from protos import cluster_pb2 as pb
+from protos import cluster_pb2_grpc
+from tests.services import free_address
+from worker_svc.registration import Registration, WorkerIdentity
+
+IDENTITY = WorkerIdentity(worker_id="w1", incarnation="i1", address="10.0.0.1:7000", model_fingerprint="f1")
+
+
+class Scheduler(cluster_pb2_grpc.ClusterServicer):
+    """Counts signs of life; leases are short."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.epoch = epoch
+        self.requests: asyncio.Queue[pb.RegisterRequest] = asyncio.Queue()
+        self.refusals = 0
+        self.server = GrpcServer(["quire.v1.Cluster"], CLUSTER_MESSAGE_BYTES)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(self, self.server.grpc)
+
+    async def start(self, address: str) -> None:
+        self.server.bind(address)
+        await self.server.start()
+
+    async def Register(
+        self,
+        request: pb.RegisterRequest,
+        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
+    ) -> pb.RegisterResponse:
+        self.requests.put_nowait(request)
+        if self.refusals:
+            self.refusals -= 1
+            raise FailedPreconditionError("another live worker has this worker_id")
+        return pb.RegisterResponse(lease_ms=60, epoch=self.epoch)
+
+
+@pytest.fixture
+async def registration() -> AsyncIterator[tuple[str, Registration]]:
+    address = free_address()
+    registration = Registration(address, IDENTITY)
+    keeping = asyncio.create_task(registration.keep())
+    yield address, registration
+    keeping.cancel()
+    await registration.close()
+
+
+async def test_a_worker_that_was_first_is_found_and_found_again(registration: tuple[str, Registration]) -> None:
+    """The scheduler starts after the worker, goes away and comes back with a higher epoch."""
+    address, _ = registration
+    with structlog.testing.capture_logs() as logs:
+        for epoch in (1, 2):
+            scheduler = Scheduler(epoch)
+            await scheduler.start(address)
+            signs = [await scheduler.requests.get() for _ in range(4)]
+            await scheduler.server.stop(0)
+    assert all(
+        sign
+        == pb.RegisterRequest(
+            worker_id="w1", address="10.0.0.1:7000", incarnation="i1", model_fingerprint="f1", draining=False
+        )
+        for sign in signs
+    )
+    registered = [line["epoch"] for line in logs if line["event"] == "registered"]
+    assert registered == [1, 2]  # once each, not once for each sign of life
+
+
+async def test_a_refused_worker_keeps_trying_and_says_why_once(registration: tuple[str, Registration]) -> None:
+    address, _ = registration
+    scheduler = Scheduler()
+    scheduler.refusals = 2
+    with structlog.testing.capture_logs() as logs:
+        await scheduler.start(address)
+        for _ in range(4):
+            await scheduler.requests.get()
+        await scheduler.server.stop(0)
+    refused = [line for line in logs if line.get("status") == "FAILED_PRECONDITION"]
+    assert [line["reason"] for line in refused] == ["another live worker has this worker_id"]
+
+
+async def test_a_leaving_worker_says_so(registration: tuple[str, Registration]) -> None:
+    address, worker = registration
+    scheduler = Scheduler()
+    await scheduler.start(address)
+    await scheduler.requests.get()
+    await worker.say_draining()
+    while not (await scheduler.requests.get()).draining:
+        pass
+    await scheduler.server.stop(0)

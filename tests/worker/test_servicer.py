@@ -1,0 +1,312 @@
+"""The Worker service over a real connection, in front of a runner whose steps the test lets through."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from common.errors import InvalidRequestError, UnavailableError
+from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
+from common.serving import GrpcServer
+from common.step import Step, StepResult, StepStatus
+from common.step_codec import result_from_pb, step_to_pb
+from protos import worker_pb2 as pb
+from protos import worker_pb2_grpc
+from tests.worker.steps import LIMITS
+from worker_svc.description import ModelDescription, PhaseTime, TokenizerFiles, WorkerDescription
+from worker_svc.execution_thread import ExecutionThread
+from worker_svc.executor import StepExecutor
+from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer
+
+TOKENIZER = TokenizerFiles(tokenizer_json=b'{"a": 1}', chat_template="{{ x }}", special_tokens={"bos_token": "<s>"})
+DESCRIPTION = WorkerDescription(
+    model=ModelDescription(
+        name="tiny", fingerprint="f" * 64, architecture="LlamaForCausalLM", dtype="float32", eos_token_ids=(2, 3)
+    ),
+    tokenizer=TOKENIZER,
+    limits=LIMITS,
+    bytes_per_block=4096,
+    device="cpu",
+    startup=(PhaseTime("weights", 12.5),),
+)
+
+
+class GatedRunner:
+    """Executes a step when its gate is open; a step's token is its id."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Semaphore(0)
+        self.executed: list[int] = []
+
+    def execute(self, step: Step) -> StepResult:
+        self.begun.release()
+        assert self.gate.wait(30)
+        self.executed.append(step.step_id)
+        return StepResult(epoch=step.epoch, step_id=step.step_id, token_ids=[step.step_id])
+
+
+class Connection:
+    """One client of the worker."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
+        self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)
+
+    def open(self) -> "Stream":
+        return Stream(self.stub.StepStream())
+
+
+class Stream:
+    """One stream of steps."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, epoch: int, step_id: int, *, snapshot: bool = False) -> None:
+        await self.call.write(step_to_pb(Step(epoch=epoch, step_id=step_id, snapshot=snapshot)))
+
+    async def read(self) -> StepResult | None:
+        """The next answer; None at the end of a stream that ended well."""
+        message = await self.call.read()
+        return result_from_pb(message) if isinstance(message, pb.StepResponse) else None
+
+    async def ask(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepStatus:
+        await self.send(epoch, step_id, snapshot=snapshot)
+        answer = await self.read()
+        assert answer is not None
+        return answer.status
+
+    async def error(self) -> grpc.StatusCode:
+        """How the stream ended, past all answers."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.read() is not None:
+                pass
+        code = await self.call.code()
+        assert isinstance(code, grpc.StatusCode)
+        return code
+
+
+class Worker:
+    """A served worker and the parts behind it."""
+
+    def __init__(self) -> None:
+        self.runner = GatedRunner()
+        self.thread = ExecutionThread()
+        self.servicer = WorkerServicer("w1", "i1")
+        self.server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.servicer, self.server.grpc)
+        self.address = self.server.bind("127.0.0.1:0")
+
+    def load(self) -> None:
+        self.servicer.serve(LoadedWorker(DESCRIPTION, StepExecutor(self.runner, self.thread)))
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        connection = Connection(self.address)
+        yield connection
+        await connection.channel.close()
+
+
+@pytest.fixture
+async def loading() -> AsyncIterator[Worker]:
+    """A worker whose model is not there yet."""
+    worker = Worker()
+    await worker.server.start()
+    yield worker
+    worker.runner.gate.set()
+    await worker.server.stop(0)
+    await worker.thread.close()
+
+
+@pytest.fixture
+async def worker(loading: Worker) -> Worker:
+    loading.load()
+    return loading
+
+
+@pytest.fixture
+async def client(loading: Worker) -> AsyncIterator[Connection]:
+    async with loading.connect() as connection:
+        yield connection
+
+
+async def test_describe_says_what_the_worker_is(worker: Worker, client: Connection) -> None:
+    answer = await client.stub.Describe(pb.DescribeRequest())
+    assert (answer.worker_id, answer.incarnation, answer.device) == ("w1", "i1", "cpu")
+    assert (answer.num_slots, answer.max_batched_tokens) == (8, 24)
+    assert answer.model == pb.ModelInfo(
+        name="tiny",
+        fingerprint="f" * 64,
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        vocab_size=100,
+        max_model_len=40,
+        eos_token_ids=[2, 3],
+    )
+    assert answer.pool == pb.PoolInfo(num_blocks=32, block_size=4, num_host_blocks=4, bytes_per_block=4096)
+    assert answer.tokenizer.tokenizer_json == TOKENIZER.tokenizer_json
+    assert answer.tokenizer.chat_template == "{{ x }}"
+    assert dict(answer.tokenizer.special_tokens) == {"bos_token": "<s>"}
+    assert [(each.phase, each.duration_ms) for each in answer.startup] == [("weights", 12.5)]
+
+
+async def test_a_tokenizer_that_the_asker_knows_is_not_sent_again(worker: Worker, client: Connection) -> None:
+    answer = await client.stub.Describe(pb.DescribeRequest(known_tokenizer_fingerprint=TOKENIZER.fingerprint))
+    assert answer.tokenizer.fingerprint == TOKENIZER.fingerprint
+    assert answer.tokenizer.tokenizer_json == b""
+
+
+async def test_while_loading_every_call_is_told_when_to_come_back(loading: Worker, client: Connection) -> None:
+    stream = client.open()
+    calls = [client.stub.Describe(pb.DescribeRequest()), client.stub.Step(pb.StepRequest()), stream.read()]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await call
+        error = error_of(refusal.value)
+        assert isinstance(error, UnavailableError)
+        assert 0 < error.retry_after_s < 2
+    loading.load()
+    assert (await client.stub.Describe(pb.DescribeRequest())).worker_id == "w1"
+
+
+async def test_steps_are_answered_in_order_and_the_next_is_taken_while_one_runs(
+    worker: Worker, client: Connection
+) -> None:
+    worker.runner.gate.clear()
+    stream = client.open()
+    await stream.send(1, 1, snapshot=True)
+    await stream.send(1, 2)
+    await asyncio.to_thread(worker.runner.begun.acquire)
+    await stream.send(1, 3)
+    worker.runner.gate.set()
+    answers = [await stream.read() for _ in range(3)]
+    assert [answer and answer.step_id for answer in answers] == [1, 2, 3]
+    assert [answer and list(answer.token_ids) for answer in answers] == [[1], [2], [3]]
+    assert answers[1] is not None
+    assert 0 < answers[1].exec_ns <= answers[1].total_ns
+
+
+async def test_a_closed_stream_still_gets_the_answers_to_its_steps(worker: Worker, client: Connection) -> None:
+    worker.runner.gate.clear()
+    stream = client.open()
+    await stream.send(1, 1, snapshot=True)
+    await stream.send(1, 2)
+    await stream.call.done_writing()
+    worker.runner.gate.set()
+    answers = [await stream.read() for _ in range(3)]
+    assert [answer and answer.step_id for answer in answers] == [1, 2, None]
+    assert await stream.call.code() is grpc.StatusCode.OK
+
+
+async def test_steps_go_on_where_a_broken_stream_left(worker: Worker, client: Connection) -> None:
+    stream = client.open()
+    assert await stream.ask(1, 1, snapshot=True) is StepStatus.OK
+    stream.call.cancel()
+    again = client.open()
+    assert await again.ask(1, 2) is StepStatus.OK
+
+
+async def test_a_newer_stream_replaces_the_older_even_while_it_waits_for_an_answer(
+    worker: Worker, client: Connection
+) -> None:
+    old, new = client.open(), client.open()
+    assert await old.ask(1, 1, snapshot=True) is StepStatus.OK
+    worker.runner.gate.clear()
+    await old.send(1, 2)
+    await asyncio.to_thread(worker.runner.begun.acquire)
+    await asyncio.to_thread(worker.runner.begun.acquire)
+    await new.send(1, 3, snapshot=True)
+    assert await old.error() is grpc.StatusCode.ABORTED
+    worker.runner.gate.set()
+    answer = await new.read()
+    assert answer is not None
+    assert (answer.step_id, answer.status) == (3, StepStatus.OK)
+
+
+async def test_a_stream_of_a_lower_epoch_replaces_nobody(worker: Worker, client: Connection) -> None:
+    current, stale = client.open(), client.open()
+    assert await current.ask(7, 1, snapshot=True) is StepStatus.OK
+    assert await stale.ask(6, 1, snapshot=True) is StepStatus.STALE_EPOCH
+    assert await current.ask(7, 2) is StepStatus.OK
+
+
+async def test_a_stream_without_a_step_replaces_nobody(worker: Worker, client: Connection) -> None:
+    current, idle = client.open(), client.open()
+    assert await current.ask(1, 1, snapshot=True) is StepStatus.OK
+    await idle.call.done_writing()
+    assert await idle.read() is None
+    assert await current.ask(1, 2) is StepStatus.OK
+
+
+async def test_arrays_that_cannot_be_are_an_invalid_step_and_the_stream_goes_on(
+    worker: Worker, client: Connection
+) -> None:
+    stream = client.open()
+    assert await stream.ask(1, 1, snapshot=True) is StepStatus.OK
+    await stream.call.write(pb.StepRequest(epoch=1, step_id=2, forks=b"\x01\x00\x00\x00"))
+    answer = await stream.read()
+    assert answer is not None
+    assert (answer.status, answer.error) == (StepStatus.INVALID, "forks holds pairs, so it cannot have 1 numbers")
+    assert await stream.ask(1, 2) is StepStatus.OK
+
+
+async def test_undecodable_bytes_end_their_call_alone(worker: Worker, client: Connection) -> None:
+    good = client.open()
+    assert await good.ask(1, 1, snapshot=True) is StepStatus.OK
+    path = f"/{SERVICE_NAME}/"
+    raw_single: Any = client.channel.unary_unary(path + "Step", request_serializer=None, response_deserializer=None)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await raw_single(b"\xff\xff\xff")
+    assert isinstance(error_of(refusal.value), InvalidRequestError)
+    raw_stream: Any = client.channel.stream_stream(
+        path + "StepStream", request_serializer=None, response_deserializer=None
+    )
+    call = raw_stream()
+    await call.write(b"\xff\xff\xff")
+    assert await Stream(call).error() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await good.ask(1, 2) is StepStatus.OK
+
+
+async def test_a_single_step_sent_twice_is_executed_once(worker: Worker, client: Connection) -> None:
+    request = step_to_pb(Step(epoch=1, step_id=5, snapshot=True))
+    first = await client.stub.Step(request)
+    again = await client.stub.Step(request)
+    assert first.token_ids == again.token_ids
+    assert worker.runner.executed == [5]
+
+
+async def test_more_steps_than_the_worker_takes_at_once_wait_on_the_wire_and_are_all_answered(
+    worker: Worker, client: Connection
+) -> None:
+    stream = client.open()
+    worker.runner.gate.clear()
+    for step_id in range(1, 41):
+        await stream.send(1, step_id, snapshot=True)
+    worker.runner.gate.set()
+    answers = [await stream.read() for _ in range(40)]
+    assert [answer and answer.step_id for answer in answers] == list(range(1, 41))
+
+
+async def test_draining_answers_what_was_taken_and_refuses_the_rest(worker: Worker, client: Connection) -> None:
+    stream = client.open()
+    assert await stream.ask(1, 1, snapshot=True) is StepStatus.OK
+    worker.runner.gate.clear()
+    await stream.send(1, 2)
+    await asyncio.to_thread(worker.runner.begun.acquire)
+    await asyncio.to_thread(worker.runner.begun.acquire)
+    draining = asyncio.create_task(worker.servicer.drain())
+    worker.runner.gate.set()
+    await draining
+    answer = await stream.read()
+    assert answer is not None
+    assert answer.step_id == 2
+    assert await stream.error() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await client.stub.Step(pb.StepRequest(epoch=1, step_id=3))
+    assert isinstance(error_of(refusal.value), UnavailableError)

@@ -1,0 +1,209 @@
+"""The worker as a process: real model, real wire, and how it starts and ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options
+from common.step import Step, StepStatus
+from common.step_codec import result_from_pb, step_to_pb
+from protos import worker_pb2 as pb
+from protos import worker_pb2_grpc
+from tests.equality import assert_equal_greedy
+from tests.services import ROOT, Service
+from tests.worker.step_client import StepClient
+from tests.worker.steps import slot_state
+from tests.worker.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, reference_greedy, write_tiny_model
+
+NUM_TOKENS = 16
+SIMULATED = "benchmarks.simulated_worker"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("qwen3", tmp_path_factory.mktemp("tiny-qwen3"))
+
+
+@pytest.fixture(scope="module")
+def worker(folder: Path) -> Iterator[Service]:
+    sizes = ("--num-blocks", "80", "--block-size", "4", "--max-num-seqs", "4", "--threads", "1")
+    with Service("worker_svc", "--model", str(folder), "--worker-id", "w7", *sizes) as service:
+        service.wait_for("ready")
+        yield service
+
+
+@pytest.fixture
+async def channel(worker: Service) -> AsyncIterator[grpc.aio.Channel]:
+    async with connect(worker) as channel:
+        yield channel
+
+
+def connect(service: Service) -> grpc.aio.Channel:
+    address = service.wait_for("listening")["address"]
+    return grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process that is expected to end by itself."""
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+
+
+def sentences(completed: subprocess.CompletedProcess[str]) -> list[str]:
+    """What stands on standard error beside the log."""
+    return [line for line in completed.stderr.splitlines() if not line.startswith("{")]
+
+
+async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.Channel) -> None:
+    answer = await worker_pb2_grpc.WorkerStub(channel).Describe(pb.DescribeRequest())
+    assert answer.worker_id == "w7"
+    assert answer.model.name.startswith("tiny-qwen3")
+    assert answer.model.architecture == "Qwen3ForCausalLM"
+    assert (answer.model.dtype, answer.device) == ("float32", "cpu")
+    assert (answer.model.vocab_size, answer.model.max_model_len) == (VOCAB_SIZE, MAX_POSITIONS)
+    assert list(answer.model.eos_token_ids) == [2]
+    assert not answer.HasField("tokenizer")
+    assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_slots) == (80, 4, 4)
+    # keys and values, 3 layers, 4 tokens, 2 heads of 32 numbers of 4 bytes
+    assert answer.pool.bytes_per_block == 2 * 3 * 4 * 2 * 32 * 4
+    assert [each.phase for each in answer.startup] == ["checkpoint", "weights", "kv_pool", "warm_up"]
+
+
+async def test_prompts_decoded_over_the_stream_give_the_models_own_tokens(
+    channel: grpc.aio.Channel, folder: Path
+) -> None:
+    prompts = random_prompts([5, 30])
+    client = StepClient(num_blocks=80, block_size=4, epoch=10)
+    for prompt in prompts:
+        client.add(prompt)
+    stream = worker_pb2_grpc.WorkerStub(channel).StepStream()
+    while not client.is_done(NUM_TOKENS):
+        step = client.next_step(chunk=8)
+        await stream.write(step_to_pb(step))
+        message = await stream.read()
+        assert isinstance(message, pb.StepResponse)
+        client.take(step, result_from_pb(message))
+    stream.cancel()
+    reference = reference_greedy(folder, prompts, NUM_TOKENS)
+    assert_equal_greedy(reference.tokens, reference.margins, client.outputs(NUM_TOKENS))
+
+
+async def test_a_step_that_the_model_cannot_take_is_invalid_and_the_next_is_executed(
+    channel: grpc.aio.Channel,
+) -> None:
+    stub = worker_pb2_grpc.WorkerStub(channel)
+    state = slot_state(0, [VOCAB_SIZE], [0])
+    step = Step(epoch=20, step_id=1, snapshot=True, whole=[state], rows=[0])
+    refused = result_from_pb(await stub.Step(step_to_pb(step)))
+    assert refused.status is StepStatus.INVALID
+    assert refused.error == f"whole[0].token_ids names token id {VOCAB_SIZE}: there are {VOCAB_SIZE}, counted from 0"
+    taken = result_from_pb(await stub.Step(step_to_pb(replace(step, whole=[slot_state(0, [5], [0])]))))
+    assert taken.status is StepStatus.OK
+    assert 0 < taken.exec_ns <= taken.total_ns
+
+
+@pytest.mark.parametrize("service", ["", "quire.v1.Worker"])
+async def test_a_loaded_worker_is_healthy(channel: grpc.aio.Channel, service: str) -> None:
+    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_folder_that_does_not_exist_is_one_sentence_and_exit_code_2() -> None:
+    completed = run("worker_svc", "--model", "./no/such/folder")
+    assert completed.returncode == 2
+    assert sentences(completed) == [
+        "worker: there is no folder ./no/such/folder: check the path, or give the id of a model on the hub"
+    ]
+
+
+def test_a_pool_that_cannot_hold_one_sequence_is_one_sentence_and_exit_code_2(folder: Path) -> None:
+    completed = run("worker_svc", "--model", str(folder), "--num-blocks", "2", "--max-model-len", "100")
+    assert completed.returncode == 2
+    assert sentences(completed) == [
+        "worker: a pool of 2 blocks holds 32 tokens, less than one sequence of max_model_len 100: "
+        "give --num-blocks 7 or more, or --max-model-len 32 or less"
+    ]
+
+
+def test_a_setting_that_cannot_be_is_one_sentence_and_exit_code_2() -> None:
+    completed = run("worker_svc", "--model", "m", "--block-size", "0")
+    assert completed.returncode == 2
+    assert sentences(completed) == ["worker: block_size: Input should be greater than or equal to 1 (see --help)"]
+
+
+def test_print_config_prints_the_settled_settings_and_ends() -> None:
+    completed = run("worker_svc", "--model", "m", "--num-blocks", "9", "--print-config")
+    assert completed.returncode == 0
+    assert {'model = "m"', "num_blocks = 9", "block_size = 16"} <= set(completed.stdout.splitlines())
+
+
+def test_a_worker_told_to_end_while_it_loads_ends_well(folder: Path) -> None:
+    with Service("worker_svc", "--model", str(folder)) as service:
+        service.wait_for("listening")
+        assert service.stop() == 0
+
+
+async def test_a_worker_told_to_end_answers_its_step_and_ends_well() -> None:
+    with Service(SIMULATED, "--step-ms", "300") as service:
+        service.wait_for("ready")
+        async with connect(service) as channel:
+            stream = worker_pb2_grpc.WorkerStub(channel).StepStream()
+            state = slot_state(0, [5], [0])
+            await stream.write(step_to_pb(Step(epoch=1, step_id=1, snapshot=True, whole=[state], rows=[0])))
+            await stream.read()
+            await stream.write(step_to_pb(Step(epoch=1, step_id=2, rows=[0])))
+            await stream.write(step_to_pb(Step(epoch=1, step_id=3)))  # taken, so that step 2 is at work
+            service.signal(signal.SIGTERM)
+            message = await stream.read()
+            assert isinstance(message, pb.StepResponse)
+            answer = result_from_pb(message)
+            assert (answer.step_id, answer.status) == (2, StepStatus.OK)
+        assert service.wait() == 0
+
+
+def test_a_port_in_use_is_one_sentence_and_exit_code_2() -> None:
+    with Service(SIMULATED) as service:
+        address = service.wait_for("listening")["address"]
+        completed = run(SIMULATED, "--listen", address)
+    assert completed.returncode == 2
+    assert sentences(completed)[-1] == (  # gRPC's own library may have logged before
+        f"simulated_worker: cannot listen on {address}: the port is in use or the address is not this machine's; "
+        "choose another with --listen host:port"
+    )
+
+
+def test_a_worker_ends_when_its_supervisor_is_gone() -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", SIMULATED, "--parent-pipe-fd", str(reading)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, pass_fds=[reading]) as process:
+        os.close(reading)
+        assert process.stderr is not None
+        assert any('"ready"' in line for line in process.stderr)
+        os.close(writing)
+        assert process.wait(30) == 0
+
+
+async def test_a_simulated_worker_takes_its_time_and_repeats_its_tokens() -> None:
+    with Service(SIMULATED, "--step-ms", "5", "--per-seq-us", "1000", "--model-len", "64") as service:
+        service.wait_for("ready")
+        async with connect(service) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            description = await stub.Describe(pb.DescribeRequest())
+            assert (description.model.vocab_size, description.model.max_model_len) == (32_000, 64)
+            assert not description.HasField("tokenizer")
+            whole = [slot_state(slot, [5, 6], [slot]) for slot in range(3)]
+            start = Step(epoch=1, step_id=1, snapshot=True, whole=whole, rows=[0, 1, 2], num_tokens=[2, 2, 2])
+            first = result_from_pb(await stub.Step(step_to_pb(start)))
+            second = result_from_pb(await stub.Step(step_to_pb(Step(epoch=1, step_id=2, rows=[0, 1, 2]))))
+            again = result_from_pb(await stub.Step(step_to_pb(replace(start, step_id=3))))
+    assert first.exec_ns >= 8_000_000  # 5 ms, and 1 ms for each of 3 sequences
+    assert list(first.token_ids) == list(again.token_ids) != list(second.token_ids)
+    assert len(set(first.token_ids)) == 3
