@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import quire
 from quire.cli import options
 from quire.cli.load import Lengths, Load, PlannedRequest
-from quire.cli.measurements import Measurement, Percentiles, Summary, summarize
+from quire.cli.measurements import Measurement, Summary, summarize
 from quire.cli.output import EXIT_FAILED, err, errors_explained, fail, out
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
@@ -53,7 +54,7 @@ def bench(
             seed=seed,
         )
         summary = asyncio.run(_measure(address, load, params))
-    out.print(_table(summary))
+    out.print(report(summary))
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(summary), indent=2) + "\n")
     if not summary.num_completed:
@@ -122,23 +123,31 @@ async def _request(
     )
 
 
-def _table(summary: Summary) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_row("completed", f"{summary.num_completed} of {summary.num_requests} in {summary.duration_s:.1f} s")
-    table.add_row("output", f"[bold]{summary.output_tokens_per_s:.1f} tokens/s[/bold], {summary.output_tokens} tokens")
-    table.add_row("requests", f"{summary.requests_per_s:.2f}/s")
-    table.add_row("prompts", f"{summary.prompt_tokens} tokens, {summary.cached_tokens} from the prefix cache")
-    table.add_row("time to first token", _milliseconds(summary.time_to_first_token_s))
-    table.add_row("time per output token", _milliseconds(summary.time_per_output_token_s))
-    table.add_row("normalised latency", _milliseconds(summary.normalized_latency_s, "per token"))
+def report(summary: Summary) -> RenderableType:
+    """The summary for a person."""
+    totals = Table.grid(padding=(0, 2))
+    totals.add_column(style="dim")
+    totals.add_row("completed", f"{summary.num_completed} of {summary.num_requests} in {summary.duration_s:.1f} s")
+    totals.add_row("output", f"[bold]{summary.output_tokens_per_s:.1f} tokens/s[/bold]")
+    totals.add_row("requests", f"{summary.requests_per_s:.2f}/s")
+    totals.add_row("tokens", f"{summary.output_tokens} made, {summary.prompt_tokens} in prompts")
+    totals.add_row("prefix cache", f"{summary.cached_tokens} prompt tokens found")
     for failure, count in summary.failures.items():
-        table.add_row("[red]failed[/red]", f"{count} × {failure}")
+        totals.add_row("[red]failed[/red]", f"{count} × {failure}")
+    return Group(totals, _latencies(summary))
+
+
+def _latencies(summary: Summary) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("milliseconds")
+    for name in ("p50", "p90", "p99", "mean"):
+        table.add_column(name, justify="right")
+    for name, values in (
+        ("time to first token", summary.time_to_first_token_s),
+        ("time per output token", summary.time_per_output_token_s),
+        ("normalised latency, per token", summary.normalized_latency_s),
+    ):
+        if values is not None:
+            shown = (values.p50, values.p90, values.p99, values.mean)
+            table.add_row(name, *(f"{value * 1e3:.1f}" for value in shown))
     return table
-
-
-def _milliseconds(values: Percentiles | None, unit: str = "") -> str:
-    if values is None:
-        return "–"
-    shown = (("p50", values.p50), ("p90", values.p90), ("p99", values.p99), ("mean", values.mean))
-    return ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in shown) + (f" {unit}" if unit else "")

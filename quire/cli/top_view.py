@@ -8,19 +8,6 @@ from rich.text import Text
 from quire.stats import BlockStats, Stats, WorkerStats
 
 BAR_CELLS = 32
-WORKER_COLUMNS = (
-    "worker",
-    "running",
-    "KV blocks",
-    "used",
-    "cached",
-    "free",
-    "waste",
-    "hits",
-    "step",
-    "overhead",
-    "preempted",
-)
 
 
 def view(address: str, now: Stats, before: Stats | None, elapsed_s: float) -> RenderableType:
@@ -72,29 +59,29 @@ def _totals(now: Stats, before: Stats | None, elapsed_s: float) -> Table:
 def _workers(now: Stats) -> RenderableType:
     if not now.workers:
         return Text("no worker is connected", style="red")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in WORKER_COLUMNS:
-        table.add_column(title, justify="left" if title in ("worker", "KV blocks") else "right", no_wrap=True)
-    for worker in now.workers:
-        table.add_row(*_worker_row(worker))
-    return table
+    return Group(*(_worker(worker) for worker in now.workers))
 
 
-def _worker_row(worker: WorkerStats) -> tuple[RenderableType, ...]:
+def _worker(worker: WorkerStats) -> RenderableType:
+    """Two lines, so that a terminal of 80 columns shows all of it."""
     blocks = worker.blocks
-    return (
-        worker.worker_id,
-        str(worker.num_running),
-        block_bar(blocks),
-        str(blocks.used),
-        str(blocks.cached),
-        str(blocks.free),
-        percent(blocks.waste),
-        percent(blocks.prefix_hit_rate),
-        f"{worker.step_s * 1e3:.1f} ms",
-        f"{worker.overhead_s * 1e3:.2f} ms",
-        str(worker.num_preemptions),
+    table = Table.grid(padding=(0, 3))
+    table.add_row(
+        f"[bold]{worker.worker_id}[/bold]",
+        f"running {worker.num_running}",
+        f"step {worker.step_s * 1e3:.1f} ms",
+        f"overhead {worker.overhead_s * 1e3:.2f} ms",
+        f"preempted {worker.num_preemptions}",
     )
+    pool = Table.grid(padding=(0, 3))
+    pool.add_row(
+        block_bar(blocks),
+        f"[green]{blocks.used} used[/green]",
+        f"[yellow]{blocks.cached} cached[/yellow]",
+        f"{blocks.free} free",
+    )
+    use = f"KV blocks of {blocks.block_size} tokens: waste {percent(blocks.waste)}, prefix hits "
+    return Group(table, pool, Text(use + percent(blocks.prefix_hit_rate), style="dim"))
 
 
 def _journal(now: Stats) -> Text:
