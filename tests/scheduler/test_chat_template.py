@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from common.errors import FailedPreconditionError, InvalidRequestError
-from scheduler_svc.chat_template import ChatTemplate
+from scheduler_svc.text.chat_template import ChatTemplate
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, theirs
 
 CHAT_ML = """

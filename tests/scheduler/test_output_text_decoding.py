@@ -7,8 +7,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from scheduler_svc.output_text import OutputText
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.text.output_text import OutputText
+from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours
 
 BYTE_LEVEL = ours(byte_level_json())

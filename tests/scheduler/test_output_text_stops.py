@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from scheduler_svc.output_text import OutputText
-from scheduler_svc.stop_strings import StopStrings
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.text.output_text import OutputText
+from scheduler_svc.text.stop_strings import StopStrings
+from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours
 
 PIECES = ["a", "b", "aa", "ab", "ba", "aba", "bbab", "c"]

@@ -8,7 +8,7 @@ import pytest
 from common.errors import FailedPreconditionError, InvalidRequestError
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
-from scheduler_svc.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
 
 LIMITS = ModelLimits(
     vocab_size=1000,

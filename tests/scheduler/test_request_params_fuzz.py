@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.errors import FailedPreconditionError, InvalidRequestError
 from protos import inference_pb2 as pb
-from scheduler_svc.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
 
 
 def mostly(usual: st.SearchStrategy[Any], *unusual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -120,7 +120,7 @@ def check_within_limits(params: RequestParams, limits: ModelLimits) -> None:
     assert 0 <= sampling.temperature <= 100
     assert 0 < sampling.top_p <= 1
     assert 0 <= sampling.min_p <= 1
-    assert 0 < sampling.repetition_penalty <= 100
+    assert 0.009 < sampling.repetition_penalty <= 100
     assert abs(sampling.presence_penalty) <= 2 >= abs(sampling.frequency_penalty)
     assert sampling.top_k is None or 1 <= sampling.top_k < limits.vocab_size
     assert all(math.isfinite(value) and abs(value) <= 100 for _, value in sampling.logit_bias)

@@ -116,10 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.workers)
     @rule(data=st.data())
     def ask_for_a_snapshot(self, data: Any) -> None:
-        worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
-        while self.cluster.in_flight[worker_id]:
-            self.cluster.complete(worker_id)
-        self.cluster.fail_steps(worker_id)
+        self.cluster.scheduler.request_snapshot(data.draw(st.sampled_from(sorted(self.cluster.workers))))
 
     @precondition(lambda self: len(self.cluster.workers) > 1)
     @rule(data=st.data())

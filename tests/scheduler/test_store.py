@@ -5,13 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
-
-from scheduler_svc.keys import Keys
-from scheduler_svc.memory_store import MemoryStore
-from scheduler_svc.open_store import open_store
-from scheduler_svc.redis_store import RedisStore
-from scheduler_svc.store import (
+from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.open_store import open_store
+from scheduler_svc.journal.redis_store import RedisStore
+from scheduler_svc.journal.store import (
     JOURNAL_START,
     EntryId,
     StaleEntryError,
@@ -20,6 +18,8 @@ from scheduler_svc.store import (
     StoreFlushedError,
     StoreUnavailableError,
 )
+from structlog.testing import capture_logs
+
 from tests.scheduler.journal_setup import redis_store
 from tests.valkey import ValkeyProcess
 

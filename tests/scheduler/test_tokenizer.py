@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from common.errors import FailedPreconditionError, InvalidRequestError
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours, theirs
 
 KINDS = {"byte_level": byte_level_json(), "byte_fallback": byte_fallback_json()}

@@ -6,7 +6,7 @@ from functools import lru_cache
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.text.tokenizer import ModelTokenizer
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MARKERS = ["<|im_start|>", "<|im_end|>"]

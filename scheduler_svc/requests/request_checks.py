@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.errors import FailedPreconditionError
 from protos import inference_pb2 as pb
-from scheduler_svc.violations import Violations
+from scheduler_svc.requests.violations import Violations
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 _MOST_NAME_CHARS = 128
@@ -43,7 +43,7 @@ _RANGES = (
     _Range("temperature", 0, 100),
     _Range("top_p", 0, 1, is_low_excluded=True),
     _Range("min_p", 0, 1),
-    _Range("repetition_penalty", 0, 100, is_low_excluded=True),
+    _Range("repetition_penalty", 0.01, 100),
     _Range("presence_penalty", -2, 2),
     _Range("frequency_penalty", -2, 2),
 )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import structlog
 
 from protos import journal_pb2 as pb
-from scheduler_svc.journal_entry import PendingEntry
-from scheduler_svc.journal_writer import GaveUpError, JournalWriter
-from scheduler_svc.store import EntryId, FencedError, Store, StoreError, StoreUnavailableError
+from scheduler_svc.journal.journal_entry import PendingEntry
+from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
+from scheduler_svc.journal.store import EntryId, FencedError, Store, StoreError, StoreUnavailableError
 
 log = structlog.get_logger()
 

@@ -13,9 +13,9 @@ import structlog
 from common.errors import FailedPreconditionError
 from common.step import StepResult, StepStatus
 from scheduler_svc.engine import Engine
-from scheduler_svc.step_builder import build_step
 from scheduler_svc.step_plan import StepPlan
-from scheduler_svc.worker_link import WorkerLink
+from scheduler_svc.workers.step_builder import build_step
+from scheduler_svc.workers.worker_link import WorkerLink
 
 log = structlog.get_logger()
 
@@ -84,7 +84,7 @@ class WorkerLoop:
             if self._in_flight:
                 return  # the pipeline drains first
             self._heal()
-        while self.link.broken is None:
+        while self.link.broken is None and self._engine.may_step():
             if self._send_whole:
                 self._scheduler.request_snapshot(self.worker_id)
             plan = self._scheduler.schedule(self.worker_id)

@@ -6,8 +6,8 @@ It knows no request, no stream and no worker.
 
 from collections.abc import Sequence
 
-from scheduler_svc.stop_strings import StopStrings
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.text.stop_strings import StopStrings
+from scheduler_svc.text.tokenizer import ModelTokenizer
 
 
 class OutputText:

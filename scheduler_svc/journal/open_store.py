@@ -1,8 +1,8 @@
 """The one place that picks a store by its URL."""
 
-from scheduler_svc.memory_store import MemoryStore
-from scheduler_svc.redis_store import RedisStore
-from scheduler_svc.store import Store, StoreConfigurationError, StoreError
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.redis_store import RedisStore
+from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
 
 MEMORY_URL = "memory"
 _SCHEMES = ("redis://", "rediss://", "unix://")

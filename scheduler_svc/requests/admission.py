@@ -19,12 +19,12 @@ from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, Un
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.engine import Engine
-from scheduler_svc.live_request import LiveRequest, RequestTimes, stream_of_record
-from scheduler_svc.output_stream import OutputStream, Subscription
-from scheduler_svc.output_text import OutputText
-from scheduler_svc.request_params import RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.live_request import LiveRequest, RequestTimes, stream_of_record
+from scheduler_svc.requests.output_stream import OutputStream, Subscription
+from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.served_model import ServedModel, encode_chat
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.served_model import ServedModel, encode_chat
+from scheduler_svc.text.output_text import OutputText
 
 log = structlog.get_logger()
 
@@ -60,9 +60,7 @@ class Admission:
             raise UnavailableError("no worker has registered yet; start one, or wait while it loads", 1.0)
         return self.model
 
-    async def submit(
-        self, request: pb.GenerateRequest, timeout_s: float | None
-    ) -> tuple[OutputStream, pb.Accepted]:
+    async def submit(self, request: pb.GenerateRequest, timeout_s: float | None) -> tuple[OutputStream, pb.Accepted]:
         """Admits a request, or attaches to the one that has its id.
 
         Raises the errors of `validate` and `settle_length`, AlreadyExistsError, OverloadedError, UnavailableError.
@@ -191,9 +189,7 @@ class Admission:
         if self.closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
         if self._engine.journal.stats.degraded:
-            raise UnavailableError(
-                "the journal's store does not answer; nothing can be accepted until it does", 1.0
-            )
+            raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
         num_requests, queued_tokens = self._engine.scheduler.queue_size()
         limits = self._limits
         if num_requests + len(self._admitting) > limits.max_queue_requests:
@@ -267,6 +263,7 @@ class Admission:
             request=settled,
             prompt_token_ids=pack_int32(live.sequence.token_ids),
             arrived_unix_ns=live.times.arrived_unix_ns,
+            request_digest=live.digest,
         )
         if deadlines:
             entry.deadline_unix_ns = live.times.arrived_unix_ns + round(min(deadlines) * 1e9)
@@ -285,7 +282,6 @@ class Admission:
             self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
 
     def _start(self, live: LiveRequest, timeout_s: float | None) -> None:
-        self._engine.live[live.request_id] = live
         if timeout_s is not None:
             passed_s = (time.monotonic_ns() - live.times.arrived_ns) / 1e9
             live.deadline = asyncio.get_running_loop().call_later(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from common.errors import FieldViolation, InvalidRequestError
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
-from scheduler_svc.request_checks import ModelLimits, check_request, suppressed_token_ids
+from scheduler_svc.requests.request_checks import ModelLimits, check_request, suppressed_token_ids
 
 __all__ = ["ModelLimits", "RequestParams", "request_digest", "settle_length", "validate"]
 

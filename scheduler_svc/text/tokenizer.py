@@ -9,8 +9,8 @@ from typing import NoReturn
 from tokenizers import Encoding, Tokenizer
 
 from common.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
-from scheduler_svc.chat_template import ChatTemplate
-from scheduler_svc.incremental_decoder import IncrementalDecoder
+from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 
 
 class ModelTokenizer:

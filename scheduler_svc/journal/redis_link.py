@@ -16,7 +16,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from scheduler_svc.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
+from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
 
 Packed = bytes
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)

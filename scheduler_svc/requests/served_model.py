@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from protos import inference_pb2 as pb
 from protos import worker_pb2
-from scheduler_svc.request_params import ModelLimits
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.requests.request_params import ModelLimits
+from scheduler_svc.text.tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

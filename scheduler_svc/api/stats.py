@@ -3,10 +3,10 @@
 import time
 
 from protos import inference_pb2 as pb
-from scheduler_svc.admission import Admission
 from scheduler_svc.engine import Engine
+from scheduler_svc.requests.admission import Admission
 from scheduler_svc.scheduler_stats import WorkerStats
-from scheduler_svc.workers import Member, Workers
+from scheduler_svc.workers.workers import Member, Workers
 
 
 class StatsReporter:

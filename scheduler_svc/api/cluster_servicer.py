@@ -5,7 +5,7 @@ import grpc
 from common.errors import FieldViolation, InvalidRequestError
 from protos import cluster_pb2 as pb
 from protos import cluster_pb2_grpc
-from scheduler_svc.workers import LEASE_MS, Workers
+from scheduler_svc.workers.workers import LEASE_MS, Workers
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):

@@ -10,10 +10,10 @@ from common.arrays import pack_int32, unpack_int32
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.output_stream import OutputStream, RecordedText
-from scheduler_svc.output_text import OutputText
-from scheduler_svc.request_params import RequestParams
+from scheduler_svc.requests.output_stream import OutputStream, RecordedText
+from scheduler_svc.requests.request_params import RequestParams
 from scheduler_svc.sequence import Sequence, SequenceStatus
+from scheduler_svc.text.output_text import OutputText
 
 FINISH_REASON_OF_STATE = {
     pb.REQUEST_STATE_CANCELLED: pb.FINISH_REASON_CANCELLED,
@@ -92,9 +92,7 @@ class LiveRequest:
     def to_finished(self) -> pb.Finished:
         """The end as readers see it; `ended_state` must be decided."""
         assert self.ended_state is not None
-        return pb.Finished(
-            state=self.ended_state, usage=self.usage(), timings=self.times.to_pb(), error=self.error
-        )
+        return pb.Finished(state=self.ended_state, usage=self.usage(), timings=self.times.to_pb(), error=self.error)
 
     def to_finish_entry(self) -> journal_pb2.Finish:
         """The end as the journal keeps it; `ended_state` must be decided."""
@@ -149,8 +147,6 @@ def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
     stream = OutputStream(accepted, record.output, text_log, list(sample.token_ids))
     stream.logprobs = list(record.logprobs)
     stream.prompt_logprobs = list(record.prompt_logprobs)
-    finished = pb.Finished(
-        state=response.state, usage=response.usage, timings=response.timings, error=response.error
-    )
+    finished = pb.Finished(state=response.state, usage=response.usage, timings=response.timings, error=response.error)
     stream.close(sample.finish, finished)
     return stream

@@ -16,11 +16,10 @@ from common.errors import (
 )
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from scheduler_svc.admission import Admission
-from scheduler_svc.output_stream import Subscription
-from scheduler_svc.served_model import encode_chat
-from scheduler_svc.session import Session
-from scheduler_svc.tokenizer import ModelTokenizer
+from scheduler_svc.api.session import Session
+from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.served_model import encode_chat
+from scheduler_svc.text.tokenizer import ModelTokenizer
 
 ERROR_OF_STATE: dict[int, type[QuireError]] = {
     pb.REQUEST_STATE_CANCELLED: RequestCancelledError,
@@ -123,9 +122,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             description = f"is {request.token_ids[bad]}, not in [0, {vocab_size})"
             raise InvalidRequestError.of([FieldViolation(f"token_ids[{bad}]", description)])
         ids = list(request.token_ids)
-        return pb.DetokenizeResponse(
-            text=await asyncio.to_thread(tokenizer.decode, ids, request.keep_special_tokens)
-        )
+        return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, ids, request.keep_special_tokens))
 
     async def GetModel(
         self,
@@ -153,6 +150,4 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 def _raise_unless_finished(finished: pb.Finished) -> None:
     kind = ERROR_OF_STATE.get(finished.state)
     if kind is not None:
-        raise kind(
-            finished.error or f"the request is {pb.RequestState.Name(finished.state).rsplit('_', 1)[1].lower()}"
-        )
+        raise kind(finished.error or f"the request is {pb.RequestState.Name(finished.state).rsplit('_', 1)[1].lower()}")

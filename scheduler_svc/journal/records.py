@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from scheduler_svc.store import Store, StoreUnavailableError
+from scheduler_svc.journal.store import Store, StoreUnavailableError
 
 log = structlog.get_logger()
 

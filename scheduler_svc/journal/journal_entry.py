@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from common.arrays import pack_int32
 from protos import journal_pb2 as pb
-from scheduler_svc.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
+from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
 
 _READ_ENTRIES = 256
 _DELTA_BYTES = 8

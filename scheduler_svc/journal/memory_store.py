@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from zlib import crc32
 
-from scheduler_svc.store import EntryId, StaleEntryError, StoredEntry, StoreFlushedError
+from scheduler_svc.journal.store import EntryId, StaleEntryError, StoredEntry, StoreFlushedError
 
 
 class MemoryStore:

@@ -12,9 +12,9 @@ from zlib import crc32
 
 import structlog
 
-from scheduler_svc.keys import Keys
-from scheduler_svc.redis_link import RedisLink, pack
-from scheduler_svc.store import (
+from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.store import (
     EntryId,
     StoreConfigurationError,
     StoredEntry,

@@ -10,7 +10,7 @@ import time
 import structlog
 
 from protos import journal_pb2 as pb
-from scheduler_svc.store import (
+from scheduler_svc.journal.store import (
     JOURNAL_START,
     EntryId,
     FencedError,

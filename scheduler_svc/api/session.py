@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from common.errors import FieldViolation, InvalidRequestError, QuireError, to_status
 from protos import inference_pb2 as pb
-from scheduler_svc.admission import Admission
-from scheduler_svc.output_stream import Subscription
+from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.output_stream import Subscription
 
 Start = Callable[[int, pb.SessionRequest], Awaitable[None]]
 

@@ -1,0 +1,1 @@
+"""Requests: what may come in, what is live, what readers see of it."""
