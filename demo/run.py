@@ -1,0 +1,277 @@
+"""The demonstration that `make demo` runs: real services, several stories at once, one chat, and what it took.
+
+Starts `quire serve` on a free port as a user would, talks to it through the SDK alone, and ends it. Exit code 0
+means that every part of it went well.
+"""
+
+import asyncio
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+import quire
+from quire.cli.supervisor.places import settle_listen
+from quire.stats import BlockStats
+
+MODEL = "demo/model"
+DATA_DIR = Path(".quire/demo")
+NUM_BLOCKS = 256
+READY_S = 120.0
+END_S = 60.0
+LOOK_S = 0.02  # between two looks at the KV memory
+MAX_TOKENS = 120
+LIVE_CHARACTERS = 140  # of each story while it grows, so that all of them fit a small terminal
+
+# Long enough to fill several blocks of 16 tokens; the last two stories begin with it.
+SHARED = (
+    "Once upon a time there was a brave girl named Lucy. She lived with her grandmother close to the forest. "
+    "Her best friend was a gentle fox named Oscar. They often played by the river together. One windy day "
+)
+PROMPTS = (
+    "Once upon a time there was a funny boy called Jack.",
+    "One day a small puppy found an old map.",
+    "A kind goose lived near the beach.",
+    SHARED + "Lucy found a box.",
+    SHARED + "Oscar was afraid.",
+)
+QUESTION = "Who are you?"
+
+
+@dataclass(slots=True)
+class Story:
+    """One completion as its reader sees it."""
+
+    name: str
+    prompt: str
+    text: str = ""
+    num_tokens: int = 0
+    submitted_s: float = 0.0
+    first_s: float | None = None
+    last_s: float = 0.0
+    usage: quire.Usage = field(default_factory=quire.Usage)
+    finish: str = ""
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        return (self.first_s or self.last_s) - self.submitted_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / (self.last_s - self.submitted_s)
+
+
+class Screen:
+    """The stories as they grow: a live table on a terminal, otherwise lines with the name of their story."""
+
+    def __init__(self, console: Console, stories: list[Story]) -> None:
+        self._console = console
+        self._stories = stories
+        self._shown: dict[str, int] = {}
+        self._live = Live(console=console, refresh_per_second=12) if console.is_terminal else None
+
+    def __enter__(self) -> "Screen":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.update("")
+            self._live.stop()
+            self._console.print(self._table(full=True))
+
+    def update(self, story: Story) -> None:
+        """Shows what came; as a line once it has some words or is the last of its story."""
+        if self._live is not None:
+            self._live.update(self._table())
+            return
+        shown = self._shown.get(story.name, 0)
+        piece = " ".join(story.text[shown:].split())
+        if piece and (len(piece) > 60 or story.finish):
+            self._shown[story.name] = len(story.text)
+            self._console.print(f"[{story.name}] {piece}", markup=False)
+
+    def _table(self, *, full: bool = False) -> Table:
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        for story in self._stories:
+            end = story.text if full else story.text[-LIVE_CHARACTERS:]
+            text = f"[dim]{escape(story.prompt[-60:])}[/dim]{escape(end)}"
+            table.add_row(f"[bold cyan]{story.name}[/bold cyan]", text)
+        return table
+
+
+async def tell(client: quire.AsyncClient, story: Story, screen: Screen, started: asyncio.Event) -> None:
+    """Streams one story; `started` is set with its first token."""
+    story.submitted_s = time.monotonic()
+    async with client.stream(story.prompt, max_tokens=MAX_TOKENS, temperature=0.0) as stream:
+        await _read(stream, story, screen, started)
+
+
+async def chat(client: quire.AsyncClient, story: Story, screen: Screen) -> None:
+    """Streams one answer."""
+    story.submitted_s = time.monotonic()
+    messages = [quire.ChatMessage("user", story.prompt)]
+    async with client.stream_chat(messages, max_tokens=MAX_TOKENS, temperature=0.0) as stream:
+        await _read(stream, story, screen, asyncio.Event())
+
+
+async def _read(stream: quire.CompletionStream, story: Story, screen: Screen, started: asyncio.Event) -> None:
+    async for chunk in stream:
+        story.last_s = time.monotonic()
+        if chunk.num_tokens and story.first_s is None:
+            story.first_s = story.last_s
+            started.set()
+        story.num_tokens += chunk.num_tokens
+        story.text += chunk.text
+        story.finish = chunk.finish.reason.value if chunk.finish is not None else ""
+        screen.update(story)
+    story.usage = (await stream.completion()).usage
+
+
+async def watch_peak(client: quire.AsyncClient, peak: list[BlockStats]) -> None:
+    """Keeps the look at the KV memory with the most blocks used."""
+    while True:
+        blocks = (await client.stats()).blocks
+        if blocks.used >= peak[0].used:
+            peak[0] = blocks
+        await asyncio.sleep(LOOK_S)
+
+
+async def tell_all(client: quire.AsyncClient, stories: list[Story], screen: Screen) -> BlockStats:
+    """All stories at once; the last begins when the one with its prefix has begun. Returns the peak of memory use."""
+    peak = [BlockStats()]
+    watching = asyncio.create_task(watch_peak(client, peak))
+    try:
+        *early, late = stories
+        events = [asyncio.Event() for _ in stories]
+        async with asyncio.TaskGroup() as group:
+            for story, event in zip(early, events, strict=False):
+                group.create_task(tell(client, story, screen, event))
+            await events[len(early) - 1].wait()
+            group.create_task(tell(client, late, screen, events[-1]))
+    finally:
+        watching.cancel()
+    return peak[0]
+
+
+def report(stories: list[Story], answer: Story, peak: BlockStats, after: BlockStats) -> RenderableType:
+    """What it took, in numbers."""
+    begun_s = min(story.submitted_s for story in stories)
+    ended_s = max(story.last_s for story in stories)
+    num_tokens = sum(story.num_tokens for story in stories)
+    table = Table(title="What it took", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("", "prompt", "from cache", "output", "first token", "tokens/s"):
+        table.add_column(name, justify="left" if not name else "right")
+    for story in (*stories, answer):
+        usage = story.usage
+        table.add_row(
+            story.name,
+            str(usage.prompt_tokens),
+            str(usage.cached_tokens),
+            str(story.num_tokens),
+            f"{story.time_to_first_token_s * 1e3:.0f} ms",
+            f"{story.tokens_per_s:.0f}",
+        )
+    totals = Table.grid(padding=(0, 2))
+    totals.add_column(style="dim")
+    totals.add_row("together", f"{num_tokens / (ended_s - begun_s):.0f} tokens/s")
+    totals.add_row("KV blocks", f"{peak.used} used, {peak.cached} cached, {peak.free} free at the peak")
+    totals.add_row("waste", f"{peak.waste or 0.0:.1%} of the allocated token slots empty at the peak")
+    totals.add_row(
+        "prefix cache",
+        f"{after.prefix_hit_tokens} of {after.prefix_query_tokens} prompt tokens found "
+        f"({after.prefix_hit_rate or 0.0:.0%})",
+    )
+    return Group(table, "", totals)
+
+
+def problems(stories: list[Story], answer: Story, peak: BlockStats, after: BlockStats) -> list[str]:
+    """What did not go as it should."""
+    found = [f"{story.name} has no text" for story in (*stories, answer) if not re.search(r"\w", story.text)]
+    if not peak.used:
+        found.append("no KV block was seen in use")
+    if not after.prefix_hit_tokens or not stories[-1].usage.cached_tokens:
+        found.append("the shared prefix was not found in the cache")
+    return found
+
+
+async def demonstrate(address: str, console: Console) -> list[str]:
+    """Talks to the server. Returns what did not go as it should."""
+    stories = [Story(f"story {i}", prompt) for i, prompt in enumerate(PROMPTS, 1)]
+    answer = Story("chat", QUESTION)
+    async with quire.AsyncClient(address) as client:
+        with Screen(console, stories) as screen:
+            peak = await tell_all(client, stories, screen)
+        console.print()
+        with Screen(console, [answer]) as screen:
+            await chat(client, answer, screen)
+        after = (await client.stats()).blocks
+    console.print()
+    console.print(report(stories, answer, peak, after))
+    return problems(stories, answer, peak, after)
+
+
+async def start_server(listen: str) -> asyncio.subprocess.Process:
+    """`quire serve` as a process; what it says goes where we speak."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire.cli", "serve", MODEL, "--listen", listen),
+        *("--data-dir", str(DATA_DIR), "--num-blocks", str(NUM_BLOCKS)),
+    )
+
+
+async def wait_ready(server: asyncio.subprocess.Process, address: str) -> None:
+    """Waits until the server can generate. Raises QuireError if it ends or takes too long."""
+    async with quire.AsyncClient(address) as client:
+        ready = asyncio.create_task(client.wait_ready(READY_S))
+        ended = asyncio.create_task(server.wait())
+        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ready, ended):
+            if not task.done():
+                task.cancel()
+        if ended.done() and not ended.cancelled():
+            ready.cancel()
+            raise quire.QuireError(f"quire serve ended with exit code {server.returncode}")
+        ready.result()
+
+
+async def main() -> int:
+    """Runs it all. Returns the exit code."""
+    console = Console(highlight=False)
+    address = settle_listen("127.0.0.1:0")
+    begun_s = time.monotonic()
+    server = await start_server(address)
+    try:
+        await wait_ready(server, address)
+        ready_s = time.monotonic() - begun_s
+        found = await demonstrate(address, console)
+    except* quire.QuireError as errors:
+        found = [str(error) for error in errors.exceptions]
+        ready_s = 0.0
+    finally:
+        if server.returncode is None:
+            server.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(END_S):
+            code = await server.wait()
+    if code:
+        found.append(f"quire serve ended with exit code {code}")
+    for problem in found:
+        console.print(f"demo: {problem}", markup=False, style="red")
+    if not found:
+        total_s = time.monotonic() - begun_s
+        console.print(f"ready after {ready_s:.1f} s, stopped cleanly, {total_s:.1f} s in all")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(asyncio.run(main()))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
