@@ -118,25 +118,25 @@ def num_pool_blocks(*, free_bytes: int, fraction: float, bytes_per_block: int, n
     return fitting
 
 
-def free_memory_bytes(device: torch.device) -> int:
+def free_memory_bytes(device: torch.device, cgroup: Path = _CGROUP) -> int:
     """Memory that a pool on this device could take now; on a CPU within the container's limit, if it has one."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = next(
         int(line.split()[1]) * 1024 for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable")
     )
-    in_cgroup = _cgroup_free_bytes()
+    in_cgroup = _cgroup_free_bytes(cgroup)
     return available if in_cgroup is None else min(available, in_cgroup)
 
 
-def _cgroup_free_bytes() -> int | None:
+def _cgroup_free_bytes(cgroup: Path) -> int | None:
     """Limit less use, where file cache that the kernel may drop counts as free; None without a limit."""
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
+        limit = (cgroup / "memory.max").read_text().strip()
         if limit == "max":
             return None
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except OSError:
         return None
     return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))

@@ -119,6 +119,13 @@ def test_one_long_row_among_many_short_ones_follows_the_formula() -> None:
     torch.testing.assert_close(case.attend().double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
+def test_many_long_rows_are_gathered_in_groups_and_follow_the_formula() -> None:
+    # 2 key-value heads of 16: 32 elements a key, so a group holds 12288 keys, and 30 rows of 450 to 479 need two
+    case = _case([(1, 450 + (7 * row) % 30) for row in range(30)])
+    assert len(plan_attention(case.rows, case.key_cache).decode_groups) == 2
+    torch.testing.assert_close(case.attend().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
 def test_rows_may_share_blocks() -> None:
     case = _case([(1, 40), (1, 40)])
     case.rows.block_tables[1, :2] = case.rows.block_tables[0, :2]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker_svc import kv_pool
 from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError, free_memory_bytes, num_pool_blocks
 
 CPU = torch.device("cpu")
@@ -81,9 +80,8 @@ def test_free_memory_of_the_cpu_is_positive_and_no_more_than_the_machine_has() -
     assert 0 < free_memory_bytes(CPU) <= total_kib * 1024
 
 
-def test_a_container_limit_bounds_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_limit_bounds_the_free_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
-    monkeypatch.setattr(kv_pool, "_CGROUP", tmp_path)
-    assert free_memory_bytes(CPU) == 1_000_000 - 400_000 + 150_000
+    assert free_memory_bytes(CPU, cgroup=tmp_path) == 1_000_000 - 400_000 + 150_000
