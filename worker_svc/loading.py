@@ -22,7 +22,7 @@ from worker_svc.settings import WorkerSettings
 from worker_svc.step_limits import StepLimits
 from worker_svc.tokenizer_files import read_tokenizer_files
 
-_CPU_FRACTION = 0.4  # the rest of the machine is not ours
+_CPU_FRACTION = 0.25  # the rest of the machine is not ours
 _CUDA_FRACTION = 0.85  # of what the weights leave; the rest is for activations
 
 

@@ -77,8 +77,8 @@ class SchedulerStream:
                 step = decode(request)
                 self.epoch = max(self.epoch, step.epoch)
                 self._on_step(self, step.epoch)
-                self._unanswered += 1
                 await self._executor.submit(step, self._outbox.put_nowait)
+                self._unanswered += 1  # not before, since the wait for room may be cancelled
         except Exception as error:  # the client's, from the wire: ends the stream, and nothing else
             self._outbox.put_nowait(StreamEnd(error))
         else:

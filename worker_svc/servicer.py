@@ -40,6 +40,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self.incarnation = incarnation
         self._worker: LoadedWorker | None = None
         self._draining = False
+        self._streams: set[SchedulerStream] = set()  # all that are open
         self._current: SchedulerStream | None = None  # the scheduler's
 
     def serve(self, worker: LoadedWorker) -> None:
@@ -47,10 +48,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._worker = worker
 
     async def drain(self) -> None:
-        """Takes no more steps, answers those that it has, and ends the stream."""
+        """Takes no more steps, answers those that it has, and ends all streams."""
         self._draining = True
-        if self._current is not None:
-            self._current.end(StreamEnd(_draining()))
+        for stream in self._streams:
+            stream.end(StreamEnd(_draining()))
         if self._worker is not None:
             await self._worker.executor.drain()
 
@@ -77,10 +78,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[pb.StepRequest], context: Context
     ) -> AsyncIterator[pb.StepResponse]:
         stream = SchedulerStream(self._accepting().executor, self._claim)
+        self._streams.add(stream)
         try:
             async for response in stream.answers(request_iterator):
                 yield response
         finally:
+            self._streams.remove(stream)
             if self._current is stream:
                 self._current = None
 

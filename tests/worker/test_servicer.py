@@ -294,8 +294,9 @@ async def test_more_steps_than_the_worker_takes_at_once_wait_on_the_wire_and_are
 
 
 async def test_draining_answers_what_was_taken_and_refuses_the_rest(worker: Worker, client: Connection) -> None:
-    stream = client.open()
+    stream, idle = client.open(), client.open()
     assert await stream.ask(1, 1, snapshot=True) is StepStatus.OK
+    await idle.call.wait_for_connection()
     worker.runner.gate.clear()
     await stream.send(1, 2)
     await asyncio.to_thread(worker.runner.begun.acquire)
@@ -307,6 +308,7 @@ async def test_draining_answers_what_was_taken_and_refuses_the_rest(worker: Work
     assert answer is not None
     assert answer.step_id == 2
     assert await stream.error() is grpc.StatusCode.UNAVAILABLE
+    assert await idle.error() is grpc.StatusCode.UNAVAILABLE
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await client.stub.Step(pb.StepRequest(epoch=1, step_id=3))
     assert isinstance(error_of(refusal.value), UnavailableError)
