@@ -3,6 +3,7 @@
 Knows no service but those that every one has.
 """
 
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -31,12 +32,10 @@ class GrpcServer:
     def bind(self, listen: str) -> str:
         """Binds host:port and returns the address bound. Raises ListenError."""
         try:
+            _probe(listen)  # gRPC would say no as well, but on standard error and without the reason
             port = self.grpc.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise ListenError(
-                f"cannot listen on {listen}: the port is in use or the address is not this machine's; "
-                "choose another with --listen host:port"
-            ) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ListenError(f"cannot listen on {listen}: {error}; choose another with --listen host:port") from error
         return f"{listen.rsplit(':', 1)[0]}:{port}"
 
     async def start(self) -> None:
@@ -55,3 +54,12 @@ class GrpcServer:
         """Everything unhealthy, no new calls, the open ones have `grace_s` to end."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+
+
+def _probe(listen: str) -> None:
+    """Binds the address for a moment. Raises OSError or ValueError if it cannot be bound."""
+    host, _, port = listen.rpartition(":")
+    address = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)[0]
+    with socket.socket(address[0], address[1]) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address[4])

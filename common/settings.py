@@ -9,13 +9,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from pydantic import ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
+
+from common.process import refuse_to_start
 
 S = TypeVar("S", bound="Settings")
 
@@ -65,8 +69,25 @@ class _SectionSource(TomlConfigSettingsSource):
 
 
 def parse(kind: type[S], arguments: list[str]) -> S:
-    """Settles settings from command-line flags over everything else. Exits with usage on a bad one."""
-    return CliApp.run(kind, cli_args=arguments)
+    """Settles settings from command-line flags over everything else.
+
+    Raises ValueError with one sentence; argparse's own exit with code 2 is left to it.
+    """
+    try:
+        return CliApp.run(kind, cli_args=arguments)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}" for each in error.errors()]
+        raise ValueError(f"{'; '.join(wrong)} (see --help)") from error
+    except (SettingsError, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
+def settings_or_exit(service: str, kind: type[S], arguments: list[str]) -> S:
+    """As `parse`, for a service's `__main__`: a bad setting ends the process with its sentence."""
+    try:
+        return parse(kind, arguments)
+    except ValueError as error:
+        refuse_to_start(service, str(error))
 
 
 def to_toml(settings: Settings) -> str:

@@ -65,9 +65,7 @@ def result_to_pb(result: StepResult) -> pb.StepResponse:
         error=result.error,
         token_ids=pack_int32(result.token_ids),
         invalid_samples=pack_int32(result.invalid_samples),
-        logprobs=[
-            pb.SampleLogprobs(sample=sample, rows=_rows_to_pb(rows)) for sample, rows in result.logprobs.items()
-        ],
+        logprobs=[pb.SampleLogprobs(sample=sample, rows=_rows_to_pb(rows)) for sample, rows in result.logprobs.items()],
         prompt_logprobs=[
             pb.PromptLogprobs(slot=item.slot, position=item.position, rows=_rows_to_pb(item.rows))
             for item in result.prompt_logprobs

@@ -13,7 +13,7 @@ from common.log import set_up_logging
 from common.process import ending, refuse_to_start
 from common.rpc import PUBLIC_MESSAGE_BYTES
 from common.serving import GrpcServer, ListenError
-from common.settings import parse, to_toml
+from common.settings import settings_or_exit, to_toml
 from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 def main() -> None:
     """Entry point of `python -m scheduler_svc`."""
-    settings = parse(SchedulerSettings, sys.argv[1:])
+    settings = settings_or_exit("scheduler", SchedulerSettings, sys.argv[1:])
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return

@@ -4,13 +4,11 @@ import os
 import sys
 
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from common.log import set_up_logging
 from common.process import refuse_to_start
 from common.serving import ListenError
-from common.settings import parse, to_toml
+from common.settings import settings_or_exit, to_toml
 from worker_svc.checkpoint import CheckpointError
 from worker_svc.kv_pool import PoolSizeError
 from worker_svc.loading import load_engine
@@ -25,7 +23,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 def main() -> None:
     """Entry point of `python -m worker_svc`."""
-    settings = _settings(sys.argv[1:])
+    settings = settings_or_exit(SERVICE, WorkerSettings, sys.argv[1:])
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
@@ -44,16 +42,6 @@ def main() -> None:
         refuse_to_start(SERVICE, str(error))
     if not ended:
         os._exit(0)  # the interpreter would take the ground from under a thread that is still loading
-
-
-def _settings(arguments: list[str]) -> WorkerSettings:
-    try:
-        return parse(WorkerSettings, arguments)
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}" for each in error.errors()]
-        refuse_to_start(SERVICE, f"{'; '.join(wrong)} (see --help)")
-    except (SettingsError, OSError) as error:
-        refuse_to_start(SERVICE, str(error))
 
 
 if __name__ == "__main__":

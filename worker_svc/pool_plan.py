@@ -37,7 +37,8 @@ class PoolPlan:
 def plan_pool(request: PoolRequest, sequences: SequenceLimits, *, free_bytes: int, bytes_per_block: int) -> PoolPlan:
     """Settles both sizes. Raises PoolSizeError if they do not fit together.
 
-    If no longest sequence was asked for, it is the model's, or what the pool holds if that is less.
+    If no longest sequence was asked for, it is the model's, even if the pool holds less: what fits, the scheduler
+    decides for each request.
     """
     wanted = sequences.max_model_len
     if wanted is not None and wanted > sequences.model_len:
@@ -53,7 +54,7 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, *, free_bytes: in
             f"a pool of {num_blocks} blocks holds {held} tokens, less than one sequence of max_model_len {wanted}: "
             f"give --num-blocks {-(-wanted // sequences.block_size)} or more, or --max-model-len {held} or less"
         )
-    return PoolPlan(num_blocks, min(longest, held))
+    return PoolPlan(num_blocks, longest)
 
 
 def _num_blocks(

@@ -37,7 +37,7 @@ class WorkerSettings(Settings):
     num_host_blocks: int = Field(0, ge=0, description="blocks of the host pool, for swapping")
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences at once")
     max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
-    max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: as the model and pool allow")
+    max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
     threads: int | None = Field(None, ge=1, description="threads of the computation; absent: as torch chooses")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")

@@ -37,9 +37,9 @@ def test_a_pool_that_was_asked_for_is_as_large_as_that(request_: PoolRequest) ->
     assert plan(request_).num_blocks == 200
 
 
-def test_a_small_pool_shortens_the_longest_sequence_unless_that_was_asked_for() -> None:
+def test_a_small_pool_leaves_the_longest_sequence_as_it_is_unless_one_was_asked_for() -> None:
     small = replace(NOTHING_ASKED, num_blocks=3)
-    assert plan(small) == PoolPlan(num_blocks=3, max_model_len=48)
+    assert plan(small) == PoolPlan(num_blocks=3, max_model_len=100)
     with pytest.raises(
         PoolSizeError, match=r"holds 48 tokens, less than one sequence of max_model_len 49.*--num-blocks 4"
     ):
