@@ -229,9 +229,12 @@ def test_a_sequence_is_added_once_and_only_with_something_to_do() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for fields in [{"max_num_batched_tokens": 0}, {"max_num_seqs": 0}, {"pipeline_depth": 0}]:
-        with pytest.raises(ValueError, match="give at least 1"):
-            SchedulerConfig(**fields)
+    with pytest.raises(ValueError, match="max_num_batched_tokens is 0: give at least 1"):
+        SchedulerConfig(max_num_batched_tokens=0)
+    with pytest.raises(ValueError, match="max_num_seqs is 0"):
+        SchedulerConfig(max_num_seqs=0)
+    with pytest.raises(ValueError, match="pipeline_depth is 0"):
+        SchedulerConfig(pipeline_depth=0)
     for watermark in (-0.1, 1.0):
         with pytest.raises(ValueError, match="watermark"):
             SchedulerConfig(watermark=watermark)

@@ -82,7 +82,7 @@ def test_a_preempted_sequence_comes_back_with_prompt_and_output_as_one_prefill()
 
 def test_nothing_new_starts_while_a_preempted_sequence_waits() -> None:
     cluster = make_cluster(num_blocks=4)
-    a, b, c = add_fours(cluster, 3)
+    c = add_fours(cluster, 3)[2]
     cluster.step()
     cluster.step()
     assert c.status is SequenceStatus.PREEMPTED

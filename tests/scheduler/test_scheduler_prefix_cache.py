@@ -96,12 +96,12 @@ def test_decoded_blocks_are_shared_while_their_sequence_still_runs() -> None:
     cluster.assert_outputs_are_unconstrained()
 
 
-@pytest.mark.parametrize("options", [{"hash_seed": b"other tenant"}, {"use_prefix_cache": False}])
-def test_another_tenant_and_a_sequence_without_lookup_share_nothing(options: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(("hash_seed", "use_prefix_cache"), [(b"other tenant", True), (b"tenant", False)])
+def test_another_tenant_and_a_sequence_without_lookup_share_nothing(hash_seed: bytes, use_prefix_cache: bool) -> None:
     cluster = make_cluster()
     a = cluster.add([*SHARED, 1], 2, hash_seed=b"tenant")
     cluster.step()
-    b = cluster.add([*SHARED, 2], 2, **{"hash_seed": b"tenant", **options})
+    b = cluster.add([*SHARED, 2], 2, hash_seed=hash_seed, use_prefix_cache=use_prefix_cache)
     assert cluster.step().positions[1] == 0
     assert not set(a.block_table) & set(b.block_table)
     assert b.num_cached_tokens == 0

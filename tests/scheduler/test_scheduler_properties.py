@@ -25,7 +25,7 @@ PREFIXES = [[(7 * i + 3 * k) % 16 + 1 for i in range(24)] for k in range(3)]
 
 configs = st.builds(
     SchedulerConfig,
-    max_num_batched_tokens=st.sampled_from([1, 5, 16, 40]),
+    max_num_batched_tokens=st.sampled_from([2, 5, 16, 40]),
     max_num_seqs=st.sampled_from([1, 4, 8, 8]),
     watermark=st.sampled_from([0.0, 0.15]),
     pipeline_depth=st.sampled_from([1, 2, 2, 3]),
@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.add_worker(worker_id, num_blocks=num_blocks, block_size=self.block_size, num_slots=num_slots)
 
     @rule(
-        prompts=st.lists(prompts, min_size=1, max_size=5),
+        prompts=st.lists(prompts, min_size=1, max_size=3),
         max_tokens=st.integers(1, 20),
         stops=st.booleans(),
         priority=st.sampled_from([0, 0, 0, 1]),
@@ -135,7 +135,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.cluster.remove_worker("a")
         # Barely larger than the largest sequence (24 + 4 + 20 tokens), watermark included.
         self.cluster.add_worker("last", num_blocks=60 // self.block_size, block_size=self.block_size)
-        self.cluster.run_until_idle()
+        # Forced preemption may make it compute a sequence anew for each of its tokens, one token a plan.
+        self.cluster.run_until_idle(sum(s.worst_case_tokens * (s.max_tokens + 1) for s in self.unfinished()))
         self.cluster.assert_outputs_are_unconstrained()
         self.cluster.assert_idle_and_unleaked()
 
@@ -149,7 +150,7 @@ def test_random_calls_leak_nothing_and_every_sequence_gets_its_output() -> None:
             derandomize=True,
             database=None,
             deadline=None,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate],  # add Phase.shrink to look at a failure: it takes minutes
             suppress_health_check=list(HealthCheck),
         ),
     )
