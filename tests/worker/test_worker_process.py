@@ -158,9 +158,8 @@ async def test_a_worker_told_to_end_answers_its_step_and_ends_well() -> None:
             stream = worker_pb2_grpc.WorkerStub(channel).StepStream()
             state = slot_state(0, [5], [0])
             await stream.write(step_to_pb(Step(epoch=1, step_id=1, snapshot=True, whole=[state], rows=[0])))
-            await stream.read()
             await stream.write(step_to_pb(Step(epoch=1, step_id=2, rows=[0])))
-            await stream.write(step_to_pb(Step(epoch=1, step_id=3)))  # taken, so that step 2 is at work
+            await stream.read()  # step 2 was taken while step 1 took its time
             service.signal(signal.SIGTERM)
             message = await stream.read()
             assert isinstance(message, pb.StepResponse)
@@ -174,10 +173,9 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2() -> None:
         address = service.wait_for("listening")["address"]
         completed = run(SIMULATED, "--listen", address)
     assert completed.returncode == 2
-    assert sentences(completed)[-1] == (  # gRPC's own library may have logged before
-        f"simulated_worker: cannot listen on {address}: the port is in use or the address is not this machine's; "
-        "choose another with --listen host:port"
-    )
+    sentence = sentences(completed)[-1]  # gRPC's own library may have logged before
+    assert sentence.startswith(f"simulated_worker: cannot listen on {address}: ")
+    assert sentence.endswith("choose another with --listen host:port")
 
 
 def test_a_worker_ends_when_its_supervisor_is_gone() -> None:
