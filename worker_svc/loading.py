@@ -23,6 +23,7 @@ from worker_svc.step_limits import StepLimits
 from worker_svc.tokenizer_files import read_tokenizer_files
 
 _CPU_FRACTION = 0.25  # the rest of the machine is not ours
+_CPU_MAX_BYTES = 1 << 30  # every page of the pool is written at the start
 _CUDA_FRACTION = 0.85  # of what the weights leave; the rest is for activations
 
 
@@ -98,6 +99,7 @@ def _make_pool(settings: WorkerSettings, decoder: Decoder) -> tuple[PoolPlan, KV
             memory_bytes=settings.kv_memory_bytes,
             fraction=settings.kv_memory_fraction,
             default_fraction=_CPU_FRACTION if decoder.device.type == "cpu" else _CUDA_FRACTION,
+            default_max_bytes=_CPU_MAX_BYTES if decoder.device.type == "cpu" else None,
         ),
         SequenceLimits(
             num_slots=settings.max_num_seqs,

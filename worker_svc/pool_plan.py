@@ -12,7 +12,8 @@ class PoolRequest:
     num_blocks: int | None
     memory_bytes: int | None
     fraction: float | None
-    default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used
+    default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used,
+    default_max_bytes: int | None = None  # nor than this
     num_host_blocks: int = 0
 
 
@@ -73,4 +74,7 @@ def _num_blocks(
     )
     if num_blocks is not None or request.fraction is not None:
         return fitting
-    return min(fitting, sequences.num_slots * -(-(longest + 1) // sequences.block_size))
+    usable = sequences.num_slots * -(-(longest + 1) // sequences.block_size)
+    if request.default_max_bytes is not None:
+        usable = min(usable, max(1, request.default_max_bytes // bytes_per_block))
+    return min(fitting, usable)

@@ -25,6 +25,12 @@ def test_an_unasked_pool_takes_its_part_of_little_memory() -> None:
     assert plan(NOTHING_ASKED, free_bytes=20_000) == PoolPlan(num_blocks=10, max_model_len=100)
 
 
+def test_an_unasked_pool_keeps_to_its_most_bytes_and_one_that_was_asked_for_does_not() -> None:
+    modest = replace(NOTHING_ASKED, default_max_bytes=12_345)
+    assert plan(modest).num_blocks == 12
+    assert plan(replace(modest, num_blocks=20)).num_blocks == 20
+
+
 @pytest.mark.parametrize(
     "request_",
     [
