@@ -40,7 +40,6 @@ def bench(
 ) -> None:
     """Measure a server under an open-loop Poisson load."""
     params = options.request_params(temperature=temperature, ignore_eos=ignore_eos, timeout_s=timeout_s)
-    params["temperature"] = temperature
     with errors_explained():
         if not rate > 0:
             fail(f"--rate must be above 0, not {rate}", 2)

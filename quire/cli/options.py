@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from quire.params import DEFAULT_ADDRESS, GenerateParams
+from quire.params import GenerateParams
 
 CONNECT_TIMEOUT_S = 1.0  # a person waits: say soon that nothing answers
 
@@ -25,9 +25,11 @@ Stop = Annotated[list[str] | None, typer.Option(help="End the output at this tex
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")]
 TimeoutS = Annotated[float | None, typer.Option(help="End the request after so many seconds.")]
 
-__all__ = ["DEFAULT_ADDRESS"]
-
 
 def request_params(**given: object) -> GenerateParams:
     """The parameters that were given; what was not is left to the server."""
-    return {name: value for name, value in given.items() if value not in (None, [], False)}  # type: ignore[return-value]
+    return {  # type: ignore[return-value]
+        name: value
+        for name, value in given.items()
+        if value is not None and value is not False and value != []  # 0 is a value
+    }

@@ -55,6 +55,7 @@ class EmbeddedStore:
         """Returns once it answers; true if one that ran already was adopted. Raises StoreFailedError."""
         adopted = await self._ping() is not None
         if not adopted:
+            await self._reap()
             self._process = self._spawn()
         while await self._ping() != b"+PONG":  # it may still be reading its file
             if self._process is not None and self._process.poll() is not None:
@@ -73,7 +74,7 @@ class EmbeddedStore:
                 writer.close()
         except OSError:
             pass
-        self._reap()
+        await self._reap()
 
     async def stop(self) -> None:
         """Ends the server; its append-only file stays."""
@@ -87,7 +88,7 @@ class EmbeddedStore:
                 self._process.kill()
         finally:
             ending.cancel()
-            self._reap()
+            await self._reap()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         """Not asyncio's subprocess: that would kill the server when our loop goes."""
@@ -121,7 +122,8 @@ class EmbeddedStore:
         finally:
             writer.close()
 
-    def _reap(self) -> None:
+    async def _reap(self) -> None:
+        """Waits for our process, which has closed its socket and is about to end."""
         if self._process is not None:
-            self._process.wait()
+            await asyncio.to_thread(self._process.wait)
             self._process = None

@@ -20,6 +20,8 @@ def settle_listen(listen: str) -> str:
     """
     host, _, port = listen.rpartition(":")
     try:
+        if int(port) > 65535:
+            raise OverflowError("a port is at most 65535")
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

@@ -1,0 +1,183 @@
+"""The commands that talk to a server, run as a user runs them, against the scripted one."""
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import quire
+from protos import inference_pb2 as pb
+from quire.cli.app import app
+from quire.cli.top_view import block_bar, view
+from quire.stats import BlockStats, JournalStats, Stats
+from tests.quire.scripted_server import Script, ScriptedServer
+
+NOBODY = "127.0.0.1:1"
+
+
+async def run(*arguments: str, stdin: str | None = None) -> Any:
+    """Runs a command; the server answers meanwhile."""
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), input=stdin)
+
+
+async def test_generate_prints_the_text_alone(server: ScriptedServer) -> None:
+    result = await run("generate", "hello", "-a", server.address, "-n", "5", "-t", "0", "--stop", "x", "--stop", "y")
+    assert (result.exit_code, result.stdout) == (0, " 0 1 2 3 4 5 6 7\n")
+    sent = next(iter(server.runs.values())).request
+    assert sent.text == "hello"
+    assert (sent.stopping.max_tokens, list(sent.stopping.stop)) == (5, ["x", "y"])
+    assert sent.sampling.HasField("temperature")  # 0 is a value
+    assert not sent.sampling.HasField("top_p")
+
+
+async def test_generate_reads_standard_input_and_tells_how_it_went(server: ScriptedServer) -> None:
+    result = await run("generate", "-", "-a", server.address, "--stats", stdin="from a pipe")
+    assert next(iter(server.runs.values())).request.text == "from a pipe"
+    assert "3 + 8 tokens, stop, first token after 2 ms" in result.stderr
+
+
+async def test_generate_gives_the_completion_as_json(server: ScriptedServer) -> None:
+    result = await run("generate", "hello", "-a", server.address, "--json")
+    completion = json.loads(result.stdout)
+    assert completion["text"] == " 0 1 2 3 4 5 6 7"
+    assert (completion["finish_reason"], completion["stop_cause"]["stop_string"]) == ("stop", "!")
+
+
+async def test_a_refusal_is_one_line_and_says_what_to_change(server: ScriptedServer) -> None:
+    violation = quire.FieldViolation("sampling.top_p", "must be above 0 and at most 1")
+    server.default = Script(refusals=[quire.InvalidRequestError.of([violation])])
+    result = await run("generate", "hello", "-a", server.address, "--top-p", "7")
+    assert result.exit_code == 2
+    assert result.stderr == "quire: sampling.top_p: must be above 0 and at most 1\n"
+
+
+async def test_a_request_that_fails_is_one_line_after_its_output(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=2, state=pb.REQUEST_STATE_FAILED, error="the worker burnt down")
+    result = await run("generate", "hello", "-a", server.address)
+    assert (result.exit_code, result.stdout) == (1, " 0 1\n")
+    assert "the worker burnt down" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "hi", "-a"], ["chat", "-m", "hi", "-a"], ["bench", "-a"], ["top", "--once", "-a"], ["health"]],
+)
+def test_a_server_that_is_not_there_is_named_with_what_to_do(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, NOBODY])
+    assert result.exit_code == 1
+    assert NOBODY in result.stderr
+    assert "quire serve" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_what_cannot_be_an_address_is_refused() -> None:
+    result = CliRunner().invoke(app, ["generate", "hi", "-a", "nowhere"])
+    assert result.exit_code == 2
+    assert "host:port" in result.stderr
+
+
+async def test_chat_answers_one_message(server: ScriptedServer) -> None:
+    result = await run("chat", "-m", "Hi", "--system", "Be brief.", "-a", server.address)
+    assert (result.exit_code, result.stdout) == (0, " 0 1 2 3 4 5 6 7\n")
+    sent = next(iter(server.runs.values())).request.chat
+    assert [(each.role, each.content) for each in sent.messages] == [("system", "Be brief."), ("user", "Hi")]
+
+
+async def test_chat_remembers_the_conversation_until_it_is_reset(server: ScriptedServer) -> None:
+    said = "First\nSecond\n/reset\nThird\n"
+    result = await run("chat", "-a", server.address, stdin=said)
+    assert result.exit_code == 0
+    turns = [[each.content for each in run.request.chat.messages] for run in server.runs.values()]
+    answer = " 0 1 2 3 4 5 6 7"
+    assert turns == [["First"], ["First", answer, "Second"], ["Third"]]
+
+
+async def test_chat_goes_on_after_a_refusal(server: ScriptedServer) -> None:
+    server.default = Script(refusals=[quire.FailedPreconditionError("no chat template")])
+    result = await run("chat", "-a", server.address, stdin="Hi\nHi again\n/exit\n")
+    assert result.exit_code == 0
+    assert "no chat template" in result.stderr
+    assert [each.content for each in next(iter(server.runs.values())).request.chat.messages] == ["Hi again"]
+
+
+async def test_health_is_an_exit_code(server: ScriptedServer) -> None:
+    assert (await run("health", server.address)).exit_code == 0
+    await server.set_ready(False)
+    result = await run("health", server.address)
+    assert (result.exit_code, result.stdout) == (1, "quire.v1.Inference: NOT_SERVING\n")
+    assert (await run("health", server.address, "--service", "quire.v1.Nothing")).exit_code == 1
+
+
+async def test_top_prints_one_frame(server: ScriptedServer) -> None:
+    result = await run("top", "--once", "-a", server.address)
+    assert result.exit_code == 0
+    for shown in ("running 2", "waiting 1", "200.0 tokens/s", "30 used", "20 cached", "50 free", "waste 5.0%"):
+        assert shown in result.stdout
+    assert "prefix hits 25.0%" in result.stdout
+    assert "NOT DURABLE" in result.stdout
+
+
+def test_a_frame_shows_rates_between_two_looks_and_what_is_missing() -> None:
+    journal = JournalStats(store="redis", entries=0, pending=9, write_s=0.0, degraded=True)
+    before, now = (
+        Stats(
+            workers=(), num_waiting=0, num_running=0, num_admitted=0, num_finished=0, num_refused=0,
+            prompt_tokens=0, output_tokens=tokens, uptime_s=100.0, epoch=1, journal=journal,
+        )
+        for tokens in (1000, 1500)
+    )  # fmt: skip
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(view("here:1", now, before, 2.0))
+    text = console.export_text()
+    assert "250.0 tokens/s" in text  # 500 tokens in 2 s
+    assert "no worker is connected" in text
+    assert "does not answer" in text
+
+
+def test_the_bar_shows_what_is_there_at_all() -> None:
+    # 1 of 1000 blocks used: below a tenth of a cell of ten, yet it shows
+    assert block_bar(BlockStats(total=1000, used=1, cached=500, free=499), 10).plain == "█▓▓▓▓▓░░░░"
+    assert block_bar(BlockStats(total=10, used=10), 10).plain == "█" * 10
+    assert block_bar(BlockStats()).plain == "no pool"
+
+
+async def test_bench_measures_every_request(server: ScriptedServer, tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    result = await run(
+        "bench", "-a", server.address, "--rate", "1000", "--num-requests", "12", "--prompt-len", "2-4",
+        "--output-len", "3", "--json", str(file),
+    )  # fmt: skip
+    assert result.exit_code == 0
+    summary = json.loads(file.read_text())
+    assert (summary["num_completed"], summary["output_tokens"], summary["failures"]) == (12, 96, {})
+    assert summary["time_to_first_token_s"]["p99"] > 0
+    assert "12 of 12" in result.stdout
+    requests = [run.request for run in server.runs.values()]
+    assert all(2 <= len(each.token_ids.ids) <= 4 and each.stopping.ignore_eos for each in requests)
+    assert len({each.sampling.seed for each in requests}) == 12
+
+
+async def test_bench_counts_failures_and_fails_if_nothing_worked(server: ScriptedServer) -> None:
+    server.default = Script(refusals=[quire.OverloadedError("full", 1.0) for _ in range(3)])
+    result = await run("bench", "-a", server.address, "--rate", "inf", "--num-requests", "3")
+    assert result.exit_code == 1
+    assert "3 × OverloadedError" in result.stdout
+
+
+@pytest.mark.parametrize("flags", [["--rate", "0"], ["--prompt-len", "many"], ["--output-len", "0"]])
+def test_bench_refuses_a_load_that_makes_no_sense(flags: list[str]) -> None:
+    assert CliRunner().invoke(app, ["bench", "-a", NOBODY, *flags]).exit_code == 2
+
+
+def test_without_the_extra_the_command_says_which_one_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; from quire.cli.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "quire: the command line needs typer; run pip install 'quire[cli]'\n"
