@@ -27,7 +27,8 @@ NUM_BLOCKS = 256
 READY_S = 120.0
 END_S = 60.0
 LOOK_S = 0.02  # between two looks at the KV memory
-MAX_TOKENS = 120
+MAX_TOKENS = 160
+LINE_CHARACTERS = 50  # of a piece before it is printed as a line
 LIVE_CHARACTERS = 140  # of each story while it grows, so that all of them fit a small terminal
 
 # Long enough to fill several blocks of 16 tokens; the last two stories begin with it.
@@ -89,14 +90,15 @@ class Screen:
             self._console.print(self._table(full=True))
 
     def update(self, story: Story) -> None:
-        """Shows what came; as a line once it has some words or is the last of its story."""
+        """Shows what came; as a line of whole words, once there are some or the story has ended."""
         if self._live is not None:
             self._live.update(self._table())
             return
         shown = self._shown.get(story.name, 0)
-        piece = " ".join(story.text[shown:].split())
-        if piece and (len(piece) > 60 or story.finish):
-            self._shown[story.name] = len(story.text)
+        end = len(story.text) if story.finish else story.text.rfind(" ")
+        piece = " ".join(story.text[shown:end].split())
+        if piece and (len(piece) > LINE_CHARACTERS or story.finish):
+            self._shown[story.name] = end
             self._console.print(f"[{story.name}] {piece}", markup=False)
 
     def _table(self, *, full: bool = False) -> Table:

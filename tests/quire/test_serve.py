@@ -1,0 +1,187 @@
+"""`quire serve` as a user runs it: real services on the demo model, killed one after the other."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quire
+from tests.services import DEMO_MODEL
+
+READY_S = 90.0
+
+
+class Serve:
+    """One `quire serve` and the lines it says."""
+
+    def __init__(
+        self, data_dir: Path, *arguments: str, model: str = str(DEMO_MODEL), listen: str = "127.0.0.1:0"
+    ) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "quire.cli", "serve", model, "--listen", listen, "--data-dir", str(data_dir)),
+                *("--num-blocks", "200", *arguments),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "300"},
+        )
+        self.said: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.said.append(line)
+                self._changed.notify_all()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first line that has the pattern."""
+
+        def found() -> re.Match[str] | None:
+            return next((match for line in self.said if (match := re.search(pattern, line))), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() is not None or not self._reader.is_alive(), READY_S)
+        match = found()
+        assert match is not None, "".join(self.said)
+        return match
+
+    def wait_ready(self) -> str:
+        """Its address, once it can generate."""
+        return self.wait_for(r"Quire is ready at (\S+)")[1]
+
+    def end(self, number: signal.Signals) -> int:
+        """A signal, and the exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(60)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+def pids_of(data_dir: Path, what: str) -> list[int]:
+    """Processes of this deployment, found as their files are: by their command lines."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if what in command and str(data_dir) in command:
+                found.append(int(entry.name))
+    return found
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """Modules that run as children of a process."""
+    children: dict[str, int] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            name = words[words.index("-m") + 1] if "-m" in words else Path(words[0].split(" ")[0]).name
+            children[name] = int(child)
+    return children
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for pid in pids_of(tmp_path, "store.sock"):  # a store outlives what a failed test leaves behind
+        os.kill(pid, signal.SIGKILL)
+
+
+async def generate(address: str) -> str:
+    async with quire.AsyncClient(address) as client:
+        await client.wait_ready(READY_S)
+        return (await client.generate("Once upon a time", max_tokens=8, temperature=0)).text
+
+
+def test_a_killed_service_comes_back_and_a_killed_supervisor_leaves_only_the_store(data_dir: Path) -> None:
+    serve = Serve(data_dir)
+    address = serve.wait_ready()
+    text = asyncio.run(generate(address))
+    assert re.search(r"\w", text)
+    assert serve.wait_for(r"memory\s+(.*)")[1].startswith("200 KV blocks of 16 tokens, 3200 tokens")
+    assert "embedded Valkey" in serve.wait_for(r"store\s+(.*)")[1]
+
+    services = children_of(serve.process.pid)
+    assert set(services) == {"scheduler_svc", "worker_svc", "valkey-server"}
+    os.kill(services["worker_svc"], signal.SIGKILL)
+    serve.wait_for(r"worker-0 was killed by signal 9; starting it again")
+    assert asyncio.run(generate(address)) == text
+    os.kill(services["valkey-server"], signal.SIGKILL)
+    serve.wait_for(r"the embedded store ended")
+    assert asyncio.run(generate(address)) == text
+    os.kill(services["scheduler_svc"], signal.SIGKILL)
+    serve.wait_for(r"scheduler was killed by signal 9")
+    assert asyncio.run(generate(address)) == text
+
+    services = children_of(serve.process.pid)
+    assert serve.end(signal.SIGKILL) == -signal.SIGKILL
+    again = Serve(data_dir, listen=address)  # waits for the old services, which had the port
+    assert again.wait_ready() == address
+    assert "already running" in again.wait_for(r"store\s+(.*)")[1]
+    assert children_of(again.process.pid).keys() == {"scheduler_svc", "worker_svc"}
+    assert not Path(f"/proc/{services['scheduler_svc']}").exists()
+    assert asyncio.run(generate(address)) == text
+
+    other = Serve(data_dir)
+    assert other.wait() == 2
+    assert "--data-dir" in other.said[-1]
+    assert again.end(signal.SIGTERM) == 0
+    assert not pids_of(data_dir, "store.sock")
+    assert (data_dir / "store" / "appendonlydir").is_dir()
+
+
+def test_ctrl_c_lets_a_running_request_end(data_dir: Path) -> None:
+    serve = Serve(data_dir, "--store", "memory", "--verbose")
+    address = serve.wait_ready()
+    assert "NOT DURABLE" in serve.wait_for(r"store\s+(.*)")[1]
+    with quire.Client(address) as client, client.stream("Once upon a time", max_tokens=64, ignore_eos=True) as stream:
+        stream.accepted()
+        serve.process.send_signal(signal.SIGINT)
+        completion = stream.completion()
+    assert completion.usage.completion_tokens == 64
+    assert serve.wait() == 0
+    assert any('"event": "draining"' in line for line in serve.said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--num-blocks", "0"), "--num-blocks"),
+        (("--dtype", "float7"), "dtype"),
+        (("--redis-url", "redis://127.0.0.1:1"), "redis://127.0.0.1:1 cannot be reached"),
+    ],
+)
+def test_what_cannot_be_served_ends_with_one_sentence(
+    data_dir: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    serve = Serve(data_dir, *arguments)
+    assert serve.wait() == 2
+    assert sentence in serve.said[-1]
+    assert "Traceback" not in "".join(serve.said)
+
+
+def test_an_unknown_model_folder_is_named(data_dir: Path) -> None:
+    serve = Serve(data_dir, model=f"{data_dir}/no-such-model")
+    assert serve.wait() == 2
+    assert f"{data_dir}/no-such-model" in serve.said[-1]
+    assert not pids_of(data_dir, "store.sock")
