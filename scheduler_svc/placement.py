@@ -18,7 +18,6 @@ MAX_TIMES_LEFT = 4
 class WorkerLimits:
     """What a worker may have at once."""
 
-    max_num_batched_tokens: int  # in a step
     max_num_seqs: int  # running
     pipeline_depth: int  # steps in flight
 
@@ -77,4 +76,4 @@ def _suits_better(
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
     if is_pipeline_full and not (has_longer_prefix and is_busy):
         return False
-    return other.has_room_for(sequence, prefix) and other.num_spare_tokens(limits.max_num_batched_tokens) > 0
+    return other.has_room_for(sequence, prefix) and other.num_spare_tokens() > 0

@@ -48,17 +48,24 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._limits = WorkerLimits(
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            pipeline_depth=config.pipeline_depth,
-        )
+        self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
         self._workers: dict[str, WorkerState] = {}
         self._waiting = WaitingQueue()
         self._stranded: dict[int, Sequence] = {}  # no present worker could ever hold them; they wait for one
 
-    def add_worker(self, worker_id: str, *, num_blocks: int, block_size: int, num_slots: int) -> None:
-        """Raises ValueError for an id in use, and for a block size other than that of the present workers."""
+    def add_worker(
+        self,
+        worker_id: str,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_num_batched_tokens: int | None = None,
+    ) -> None:
+        """`max_num_batched_tokens`: the most it can compute in a step, if that is a limit.
+
+        Raises ValueError for an id in use, and for a block size other than that of the present workers.
+        """
         if worker_id in self._workers:
             raise ValueError(f"worker {worker_id} is here already: remove it first")
         if num_slots < 1 or block_size < 1:
@@ -69,8 +76,12 @@ class Scheduler:
                     f"worker {worker_id} has block size {block_size}, worker {other.worker_id} has "
                     f"{other.block_size}: start all workers with the same"
                 )
+        max_num_batched_tokens = min(
+            self._config.max_num_batched_tokens, max_num_batched_tokens or self._config.max_num_batched_tokens
+        )
         self._workers[worker_id] = WorkerState(
             worker_id,
+            max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=num_blocks,
             block_size=block_size,
             num_slots=num_slots,
@@ -134,7 +145,7 @@ class Scheduler:
         step = PlannedStep(plan)
         if self._config.preempt_every and plan.step_id % self._config.preempt_every == 0:
             force_preemption(worker, step)
-        budget = add_running_rows(worker, step, self._config.max_num_batched_tokens)
+        budget = add_running_rows(worker, step, worker.max_num_batched_tokens)
         for sequence in step.preempted:
             if not sequence.num_pending_tokens:
                 self._wait(sequence)

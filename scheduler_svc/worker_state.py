@@ -44,12 +44,14 @@ class WorkerState:
         block_size: int,
         num_slots: int,
         num_watermark_blocks: int,
+        max_num_batched_tokens: int,
         enable_prefix_cache: bool,
     ) -> None:
         self.worker_id = worker_id
         self.block_size = block_size
         self.num_slots = num_slots
         self.num_watermark_blocks = num_watermark_blocks  # left available by admissions
+        self.max_num_batched_tokens = max_num_batched_tokens  # in a step
         self.enable_prefix_cache = enable_prefix_cache
         self.blocks = BlockManager(num_blocks)
         self.running: list[Sequence] = []  # by sort_key
@@ -73,8 +75,9 @@ class WorkerState:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def num_spare_tokens(self, budget: int) -> int:
+    def num_spare_tokens(self) -> int:
         """What its running sequences would leave of the token budget of its next step."""
+        budget = self.max_num_batched_tokens
         for sequence in self.running:
             if not sequence.has_all_tokens:
                 budget -= sequence.num_tokens - sequence.num_computed_tokens

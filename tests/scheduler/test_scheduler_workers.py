@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.placement import MAX_TIMES_LEFT
 from scheduler_svc.scheduler import SchedulerConfig
-from scheduler_svc.sequence import SequenceStatus
+from scheduler_svc.sequence import Sequence, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
 
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
@@ -211,13 +211,25 @@ def test_a_sequence_that_no_present_worker_can_hold_steps_aside_and_waits_for_on
 
 
 def test_a_sequence_is_not_started_where_it_could_not_end() -> None:
-    cluster = make_cluster({"small": 8, "large": 12})
+    cluster = make_cluster({"large": 12})
+    cluster.add(list(range(1, 21)), 9)
+    cluster.start("large")
+    cluster.add_worker("small", num_blocks=8)
     big = cluster.add([1, 2, 3], 40)  # begins small, ends with 11 blocks
-    cluster.add([4, 5, 6], 2)
-    assert cluster.start("small") is None
+    assert cluster.start("small") is None  # though "large" has 7 blocks to spare, and a full pipeline
+    cluster.complete("large")
     assert cluster.start("large") is not None
     assert big.worker_id == "large"
     assert cluster.scheduler.max_tokens_that_fit() == 8 * 4
+
+
+def test_a_worker_computes_no_more_tokens_in_a_step_than_it_can() -> None:
+    cluster = make_cluster({}, budget=8)
+    for worker_id, limit in [("weak", 3), ("strong", 100)]:
+        cluster.scheduler.add_worker(worker_id, num_blocks=20, block_size=4, num_slots=4, max_num_batched_tokens=limit)
+        cluster.scheduler.add(Sequence(limit, list(range(1, 21)), 20, 4, frozenset()))
+        plan = cluster.scheduler.schedule(worker_id)
+        assert plan is not None and plan.num_tokens == [min(limit, 8)]
 
 
 def test_a_stranded_sequence_can_be_cancelled() -> None:
