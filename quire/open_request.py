@@ -28,7 +28,7 @@ class OpenRequest:
         self._chunks: deque[Chunk] = deque()
         self._num_buffered = 0
         self._sample_ended = False
-        self._news: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def has_ended(self) -> bool:
@@ -103,10 +103,12 @@ class OpenRequest:
         return self.accepted
 
     async def _wait(self) -> None:
-        if self._news is None or self._news.done():
-            self._news = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._news)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():  # it is if its task was cancelled
+                waiter.set_result(None)
+        self._waiters.clear()
