@@ -24,6 +24,7 @@ from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
+from scheduler_svc.requests.readers import Readers
 from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.worker_loop import SupersededError
@@ -68,7 +69,8 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     epoch = await journal.open()
     records = Records(store, ttl_s=settings.record_ttl_s)
     engine = Engine(Scheduler(_scheduler_config(settings)), journal, records)
-    admission = Admission(engine, _admission_limits(settings))
+    readers = Readers(engine, grace_s=settings.disconnect_grace_s)
+    admission = Admission(engine, _admission_limits(settings), readers)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_change(driven: bool) -> None:
@@ -113,7 +115,7 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
 
 async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:
     """Refuses what is new and lets what runs end."""
-    admission.closed = True
+    admission.closed = admission.readers.closed = True
     log.info("draining", live=len(engine.live))
     try:
         async with asyncio.timeout(timeout_s):
@@ -137,7 +139,6 @@ def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
     return AdmissionLimits(
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
-        grace_s=settings.disconnect_grace_s,
     )
 
 

@@ -129,14 +129,9 @@ def _describe_model(
     settings: WorkerSettings, folder: Path, decoder: Decoder, model_fingerprint: str
 ) -> ModelDescription:
     return ModelDescription(
-        name=settings.model_name or _short_name(settings.model, folder),
+        name=settings.model_name or settings.model,
         fingerprint=model_fingerprint,
         architecture=decoder.config.architecture,
         dtype=str(decoder.dtype).removeprefix("torch."),
         eos_token_ids=decoder.config.eos_token_ids,
     )
-
-
-def _short_name(model: str, folder: Path) -> str:
-    """A hub id as it is, a folder by its own name."""
-    return folder.resolve().name if Path(model).expanduser().is_dir() else model

@@ -43,7 +43,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Streams one request."""
         stream, accepted = await self._admission.submit(request, context.time_remaining())
         news = asyncio.Event()
-        subscription = self._admission.subscribe(stream, 0, lambda _: news.set())
+        subscription = self._admission.readers.subscribe(stream, 0, lambda _: news.set())
         try:
             yield pb.GenerateResponse(accepted=accepted)
             while not subscription.done:

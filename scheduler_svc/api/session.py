@@ -95,7 +95,7 @@ class Session:
 
     async def _submit(self, handle: int, request: pb.SessionRequest) -> None:
         stream, accepted = await self._admission.submit(request.submit, None)
-        self._open(handle, self._admission.subscribe(stream, 0, self._on_news), accepted)
+        self._open(handle, self._admission.readers.subscribe(stream, 0, self._on_news), accepted)
 
     async def _attach(self, handle: int, request: pb.SessionRequest) -> None:
         stream = await self._admission.find(request.attach.request_id)
@@ -103,7 +103,7 @@ class Session:
         accepted = pb.Accepted()
         accepted.CopyFrom(stream.accepted)
         accepted.attached = True
-        subscription = self._admission.subscribe(stream, positions[0] if positions else 0, self._on_news)
+        subscription = self._admission.readers.subscribe(stream, positions[0] if positions else 0, self._on_news)
         self._open(handle, subscription, accepted)
 
     async def _cancel(self, handle: int) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,17 +18,15 @@ from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, Un
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.engine import Engine
-from scheduler_svc.requests.live_request import LiveRequest, RequestTimes, stream_of_record
-from scheduler_svc.requests.output_stream import OutputStream, Subscription
+from scheduler_svc.requests.live_request import LiveRequest, RequestTimes, new_live_request, stream_of_record
+from scheduler_svc.requests.output_stream import OutputStream
+from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
 from scheduler_svc.requests.served_model import ServedModel, encode_chat
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.text.output_text import OutputText
 
 log = structlog.get_logger()
 
 ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal
-PROMPT_TAIL_TOKENS = 16  # context in which the first output token is spelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +35,16 @@ class AdmissionLimits:
 
     max_queue_requests: int
     max_queue_tokens: int
-    grace_s: float  # life of a request whose last reader has gone
 
 
 class Admission:
     """The table of who may come in, and the way to one's request once inside."""
 
-    def __init__(self, engine: Engine, limits: AdmissionLimits) -> None:
+    def __init__(self, engine: Engine, limits: AdmissionLimits, readers: Readers) -> None:
         self.model: ServedModel | None = None
         self.num_refused = 0
         self.closed = False
+        self.readers = readers
         self._engine = engine
         self._limits = limits
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
@@ -112,31 +109,6 @@ class Admission:
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
         return live.ended_state or live.state
 
-    def subscribe(
-        self, stream: OutputStream, from_position: int, notify: Callable[[Subscription], None]
-    ) -> Subscription:
-        """Opens a reader's place in an output; the request's abandonment starts when the last one closes."""
-        request_id = stream.accepted.request_id
-        live = self._engine.live.get(request_id)
-        subscription = Subscription(stream, from_position, notify, lambda: self._reader_left(request_id))
-        if live is not None and live.abandonment is not None:
-            live.abandonment.cancel()
-            live.abandonment = None
-        return subscription
-
-    def _reader_left(self, request_id: str) -> None:
-        live = self._engine.live.get(request_id)
-        if live is not None and not live.stream.subscriptions and not self.closed:
-            self._watch_abandonment(live)
-
-    def _watch_abandonment(self, live: LiveRequest) -> None:
-        if live.params.cancel_on_disconnect and live.ended_state is None:
-            live.abandonment = asyncio.get_running_loop().call_later(self._limits.grace_s, self._abandon, live)
-
-    def _abandon(self, live: LiveRequest) -> None:
-        log.info("request abandoned by its readers", request_id=live.request_id)
-        self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
-
     async def _known_or_new(
         self,
         request: pb.GenerateRequest,
@@ -168,7 +140,7 @@ class Admission:
         model: ServedModel,
         timeout_s: float | None,
     ) -> OutputStream:
-        arrived_ns, arrived_unix_ns = time.monotonic_ns(), time.time_ns()
+        times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         if request.request_id and (record := await self._record(request.request_id)) is not None:
             if record.request_digest != digest:
                 raise _other_body(request.request_id)
@@ -180,8 +152,17 @@ class Admission:
         if fit == 0:
             raise UnavailableError("no worker is connected at the moment", 1.0)
         max_tokens = settle_length(params, len(token_ids), model.limits, fit)
-        live = self._live_request(params, digest, token_ids, max_tokens, model, request.output)
-        live.times = RequestTimes(arrived_ns=arrived_ns, arrived_unix_ns=arrived_unix_ns)
+        self._num_sequences += 1
+        live = new_live_request(
+            params,
+            token_ids,
+            digest=digest,
+            seq_id=self._num_sequences,
+            max_tokens=max_tokens,
+            tokenizer=model.tokenizer,
+            wanted=request.output,
+            times=times,
+        )
         await self._make_durable(live, request, timeout_s)
         return live.stream
 
@@ -206,50 +187,6 @@ class Admission:
         if request.WhichOneof("prompt") == "text":
             return await loop.run_in_executor(self._tokenizing, tokenizer.encode, request.text, True)
         return await loop.run_in_executor(self._tokenizing, encode_chat, tokenizer, request.chat)
-
-    def _live_request(
-        self,
-        params: RequestParams,
-        digest: bytes,
-        token_ids: list[int],
-        max_tokens: int,
-        model: ServedModel,
-        wanted: pb.OutputParams,
-    ) -> LiveRequest:
-        self._num_sequences += 1
-        sequence = Sequence(
-            seq_id=self._num_sequences,
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
-            max_tokens=max_tokens,
-            stop_token_ids=params.stop_token_ids | params.eos_token_ids,
-            min_tokens=params.min_tokens,
-            hash_seed=f"{len(params.tenant)}:{params.tenant}{params.cache_salt}".encode(),
-            use_prefix_cache=params.num_prompt_logprobs is None,
-        )
-        text = OutputText(
-            model.tokenizer,
-            token_ids[-PROMPT_TAIL_TOKENS:],
-            stop=params.stop,
-            min_tokens=params.min_tokens,
-            include_stop=params.include_stop,
-            keep_special_tokens=params.keep_special_tokens,
-        )
-        accepted = pb.Accepted(
-            request_id=params.request_id,
-            num_prompt_tokens=len(token_ids),
-            max_tokens=max_tokens,
-            seed=params.seed,
-        )
-        return LiveRequest(
-            params=params,
-            digest=digest,
-            sequence=sequence,
-            slot_sampling=params.slot_sampling(len(token_ids)),
-            text=text,
-            stream=OutputStream(accepted, wanted, text),
-            times=RequestTimes(arrived_ns=0, arrived_unix_ns=0),
-        )
 
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, timeout_s: float | None) -> None:
         settled = pb.GenerateRequest()
@@ -287,7 +224,7 @@ class Admission:
             live.deadline = asyncio.get_running_loop().call_later(
                 timeout_s - passed_s, self._engine.end, live, pb.REQUEST_STATE_EXPIRED
             )
-        self._watch_abandonment(live)
+        self.readers.watch(live)
         self._engine.start(live)
         log.info(
             "request accepted",

@@ -14,6 +14,9 @@ from scheduler_svc.requests.output_stream import OutputStream, RecordedText
 from scheduler_svc.requests.request_params import RequestParams
 from scheduler_svc.sequence import Sequence, SequenceStatus
 from scheduler_svc.text.output_text import OutputText
+from scheduler_svc.text.tokenizer import ModelTokenizer
+
+PROMPT_TAIL_TOKENS = 16  # context in which the first output token is spelled
 
 FINISH_REASON_OF_STATE = {
     pb.REQUEST_STATE_CANCELLED: pb.FINISH_REASON_CANCELLED,
@@ -131,6 +134,50 @@ class LiveRequest:
             logprobs=stream.logprobs,
             prompt_logprobs=stream.prompt_logprobs,
         )
+
+
+def new_live_request(
+    params: RequestParams,
+    token_ids: list[int],
+    *,
+    digest: bytes,
+    seq_id: int,
+    max_tokens: int,
+    tokenizer: ModelTokenizer | None,
+    wanted: pb.OutputParams,
+    times: RequestTimes,
+) -> LiveRequest:
+    """A request about to be admitted: `token_ids` is its prompt, `max_tokens` the bound of its output in force."""
+    sequence = Sequence(
+        seq_id=seq_id,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        max_tokens=max_tokens,
+        stop_token_ids=params.stop_token_ids | params.eos_token_ids,
+        min_tokens=params.min_tokens,
+        hash_seed=f"{len(params.tenant)}:{params.tenant}{params.cache_salt}".encode(),
+        use_prefix_cache=params.num_prompt_logprobs is None,
+    )
+    text = OutputText(
+        tokenizer,
+        token_ids[-PROMPT_TAIL_TOKENS:],
+        stop=params.stop,
+        min_tokens=params.min_tokens,
+        include_stop=params.include_stop,
+        keep_special_tokens=params.keep_special_tokens,
+    )
+    accepted = pb.Accepted(
+        request_id=params.request_id, num_prompt_tokens=len(token_ids), max_tokens=max_tokens, seed=params.seed
+    )
+    return LiveRequest(
+        params=params,
+        digest=digest,
+        sequence=sequence,
+        slot_sampling=params.slot_sampling(len(token_ids)),
+        text=text,
+        stream=OutputStream(accepted, wanted, text),
+        times=times,
+    )
 
 
 def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
