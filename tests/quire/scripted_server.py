@@ -98,6 +98,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self.runs: dict[str, Run] = {}
         self.received: list[tuple[str, str]] = []  # (action, request_id), over all sessions
         self.num_sessions = 0
+        self.num_looks = 0  # at the statistics
         self.refuse_calls: list[QuireError] = []
         self.address = ""
         self._sessions: set[ScriptedSession] = set()
@@ -254,6 +255,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         )
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Any) -> pb.GetStatsResponse:
+        self.num_looks += 1
+        await self.note("GetStats", "")
         blocks = pb.BlockStats(
             total=100, used=30, cached=20, free=50, block_size=16, filled_slots=456, wasted_slots=24,
             prefix_query_tokens=200, prefix_hit_tokens=50,

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +183,47 @@ def test_without_the_extra_the_command_says_which_one_to_install() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr == "quire: the command line needs typer; run pip install 'quire[cli]'\n"
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    """A command as a process of its own, which can be interrupted."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire.cli", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+async def interrupt(command: asyncio.subprocess.Process) -> tuple[int | None, bytes]:
+    """Ctrl-C, then exit code and standard error."""
+    command.send_signal(signal.SIGINT)
+    async with asyncio.timeout(20):
+        _, errors = await command.communicate()
+    return command.returncode, errors
+
+
+async def test_ctrl_c_ends_generate_quietly_and_cancels_the_request(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    command = await start("generate", "hello", "-a", server.address)
+    assert command.stdout is not None
+    assert await command.stdout.readexactly(2) == b" 0"
+    assert await interrupt(command) == (130, b"")
+    request_id = next(iter(server.runs))
+    await server.until(lambda: server.count("cancel", request_id) == 1)
+
+
+async def test_ctrl_c_ends_bench_quietly_and_cancels_its_requests(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=9, released=0)
+    command = await start("bench", "-a", server.address, "--rate", "inf", "--num-requests", "4")
+    await server.until(lambda: len(server.runs) == 4)
+    code, errors = await interrupt(command)
+    assert (code, b"Traceback" in errors) == (130, False)
+    await server.until(lambda: all(server.count("cancel", each) == 1 for each in server.runs))
+
+
+async def test_top_shows_frame_after_frame_until_it_is_interrupted(server: ScriptedServer) -> None:
+    command = await start("top", "-a", server.address, "--interval-s", "0.1")
+    await server.until(lambda: server.num_looks >= 3)
+    code, errors = await interrupt(command)
+    assert (code, errors) == (130, b"")

@@ -167,7 +167,6 @@ def test_ctrl_c_lets_a_running_request_end(data_dir: Path) -> None:
     ("arguments", "sentence"),
     [
         (("--num-blocks", "0"), "--num-blocks"),
-        (("--dtype", "float7"), "dtype"),
         (("--redis-url", "redis://127.0.0.1:1"), "redis://127.0.0.1:1 cannot be reached"),
     ],
 )
