@@ -131,6 +131,7 @@ class Workers:
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
             num_slots=description.num_slots,
+            max_num_batched_tokens=description.max_batched_tokens or None,
         )
         member.loop = WorkerLoop(
             member.worker_id, member.link, self._engine, epoch=self._epoch, send_whole=self._send_whole
