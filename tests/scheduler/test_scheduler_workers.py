@@ -301,6 +301,9 @@ def test_a_rollback_in_the_middle_of_a_prompt_goes_back_to_the_last_executed_chu
     assert a.num_computed_tokens == 4
     assert cluster.stats("w").num_used_blocks == 4
     cluster.run_until_idle()
+    again = cluster.add([*range(1, 15), 99], 1)
+    cluster.run_until_idle()
+    assert again.num_cached_tokens == 12  # chunks computed after the rollback are cached as others
     cluster.assert_outputs_are_unconstrained()
 
 
