@@ -44,9 +44,18 @@ class LoopThread:
     def stop(self) -> None:
         """Stops the loop and joins its thread."""
         if self._thread.is_alive():
+            self.run(_end_other_tasks())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+async def _end_other_tasks() -> None:
+    """Cancels what still runs in the loop, as `asyncio.run` does at its end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Stream:

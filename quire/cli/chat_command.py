@@ -6,7 +6,7 @@ import typer
 
 import quire
 from quire.cli import options
-from quire.cli.output import err, errors_explained, out, write_text
+from quire.cli.output import err, errors_explained, out, write_stream
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 HELP = "Ctrl-D or /exit leaves, /reset forgets the conversation, Ctrl-C stops an answer."
@@ -69,9 +69,5 @@ def _turn(client: quire.Client, history: list[quire.ChatMessage], params: Genera
 def answer(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> str:
     """Prints the answer as it comes. Returns it whole."""
     with client.stream_chat(history, **params) as stream:
-        try:
-            for chunk in stream:
-                write_text(chunk.text)
-        finally:
-            write_text("\n")
+        write_stream(stream)
         return stream.completion().text

@@ -10,7 +10,7 @@ import typer
 
 import quire
 from quire.cli import options
-from quire.cli.output import err, errors_explained, write_text
+from quire.cli.output import err, errors_explained, write_stream
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 
@@ -74,13 +74,8 @@ def summary(completion: quire.Completion) -> str:
 
 def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool) -> quire.Completion:
     with client.stream(text, **params) as stream:
-        try:
-            for chunk in stream:
-                if echo:
-                    write_text(chunk.text)
-        finally:
-            if echo:
-                write_text("\n")
+        if echo:
+            write_stream(stream)
         return stream.completion()
 
 

@@ -46,6 +46,18 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
+def write_stream(stream: quire.Stream) -> None:
+    """Writes a text as it comes, and ends its line however it ends."""
+    is_begun = False
+    try:
+        for chunk in stream:
+            is_begun = True
+            write_text(chunk.text)
+    finally:
+        if is_begun:
+            write_text("\n")
+
+
 def write_text(text: str) -> None:
     """Writes a model's text as it is, except that it cannot steer a terminal."""
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)

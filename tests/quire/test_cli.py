@@ -56,7 +56,7 @@ async def test_a_refusal_is_one_line_and_says_what_to_change(server: ScriptedSer
     violation = quire.FieldViolation("sampling.top_p", "must be above 0 and at most 1")
     server.default = Script(refusals=[quire.InvalidRequestError.of([violation])])
     result = await run("generate", "hello", "-a", server.address, "--top-p", "7")
-    assert result.exit_code == 2
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "quire: sampling.top_p: must be above 0 and at most 1\n"
 
 
