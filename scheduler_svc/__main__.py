@@ -18,14 +18,14 @@ from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_g
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.stats import StatsReporter
-from scheduler_svc.engine import Engine
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.readers import Readers
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers

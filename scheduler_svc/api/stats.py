@@ -3,9 +3,9 @@
 import time
 
 from protos import inference_pb2 as pb
-from scheduler_svc.engine import Engine
+from scheduler_svc.core.scheduler_stats import WorkerStats
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.scheduler_stats import WorkerStats
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.workers.workers import Member, Workers
 
 

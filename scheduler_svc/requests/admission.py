@@ -17,7 +17,7 @@ from common.arrays import pack_int32
 from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.engine import Engine
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes, new_live_request, stream_of_record
 from scheduler_svc.requests.output_stream import OutputStream
 from scheduler_svc.requests.readers import Readers

@@ -10,9 +10,9 @@ from common.arrays import pack_int32, unpack_int32
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
 from protos import journal_pb2
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.output_stream import OutputStream, RecordedText
 from scheduler_svc.requests.request_params import RequestParams
-from scheduler_svc.sequence import Sequence, SequenceStatus
 from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from protos import inference_pb2 as pb
-from scheduler_svc.engine import Engine
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.live_request import LiveRequest
 from scheduler_svc.requests.output_stream import OutputStream, Subscription
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.step_plan import StepPlan
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_plan import StepPlan
 
 
 def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSampling]) -> Step:

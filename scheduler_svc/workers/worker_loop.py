@@ -12,8 +12,8 @@ import structlog
 
 from common.errors import FailedPreconditionError
 from common.step import StepResult, StepStatus
-from scheduler_svc.engine import Engine
-from scheduler_svc.step_plan import StepPlan
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.workers.step_builder import build_step
 from scheduler_svc.workers.worker_link import WorkerLink
 

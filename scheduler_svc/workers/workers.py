@@ -12,8 +12,8 @@ import structlog
 
 from common.errors import FailedPreconditionError, QuireError
 from protos import cluster_pb2, worker_pb2
-from scheduler_svc.engine import Engine
 from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.served_model import served_model
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop

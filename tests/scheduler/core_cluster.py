@@ -5,10 +5,10 @@ Every sequence's output is compared with that of an unconstrained run.
 
 from collections import deque
 
-from scheduler_svc.scheduler import Scheduler, SchedulerConfig
-from scheduler_svc.scheduler_stats import WorkerStats
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.step_plan import StepPlan
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.step_plan import StepPlan
 from tests.scheduler.core_executor import (
     STOP_TOKEN_ID,
     EncodedStep,

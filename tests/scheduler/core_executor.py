@@ -7,7 +7,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from scheduler_svc.step_plan import StepPlan
+from scheduler_svc.core.step_plan import StepPlan
 
 VOCAB_SIZE = 17
 STOP_TOKEN_ID = 0

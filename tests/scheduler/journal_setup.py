@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
+from common.arrays import unpack_int32
+from protos import inference_pb2
+from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import Store, StoreError
-
-from common.arrays import unpack_int32
-from protos import inference_pb2
-from protos import journal_pb2 as pb
 
 
 @asynccontextmanager

@@ -4,6 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
+
+from common.arrays import unpack_int32
+from protos import inference_pb2
+from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import (
@@ -14,11 +19,6 @@ from scheduler_svc.journal.store import (
     StoreFlushedError,
     StoreUnavailableError,
 )
-from structlog.testing import capture_logs
-
-from common.arrays import unpack_int32
-from protos import inference_pb2
-from protos import journal_pb2 as pb
 from tests.scheduler.journal_setup import Writer, admission, entries_of, running_journal, tokens_of, until
 
 

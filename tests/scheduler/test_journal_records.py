@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
+from structlog.testing import capture_logs
+
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import Store, StoreUnavailableError
-from structlog.testing import capture_logs
-
 from tests.scheduler.journal_setup import redis_store, until
 from tests.valkey import ValkeyProcess
 

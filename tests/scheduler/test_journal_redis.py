@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
+
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.store import DataLossError, EntryId, FencedError
-from structlog.testing import capture_logs
-
 from tests.scheduler.journal_setup import (
     Writer,
     admission,

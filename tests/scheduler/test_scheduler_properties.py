@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler_svc.scheduler import SchedulerConfig
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.sequence import Sequence
 from tests.scheduler.core_cluster import Cluster
 
 WORKER_IDS = ("a", "b", "c")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_svc.placement import MAX_TIMES_LEFT
-from scheduler_svc.scheduler import SchedulerConfig
-from scheduler_svc.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.placement import MAX_TIMES_LEFT
+from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
 
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks

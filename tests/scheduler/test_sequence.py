@@ -4,9 +4,9 @@ import hashlib
 
 import pytest
 
-from scheduler_svc.block_hash import extend_block_hashes, hash_block, root_hash
-from scheduler_svc.sequence import Sequence, SequenceStatus
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.core.block_hash import extend_block_hashes, hash_block, root_hash
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.waiting_queue import WaitingQueue
 
 
 def make_sequence(

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
+
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.open_store import open_store
@@ -18,8 +20,6 @@ from scheduler_svc.journal.store import (
     StoreFlushedError,
     StoreUnavailableError,
 )
-from structlog.testing import capture_logs
-
 from tests.scheduler.journal_setup import redis_store
 from tests.valkey import ValkeyProcess
 

@@ -3,8 +3,8 @@
 Functions over one worker's state and the step being planned; they know nothing of the queue or of other workers.
 """
 
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.worker_state import PlannedStep, WorkerState
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, num_new: int, num_tokens: int) -> None:

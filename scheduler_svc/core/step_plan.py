@@ -6,7 +6,7 @@ before anything else is asked of the scheduler.
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence
 
 
 @dataclass(slots=True)

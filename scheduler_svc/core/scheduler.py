@@ -8,14 +8,14 @@ Pure: it knows nothing of the wire, clocks, requests or stop conditions; those c
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from scheduler_svc import placement
-from scheduler_svc.placement import WorkerLimits
-from scheduler_svc.scheduler_stats import SchedulerStats
-from scheduler_svc.sequence import Sequence, SequenceStatus
-from scheduler_svc.step_plan import StepPlan
-from scheduler_svc.step_rows import add_row, add_running_rows, force_preemption
-from scheduler_svc.waiting_queue import WaitingQueue
-from scheduler_svc.worker_state import PlannedStep, WorkerState
+from scheduler_svc.core import placement
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.scheduler_stats import SchedulerStats
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

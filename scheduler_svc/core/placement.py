@@ -7,8 +7,8 @@ if another suits better the head is left to that one's next plan.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.worker_state import WorkerState
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.worker_state import WorkerState
 
 # A worker that stands still must not hold the queue for good: after so many plans the next best takes the head.
 MAX_TIMES_LEFT = 4

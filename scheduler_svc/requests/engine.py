@@ -15,11 +15,11 @@ from common.slot_sampling import SlotSampling
 from common.step import LogprobRows, StepResult
 from protos import inference_pb2 as pb
 from protos import journal_pb2
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.step_plan import StepPlan
 
 log = structlog.get_logger()
 

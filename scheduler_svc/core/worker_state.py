@@ -8,11 +8,11 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_svc.block_hash import extend_block_hashes
-from scheduler_svc.block_manager import BlockManager
-from scheduler_svc.scheduler_stats import WorkerStats
-from scheduler_svc.sequence import Sequence, SequenceStatus
-from scheduler_svc.step_plan import StepPlan
+from scheduler_svc.core.block_hash import extend_block_hashes
+from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.step_plan import StepPlan
 
 
 class Release(NamedTuple):

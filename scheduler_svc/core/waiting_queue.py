@@ -6,7 +6,7 @@ It knows the order and nothing else: not what a sequence needs, nor whether anyb
 import heapq
 from collections.abc import Iterator
 
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence
 
 
 class WaitingQueue:
