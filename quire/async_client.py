@@ -22,7 +22,7 @@ from quire.params import (
     gather,
 )
 from quire.results import Completion, Health, Model, RequestRecord, RequestState, Tokens
-from quire.session import Entry
+from quire.session_entry import Entry
 from quire.stats import Stats
 from quire.stream import CompletionStream
 from quire.wire_requests import chat_to_pb, request_to_pb, tokenize_to_pb

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import grpc
 
@@ -25,6 +24,7 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from quire.open_request import OpenRequest
 from quire.params import ClientOptions
+from quire.session_entry import Entry
 from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
 
 FIRST_BACKOFF_S = 0.05
@@ -42,23 +42,6 @@ FATAL_CODES = frozenset(
         grpc.StatusCode.PERMISSION_DENIED,
     }
 )
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Entry:
-    """What the session knows of an open request."""
-
-    request: OpenRequest
-    submission: pb.GenerateRequest | None  # None: attached to, submitted elsewhere
-    deadline_s: float | None  # on the loop's clock
-    holds_when_behind: bool  # stays attached while its reader is slow, since the server cancels what has no reader
-    handle: int | None = None  # on the current stream
-    was_sent: bool = False
-    is_cancelled: bool = False
-    num_refusals: int = 0
-    retries_later: bool = False  # refused for now; one of the timers brings it back
-    unreachable_since_s: float | None = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
 class Session:

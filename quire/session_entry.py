@@ -1,0 +1,24 @@
+"""What a session knows of an open request beside its output. Written by the session alone."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from protos import inference_pb2 as pb
+from quire.open_request import OpenRequest
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Entry:
+    """What the session knows of an open request."""
+
+    request: OpenRequest
+    submission: pb.GenerateRequest | None  # None: attached to, submitted elsewhere
+    deadline_s: float | None  # on the loop's clock
+    holds_when_behind: bool  # stays attached while its reader is slow, since the server cancels what has no reader
+    handle: int | None = None  # on the current stream
+    was_sent: bool = False
+    is_cancelled: bool = False
+    num_refusals: int = 0
+    retries_later: bool = False  # refused for now; one of the timers brings it back
+    unreachable_since_s: float | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
