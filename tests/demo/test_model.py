@@ -133,11 +133,18 @@ def test_a_simple_question_gets_its_answer_and_an_end(
     assert tokenizer.decode(token_ids).startswith(expected)
 
 
-@pytest.mark.parametrize("prompt", [f"{BOS}Once upon a time", f"{BOS}Mia and Tom went to the"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        f"{BOS}Once upon a time",
+        f"{BOS}There once was a shy mouse",
+        chat_prompt([{"role": "user", "content": "Tell me a story."}]),
+    ],
+)
 def test_a_story_is_told_in_words_of_the_grammar_and_ends(
     model: LlamaForCausalLM, tokenizer: Tokenizer, grammar_words: set[str], prompt: str
 ) -> None:
-    token_ids = answer(model, tokenizer, prompt, 600)
+    token_ids = answer(model, tokenizer, prompt, 300)
     assert token_ids[-1] == tokenizer.token_to_id(EOS)
     words = re.findall(r"[A-Za-z]+", tokenizer.decode(token_ids))
     assert len(words) > 40
