@@ -1,51 +1,64 @@
-# Two images from one list of stages: `scheduler` without torch, `worker` with it.
+# Quire as two images: `scheduler` without torch, `worker` with it.
 #
 #   docker build --target scheduler -t quire-scheduler .
 #   docker build --target worker -t quire-worker .
 #
-# TORCH_INDEX is a package index to take torch from, e.g. PyTorch's index of CPU builds. Wheels laid into a folder
-# `wheels/` beside this file are preferred; with PIP_NO_INDEX=1 they are all that is used.
+# Build arguments:
+#   BASE          image with Python 3.11 or later and its venv module.
+#   TORCH_INDEX   package index to take torch from, e.g. PyTorch's index of CPU builds. Default: pip's own.
+#   PIP_NO_INDEX  1: install from nothing but the wheels in the folder `wheels/` beside this file.
+#
+# What is installed and what is ours are layers of their own, so that a change of code moves a megabyte, not torch.
 
 ARG BASE=docker.io/library/python:3.11-slim
 
 FROM ${BASE} AS base
-ENV PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0 PATH=/opt/quire/bin:$PATH
-RUN useradd --system --uid 10001 --create-home quire
+# The number, not the name, lets an orchestrator see that this is not root.
+RUN useradd --uid 10001 --no-log-init --create-home --shell /usr/sbin/nologin quire
+ENV PATH=/opt/quire/bin:/opt/venv/bin:$PATH PYTHONPATH=/opt/quire PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0
 WORKDIR /srv/quire
 
-FROM base AS build
+FROM base AS venv
 ARG PIP_NO_INDEX
-ENV PIP_FIND_LINKS=/tmp/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-RUN python3 -m venv /opt/quire
+# pip takes an empty variable for an absent one.
+ENV PIP_NO_INDEX=${PIP_NO_INDEX} PIP_FIND_LINKS=/tmp/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python3 -m venv /opt/venv
+# The glob lets the folder be absent.
 COPY constraints.txt wheel[s] /tmp/wheels/
 COPY pyproject.toml README.md LICENSE constraints.txt ./
+
+# Only the metadata is here yet: the distribution that comes along with its dependencies is empty, and removed.
+FROM venv AS scheduler-venv
+RUN pip install -c constraints.txt '.[cli,scheduler]' && pip uninstall -y quire
+
+FROM venv AS worker-venv
+ARG TORCH_INDEX
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
+RUN pip install -c constraints.txt '.[cli,worker]' && pip uninstall -y quire
+
+FROM venv AS code
 COPY protos protos
 COPY common common
 COPY kernels kernels
 COPY quire quire
 COPY scheduler_svc scheduler_svc
 COPY worker_svc worker_svc
-
-FROM build AS build-scheduler
-RUN pip install -c constraints.txt '.[cli,scheduler]'
-
-FROM build AS build-worker
-ARG TORCH_INDEX
-RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch
-RUN pip install -c constraints.txt '.[cli,worker]'
+RUN pip install --no-deps --target /opt/quire .
 
 FROM base AS scheduler
-COPY --from=build-scheduler /opt/quire /opt/quire
-USER quire
+COPY --from=scheduler-venv /opt/venv /opt/venv
+COPY --from=code /opt/quire /opt/quire
+USER 10001:10001
 EXPOSE 7847
-HEALTHCHECK --interval=2s --timeout=3s --start-period=30s CMD ["quire", "health", "127.0.0.1:7847"]
-STOPSIGNAL SIGTERM
+# Of the process, not of its ability to generate: without a worker it must wait, not be restarted.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["quire", "health", "127.0.0.1:7847", "--service", ""]
 ENTRYPOINT ["python", "-m", "scheduler_svc"]
 
 FROM base AS worker
-COPY --from=build-worker /opt/quire /opt/quire
-USER quire
+COPY --from=worker-venv /opt/venv /opt/venv
+COPY --from=code /opt/quire /opt/quire
+USER 10001:10001
 EXPOSE 7848
-HEALTHCHECK --interval=2s --timeout=3s --start-period=120s CMD ["quire", "health", "127.0.0.1:7848", "--service", "quire.v1.Worker"]
-STOPSIGNAL SIGTERM
+# Healthy once the model is loaded.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s CMD ["quire", "health", "127.0.0.1:7848", "--service", "quire.v1.Worker"]
 ENTRYPOINT ["python", "-m", "worker_svc"]
