@@ -52,7 +52,7 @@ def smoke(engine: Engine, model: Path) -> None:
         start_in_the_wrong_order(stack)
         asyncio.run(serve_and_disturb(stack))
         stop(stack)
-    except BaseException:
+    except Exception:
         show_logs(stack)
         raise
     finally:
@@ -114,12 +114,15 @@ async def serve_and_disturb(stack: Stack) -> None:
     async with quire.AsyncClient(stack.address) as client:
         await until_stats(client, "two workers are known", lambda stats: len(stats.workers) == 2)
         reference = await run_reference(client)
-        say(f"an answer: {PROMPTS[0]}{textwrap.shorten(reference.texts[0], 100)}")
+        say(f"an answer: {PROMPTS[0]} {textwrap.shorten(reference.texts[0], 100)}")
         stats = await client.stats()
         if any(worker.num_steps == 0 for worker in stats.workers):
             raise SmokeError(f"one worker did all the work: {spelled(stats.workers)}")
         say(f"found by name: {spelled(stats.workers)}")
-        await add_and_kill(stack, client, reference)
+        try:
+            await add_and_kill(stack, client, reference)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # what went wrong first
 
 
 async def add_and_kill(stack: Stack, client: quire.AsyncClient, reference: Reference) -> None:
