@@ -58,6 +58,7 @@ class RedisStore:
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + patience_s
+        is_waiting = False
         while True:
             try:
                 persistence, memory = await self._side.call_many([pack("INFO", "persistence"), pack("INFO", "memory")])
@@ -67,6 +68,9 @@ class RedisStore:
             except StoreUnavailableError as error:
                 if loop.time() + _CONNECT_PAUSE_S >= give_up_at:
                     raise StoreUnavailableError(_unreachable(self.address, patience_s, error)) from error
+                if not is_waiting:
+                    log.warning("waiting for the store", store=self.address, reason=error.message)
+                    is_waiting = True
                 await asyncio.sleep(_CONNECT_PAUSE_S)
         self._warn_of_loss(_info(persistence), _info(memory))
 
