@@ -20,6 +20,7 @@ from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
+from scheduler_svc.requests.result_check import check_result
 
 log = structlog.get_logger()
 
@@ -97,28 +98,29 @@ class Engine:
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
         """First half of a result: tokens go to their sequences, and those that end leave the scheduler.
 
-        Raises ValueError if the result does not fit the plan.
+        Raises ValueError, and has changed nothing, if the result does not fit the plan.
         """
-        if len(result.token_ids) != len(plan.sampled_rows):
-            raise ValueError(f"{len(result.token_ids)} tokens came for {len(plan.sampled_rows)} samples")
+        check_result(plan, result)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
         self.output_tokens += len(appended)
+        invalid = {plan.sequences[plan.sampled_rows[sample]].seq_id for sample in result.invalid_samples}
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(plan, result)
-        if result.logprobs or result.invalid_samples:
-            self._keep_row_extras(plan, result, {sequence.seq_id for sequence, _ in appended})
+        if result.logprobs:
+            self._keep_logprobs(plan, result, {sequence.seq_id for sequence, _ in appended} - invalid)
         by_sequence, unsettled = self._by_sequence, self._unsettled
         for sequence, token_id in appended:
             request = by_sequence[sequence.seq_id]
-            if request.ended_state is not None:
-                continue
             unsettled[sequence.seq_id] = request
-            if sequence.ends_with_stop_token():
+            if invalid and sequence.seq_id in invalid:
+                sequence.token_ids.pop()
+                self._decide_failed(request, "the model's logits were not finite")
+            elif sequence.ends_with_stop_token():
                 self._decide(request, pb.REQUEST_STATE_FINISHED, _token_stop(request, token_id))
             elif request.checks_stop_strings and (stop := self._push_text(request)) is not None:
                 finish = pb.SampleFinish(reason=pb.FINISH_REASON_STOP, stop_string=stop)
                 self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
-            elif sequence.num_output_tokens >= sequence.max_tokens:
+            elif sequence.num_output_tokens >= sequence.max_tokens and request.ended_state is None:
                 finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
                 self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
 
@@ -149,7 +151,6 @@ class Engine:
                 )
                 request.pending_logprobs = []
             if request.ended_state is not None:
-                request.text.finish()
                 finishes.append(request.to_finish_entry())
             releases.append((request, len(stream.token_ids), request.ended_state is not None))
         self.journal.append(
@@ -171,13 +172,10 @@ class Engine:
         self.wake_workers()  # its blocks may let others run
 
     def note_failed_step(self, plan: StepPlan, error: str) -> None:
-        """Counts a step that raised against every request in it, and fails those that were in too many."""
+        """Counts a step that raised against every request in it; fails those that were in too many in a row."""
         for sequence in plan.sequences:
             request = self._by_sequence.get(sequence.seq_id)
-            if request is None:
-                continue
-            request.num_failed_steps += 1
-            if request.num_failed_steps >= MAX_FAILED_STEPS:
+            if request is not None and request.count_failed_step() >= MAX_FAILED_STEPS:
                 self.end(request, pb.REQUEST_STATE_FAILED, f"the model could not compute it: {error}")
 
     def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType, finish: pb.SampleFinish) -> None:
@@ -189,8 +187,24 @@ class Engine:
                 timer.cancel()
         self.scheduler.finish(request.sequence)
 
+    def _decide_failed(self, request: LiveRequest, error: str) -> None:
+        request.error = error
+        self._decide(request, pb.REQUEST_STATE_FAILED, pb.SampleFinish(reason=pb.FINISH_REASON_FAILED))
+
     def _push_text(self, request: LiveRequest) -> str | None:
-        """Brings the text up to the sequence's tokens. Returns the stop string that the last one completed."""
+        """Brings the text up to the sequence's tokens. Returns the stop string that the last one completed.
+
+        A text that cannot be made fails its request and nothing else; tokens without text are dropped.
+        """
+        try:
+            return self._push_new_tokens(request)
+        except Exception:
+            log.exception("text not made", request_id=request.request_id)
+            self._decide_failed(request, "the text of its output could not be made")
+            request.drop_tokens_without_text()
+            return None
+
+    def _push_new_tokens(self, request: LiveRequest) -> str | None:
         sequence, text = request.sequence, request.text
         start = sequence.num_prompt_tokens + len(text.released_ends)
         stop = None
@@ -201,6 +215,8 @@ class Engine:
                 text.push_final(token_id)
             else:
                 stop = text.push(token_id)
+        if request.ended_state is not None:
+            text.finish()
         return stop
 
     def _release(self, releases: Iterable[tuple[LiveRequest, int, bool]]) -> None:
@@ -236,18 +252,11 @@ class Engine:
             error=request.error or None,
         )
 
-    def _keep_row_extras(self, plan: StepPlan, result: StepResult, appended: set[int]) -> None:
-        for sample in result.invalid_samples:
-            sequence = plan.sequences[plan.sampled_rows[sample]]
-            request = self._by_sequence.get(sequence.seq_id)
-            if request is not None and request.ended_state is None and sequence.seq_id in appended:
-                sequence.token_ids.pop()
-                self.end(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
+    def _keep_logprobs(self, plan: StepPlan, result: StepResult, seq_ids: set[int]) -> None:
         for sample, rows in result.logprobs.items():
-            sequence = plan.sequences[plan.sampled_rows[sample]]
-            request = self._by_sequence.get(sequence.seq_id)
-            if request is not None and request.ended_state is None and sequence.seq_id in appended:
-                request.pending_logprobs.extend(token_logprobs([result.token_ids[sample]], rows))
+            seq_id = plan.sequences[plan.sampled_rows[sample]].seq_id
+            if seq_id in seq_ids:
+                self._by_sequence[seq_id].pending_logprobs.extend(token_logprobs([result.token_ids[sample]], rows))
 
     def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         by_slot = {sequence.slot: sequence for sequence in plan.sequences}

@@ -62,7 +62,8 @@ class LiveRequest:
     ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
     finish: pb.SampleFinish | None = None
     error: str = ""
-    num_failed_steps: int = 0
+    num_failed_steps: int = 0  # in a row
+    num_tokens_at_failure: int = 0  # output at the last of them
     deadline: asyncio.TimerHandle | None = None
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
     pending_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # of tokens not yet settled
@@ -82,6 +83,19 @@ class LiveRequest:
             return self.stream.finished.state
         running = self.sequence.status is SequenceStatus.RUNNING
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
+
+    def count_failed_step(self) -> int:
+        """How many steps with this request have failed since it last got a token."""
+        num_tokens = self.sequence.num_output_tokens
+        self.num_failed_steps = self.num_failed_steps + 1 if num_tokens == self.num_tokens_at_failure else 1
+        self.num_tokens_at_failure = num_tokens
+        return self.num_failed_steps
+
+    def drop_tokens_without_text(self) -> None:
+        """Forgets tokens behind the last one that has its text; the request must have ended."""
+        assert self.ended_state is not None
+        del self.sequence.token_ids[self.sequence.num_prompt_tokens + len(self.text.released_ends) :]
+        del self.pending_logprobs[self.sequence.num_output_tokens - len(self.stream.token_ids) :]
 
     def usage(self) -> pb.Usage:
         sequence = self.sequence

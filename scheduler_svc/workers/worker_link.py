@@ -63,7 +63,9 @@ class WorkerLink:
 
     async def _read(self) -> None:
         try:
-            while isinstance(message := await self._call.read(), worker_pb2.StepResponse):  # else: end of stream
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if not isinstance(message, worker_pb2.StepResponse):  # gRPC's way to say that it cannot be decoded
+                    raise ValueError("the bytes are no StepResponse")
                 self.results.append(result_from_pb(message))
                 self.news.set()
             code = await self._call.code()

@@ -92,9 +92,9 @@ class WorkerLoop:
                 return
             step = build_step(plan, self._epoch, self._engine.sampling_of)
             self._in_flight.append(plan)
-            await self.link.send(step)
             if plan.whole:
-                self._engine.note_scheduled(plan)
+                self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
+            await self.link.send(step)
 
     def _take(self, result: StepResult) -> None:
         if not self._in_flight or result.step_id != self._in_flight[0].step_id:
@@ -104,6 +104,9 @@ class WorkerLoop:
         now_ns = time.monotonic_ns()
         if result.status is StepStatus.STALE_EPOCH:
             raise SupersededError(f"worker {self.worker_id} follows a newer scheduler (epoch {result.epoch})")
+        if result.status is StepStatus.NEED_SNAPSHOT and plan.snapshot:
+            self.link.broken = f"asked for a snapshot in answer to one: {result.error}"
+            return
         if result.status is not StepStatus.OK or self._refused:
             self._refused.append((plan, result))
             return

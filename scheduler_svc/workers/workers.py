@@ -118,6 +118,8 @@ class Workers:
             self._on_fatal(error)
         except (QuireError, ValueError) as error:
             log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=str(error))
+        except Exception:  # a fault of our own: what ran there waits for a worker again
+            log.exception("worker given up", worker_id=worker_id, address=member.address)
         finally:
             await link.close()
             if self.members.get(worker_id) is member:

@@ -1,0 +1,26 @@
+"""Whether an answer of a worker can be the answer to a step: seen before any of it is believed. Pure."""
+
+from common.step import LogprobRows, StepResult
+from scheduler_svc.core.step_plan import StepPlan
+
+
+def check_result(plan: StepPlan, result: StepResult) -> None:
+    """Raises ValueError if the result does not fit the plan."""
+    num_samples = len(plan.sampled_rows)
+    if len(result.token_ids) != num_samples:
+        raise ValueError(f"step {plan.step_id}: {len(result.token_ids)} tokens came for {num_samples} samples")
+    if num_samples and min(result.token_ids) < 0:
+        raise ValueError(f"step {plan.step_id}: a token id is negative")
+    for sample in (*result.invalid_samples, *result.logprobs):
+        if not 0 <= sample < num_samples:
+            raise ValueError(f"step {plan.step_id}: news of sample {sample}, where there are {num_samples}")
+    for rows in result.logprobs.values():
+        _check_rows(plan, rows, 1)
+    for item in result.prompt_logprobs:
+        _check_rows(plan, item.rows, len(item.rows.logprobs))
+
+
+def _check_rows(plan: StepPlan, rows: LogprobRows, num_rows: int) -> None:
+    lengths = [len(rows.logprobs), len(rows.ranks), len(rows.top_token_ids), len(rows.top_logprobs)]
+    if lengths != [num_rows, num_rows, num_rows * rows.num_top, num_rows * rows.num_top]:
+        raise ValueError(f"step {plan.step_id}: rows of log-probabilities are ragged")

@@ -1,0 +1,175 @@
+"""A worker in small that behaves as a test says: a real gRPC server, a fake model, and a script of misbehaviour.
+
+The model counts: after token t comes t + 1. It checks what a real worker checks first, the order of steps, and knows
+of a slot only what steps said.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from common.arrays import pack_int32, unpack_int32
+from common.rpc import CLUSTER_MESSAGE_BYTES, EdgeInterceptor, server_options
+from protos import cluster_pb2
+from protos import worker_pb2 as pb
+
+VOCAB_SIZE = 100_000
+EOS = 99_999
+EPOCH_OF_NOBODY = 0
+
+Answer = pb.StepResponse | bytes | None  # bytes go out as they are; None is silence
+Script = Callable[[pb.StepRequest], Answer]
+
+
+@dataclass(slots=True)
+class Slot:
+    """Tokens that are known and not yet computed; sampling reads the last of them."""
+
+    token_ids: list[int]
+
+
+class ScriptedWorker:
+    """Answers `Describe` and `StepStream`: by `execute`, or as `script` says, which may call that."""
+
+    def __init__(self, worker_id: str = "w1", *, num_blocks: int = 64, num_slots: int = 64) -> None:
+        self.description = pb.DescribeResponse(
+            worker_id=worker_id,
+            incarnation=f"{worker_id}-1",
+            model=pb.ModelInfo(
+                name="counting",
+                fingerprint="counting-1",
+                architecture="Counting",
+                dtype="float32",
+                vocab_size=VOCAB_SIZE,
+                max_model_len=65_536,
+                eos_token_ids=[EOS],
+            ),
+            pool=pb.PoolInfo(num_blocks=num_blocks, block_size=16, bytes_per_block=1024),
+            num_slots=num_slots,
+            max_batched_tokens=4096,
+            device="none",
+        )
+        self.script: Script = self.execute
+        self.steps: list[pb.StepRequest] = []  # as they arrived
+        self.num_streams = 0
+        self.address = ""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.may_describe = asyncio.Event()
+        self.may_describe.set()
+        self._slots: dict[int, Slot] = {}
+        self._next_step_id: int | None = None
+        self._epoch = EPOCH_OF_NOBODY
+        self._server: grpc.aio.Server | None = None
+
+    def registration(self, **changes: Any) -> cluster_pb2.RegisterRequest:
+        """Its sign of life."""
+        said = {
+            "worker_id": self.description.worker_id,
+            "address": self.address,
+            "incarnation": self.description.incarnation,
+            "model_fingerprint": self.description.model.fingerprint,
+        }
+        return cluster_pb2.RegisterRequest(**{**said, **changes})
+
+    async def start(self, address: str = "127.0.0.1:0") -> None:
+        self._server = grpc.aio.server(interceptors=[EdgeInterceptor()], options=server_options(CLUSTER_MESSAGE_BYTES))
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self._describe, pb.DescribeRequest.FromString, pb.DescribeResponse.SerializeToString
+            ),
+            "StepStream": grpc.stream_stream_rpc_method_handler(
+                self._step_stream, pb.StepRequest.FromString, _raw_or_serialised
+            ),
+        }
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("quire.v1.Worker", handlers)])
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Gone, as if it had been killed."""
+        self.may_answer.set()
+        self.may_describe.set()
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def _describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        await self.may_describe.wait()
+        return self.description
+
+    async def _step_stream(self, requests: AsyncIterator[pb.StepRequest], context: Any) -> AsyncIterator[Answer]:
+        self.num_streams += 1
+        async for request in requests:
+            self.steps.append(request)
+            answer = self.script(request)
+            await self.may_answer.wait()
+            if answer is not None:
+                yield answer
+
+    def refuse(self, status: pb.StepStatus.ValueType, *, times: int, error: str = "scripted") -> None:
+        """Does not execute the next steps that could be, `times` in all."""
+        left = times
+
+        def script(request: pb.StepRequest) -> Answer:
+            nonlocal left
+            if not left or not self._is_due(request):
+                return self.execute(request)
+            left -= 1
+            if status == pb.STEP_STATUS_FAILED:
+                self._next_step_id = None
+            return pb.StepResponse(epoch=request.epoch, step_id=request.step_id, status=status, error=error)
+
+        self.script = script
+
+    def execute(self, request: pb.StepRequest) -> pb.StepResponse:
+        """The right answer."""
+        response = pb.StepResponse(epoch=request.epoch, step_id=request.step_id, status=pb.STEP_STATUS_OK, exec_ns=1)
+        if request.epoch < self._epoch:
+            response.status, response.epoch = pb.STEP_STATUS_STALE_EPOCH, self._epoch
+            return response
+        self._epoch = request.epoch
+        if not self._is_due(request):
+            response.status = pb.STEP_STATUS_NEED_SNAPSHOT
+            return response
+        self._next_step_id = request.step_id + 1
+        self._update_slots(request)
+        response.token_ids = pack_int32(self._compute(request))
+        return response
+
+    def _is_due(self, request: pb.StepRequest) -> bool:
+        return request.snapshot or request.step_id == self._next_step_id
+
+    def _update_slots(self, request: pb.StepRequest) -> None:
+        if request.snapshot:
+            self._slots.clear()
+        for slot in unpack_int32(request.freed_slots):
+            del self._slots[slot]
+        for state in request.whole:
+            self._slots[state.slot] = Slot(list(unpack_int32(state.token_ids)))
+
+    def _compute(self, request: pb.StepRequest) -> list[int]:
+        rows = unpack_int32(request.rows)
+        num_tokens = unpack_int32(request.num_tokens) or [1] * len(rows)
+        last: list[int] = []
+        for slot, count in zip(rows, num_tokens, strict=True):
+            waiting = self._slots[slot].token_ids
+            assert 1 <= count <= len(waiting), "more tokens are to be computed than this slot knows"
+            last.append(waiting[count - 1])
+            del waiting[:count]
+        pairs = unpack_int32(request.samples) if request.HasField("samples") else None
+        samples = [(row, slot) for row, slot in enumerate(rows)]
+        if pairs is not None:
+            samples = list(zip(pairs[::2], pairs[1::2], strict=True))
+        token_ids = [(last[row] + 1) % VOCAB_SIZE for row, _ in samples]
+        for (_, slot), token_id in zip(samples, token_ids, strict=True):
+            self._slots[slot].token_ids.append(token_id)
+        return token_ids
+
+
+def _raw_or_serialised(answer: Answer) -> bytes:
+    assert answer is not None
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()

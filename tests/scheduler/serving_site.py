@@ -1,0 +1,149 @@
+"""The scheduler's whole serving path in one process: public gRPC server, engine, journal, and links to workers.
+
+As `scheduler_svc.__main__` puts it together, but on a store of the test's choice and with workers of its making.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+
+from common.errors import QuireError
+from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from common.serving import GrpcServer
+from protos import cluster_pb2_grpc, inference_pb2_grpc
+from protos import inference_pb2 as pb
+from scheduler_svc.api.cluster_servicer import ClusterServicer
+from scheduler_svc.api.inference_servicer import InferenceServicer
+from scheduler_svc.api.stats import StatsReporter
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.records import Records
+from scheduler_svc.journal.store import Store, StoreError
+from scheduler_svc.requests.admission import Admission, AdmissionLimits
+from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.readers import Readers
+from scheduler_svc.workers.workers import Workers
+from tests.scheduler.journal_setup import until
+from tests.scheduler.scripted_worker import ScriptedWorker
+
+
+class Site:
+    """All parts, open to the test."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        pipeline_depth: int = 2,
+        grace_s: float = 30.0,
+        max_queue_requests: int = 1000,
+        max_queue_tokens: int = 1_000_000,
+        epoch: int = 1,
+    ) -> None:
+        self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
+        self.records = Records(store, close_timeout_s=0.2)
+        config = SchedulerConfig(pipeline_depth=pipeline_depth)
+        self.engine = Engine(Scheduler(config), self.journal, self.records)
+        self.readers = Readers(self.engine, grace_s=grace_s)
+        limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
+        self.admission = Admission(self.engine, limits, self.readers)
+        self.changes: list[bool] = []
+        self.fatal: list[QuireError] = []
+        self.workers = Workers(
+            self.engine,
+            self.admission,
+            epoch=epoch,
+            send_whole=False,
+            on_change=self.changes.append,
+            on_fatal=self.fatal.append,
+        )
+        self.server = GrpcServer(("quire.v1.Inference", "quire.v1.Cluster"), PUBLIC_MESSAGE_BYTES)
+        self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
+        inference = InferenceServicer(self.admission, self.stats)
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers, epoch), self.server.grpc)
+        self.address = self.server.bind("127.0.0.1:0")
+        self._channel = grpc.aio.insecure_channel(self.address, options=channel_options(PUBLIC_MESSAGE_BYTES))
+        self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
+        self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self._channel)
+        self._writing: list[asyncio.Task[None]] = []
+        self._scripted = AsyncExitStack()
+
+    async def start(self) -> None:
+        await self.journal.open()
+        self._writing = [asyncio.create_task(self.journal.run()), asyncio.create_task(self.records.run())]
+        await self.server.start()
+
+    async def close(self) -> None:
+        await self._channel.close()
+        await self.workers.close()
+        await self.server.stop(0)
+        await self._scripted.aclose()
+        await self.journal.close()
+        await self.records.close()
+        for task in self._writing:
+            with suppress(StoreError):
+                await task
+
+    async def add_worker(self, worker_id: str = "w1", **options: Any) -> ScriptedWorker:
+        """A scripted worker that is being driven."""
+        worker = ScriptedWorker(worker_id, **options)
+        await self.start_worker(worker)
+        return worker
+
+    async def start_worker(self, worker: ScriptedWorker) -> None:
+        """Starts it, registers it and waits until it is driven."""
+        await worker.start()
+        self._scripted.push_async_callback(worker.stop)
+        await self.register(worker)
+
+    async def register(self, worker: ScriptedWorker) -> None:
+        """Announces it until it is driven, as workers do."""
+        async with asyncio.timeout(20):
+            while worker.description.worker_id not in [each.worker_id for each in self.workers.driven]:
+                await self.cluster.Register(worker.registration())
+                await asyncio.sleep(0.005)
+
+    async def idle(self) -> None:
+        """Waits until no request is live, and checks that nothing of any request is left behind."""
+        await until(lambda: not self.engine.live, 20)
+        await until(lambda: self.engine.scheduler.queue_size() == (0, 0))
+        self.engine.scheduler.check()
+        assert not self.engine.sampling_of
+        assert all(stats.num_used_blocks == 0 for stats in self.engine.scheduler.stats().workers)
+
+    async def run(self, request: pb.GenerateRequest, **call: Any) -> list[pb.GenerateResponse]:
+        """All messages of one `Generate`."""
+        return [message async for message in self.inference.Generate(request, **call)]
+
+
+@asynccontextmanager
+async def running_site(store: Store | None = None, **options: Any) -> AsyncIterator[Site]:
+    site = Site(store or MemoryStore(), **options)
+    try:
+        await site.start()
+        yield site
+    finally:
+        await site.close()
+
+
+def counting(start: int, max_tokens: int = 4, request_id: str = "", **fields: Any) -> pb.GenerateRequest:
+    """A request whose output is start + 1, start + 2, ..."""
+    request = pb.GenerateRequest(request_id=request_id, token_ids=pb.TokenIds(ids=[start]), **fields)
+    request.stopping.max_tokens = max_tokens
+    request.output.token_ids = True
+    return request
+
+
+def tokens_in(messages: list[pb.GenerateResponse]) -> list[int]:
+    """The output, each position once and in order."""
+    tokens: list[int] = []
+    for message in messages:
+        if message.HasField("chunk"):
+            assert message.chunk.position == len(tokens)
+            tokens.extend(message.chunk.token_ids)
+    return tokens
