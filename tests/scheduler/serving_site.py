@@ -44,6 +44,7 @@ class Site:
         max_queue_tokens: int = 1_000_000,
         epoch: int = 1,
     ) -> None:
+        self.store = store
         self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
         self.records = Records(store, close_timeout_s=0.2)
         config = SchedulerConfig(pipeline_depth=pipeline_depth)
@@ -112,9 +113,9 @@ class Site:
         """Waits until no request is live, and checks that nothing of any request is left behind."""
         await until(lambda: not self.engine.live, 20)
         await until(lambda: self.engine.scheduler.queue_size() == (0, 0))
+        await until(lambda: all(each.num_used_blocks == 0 for each in self.engine.scheduler.stats().workers))
         self.engine.scheduler.check()
         assert not self.engine.sampling_of
-        assert all(stats.num_used_blocks == 0 for stats in self.engine.scheduler.stats().workers)
 
     async def run(self, request: pb.GenerateRequest, **call: Any) -> list[pb.GenerateResponse]:
         """All messages of one `Generate`."""

@@ -1,0 +1,224 @@
+"""The engine between workers and readers: ends of every kind, and faults that must stay with one request."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from common.step import Step
+from protos import inference_pb2 as pb
+from protos import worker_pb2
+from scheduler_svc.text.incremental_decoder import IncrementalDecoder
+from scheduler_svc.text.tokenizer import ModelTokenizer
+from scheduler_svc.workers.worker_link import WorkerLink
+from scheduler_svc.workers.worker_loop import WorkerLoop
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.scripted_worker import EOS, Answer
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
+
+BAD_TOKEN = 207
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as made:
+        yield made
+
+
+class GatedLink(WorkerLink):
+    """A link whose sending takes as long as the test wants."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.may_send = asyncio.Event()
+        self.num_waiting = 0
+
+    async def send(self, step: Step) -> None:
+        self.num_waiting += 1
+        await self.may_send.wait()
+        self.num_waiting -= 1
+        await super().send(step)
+
+
+class StumblingDecoder(IncrementalDecoder):
+    def push(self, token_id: int) -> str:
+        if token_id == BAD_TOKEN:
+            raise RuntimeError("no text for this one")
+        return super().push(token_id)
+
+
+class StumblingTokenizer(ModelTokenizer):
+    def decoder(self, context: Sequence[int], *, keep_special_tokens: bool) -> IncrementalDecoder:
+        is_shown = bytes([1]) * 1000
+        return StumblingDecoder(self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens)
+
+
+def stumbling(site: Site) -> None:
+    """Gives the model a tokenizer that cannot decode one token."""
+    model = site.admission.model
+    assert model is not None
+    tokenizer = StumblingTokenizer(byte_level_json(), "", SPECIAL_TOKENS)
+    site.admission.model = replace(model, tokenizer=tokenizer, limits=replace(model.limits, has_tokenizer=True))
+
+
+async def test_a_request_may_end_while_its_first_step_is_being_sent(site: Site) -> None:
+    worker = await site.add_worker("other")
+    await site.workers.close()
+    link = GatedLink(worker.address)
+    link.open()
+    site.engine.scheduler.add_worker("slow", num_blocks=64, block_size=16, num_slots=8)
+    await site.inference.GetModel(pb.GetModelRequest())
+    driving = asyncio.create_task(WorkerLoop("slow", link, site.engine, epoch=2, send_whole=False).run())
+    messages = aiter(site.inference.Generate(counting(10, 4, "brief")))
+    await anext(messages)
+    await until(lambda: link.num_waiting == 1)
+    await site.inference.Cancel(pb.CancelRequest(request_id="brief"))
+    await until(lambda: not site.engine.live)
+    link.may_send.set()
+    assert tokens_in(await site.run(counting(20, 4))) == [21, 22, 23, 24]
+    assert not driving.done()
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+    await link.close()
+    with pytest.raises(grpc.aio.AioRpcError):
+        _ = [message async for message in messages]
+
+
+async def test_stop_tokens_and_end_of_sequence_end_a_request_with_their_cause(site: Site) -> None:
+    await site.add_worker()
+    request = counting(10, 20)
+    request.stopping.stop_token_ids.append(15)
+    messages = await site.run(request)
+    assert tokens_in(messages) == [11, 12, 13, 14, 15]
+    finish = messages[-2].chunk.finish
+    assert (finish.reason, finish.stop_token_id) == (pb.FINISH_REASON_STOP, 15)
+
+    messages = await site.run(counting(EOS - 3, 20))
+    assert tokens_in(messages) == [EOS - 2, EOS - 1, EOS]
+    assert messages[-2].chunk.finish.eos_token_id == EOS
+    await site.idle()
+
+
+async def test_logits_that_are_not_finite_fail_their_request_and_no_other(site: Site) -> None:
+    worker = await site.add_worker()
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        response = worker.execute(request)
+        tokens = [int.from_bytes(response.token_ids[i : i + 4], "little") for i in range(0, len(response.token_ids), 4)]
+        response.invalid_samples = b"".join(
+            index.to_bytes(4, "little") for index, token in enumerate(tokens) if token in (505, 1001)
+        )
+        return response
+
+    worker.script = script
+    good = [asyncio.create_task(site.run(counting(1000 * i + 2000, 30))) for i in range(4)]
+    with pytest.raises(grpc.aio.AioRpcError, match="not finite") as caught:
+        await site.run(counting(500, 30, "late"))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="late"))
+    assert list(record.samples[0].token_ids) == [501, 502, 503, 504]
+    assert record.usage.completion_tokens == 4
+    with pytest.raises(grpc.aio.AioRpcError, match="not finite"):
+        await site.run(counting(1000, 30))
+    for i, messages in enumerate(await asyncio.gather(*good)):
+        assert tokens_in(messages) == list(range(1000 * i + 2001, 1000 * i + 2031))
+    assert worker.num_streams == 1
+    await site.idle()
+
+
+@pytest.mark.parametrize("stop", [[], ["never said"]])
+async def test_a_text_that_cannot_be_made_fails_its_request_and_no_other(site: Site, stop: list[str]) -> None:
+    worker = await site.add_worker()
+    stumbling(site)
+    good = asyncio.create_task(site.run(counting(BAD_TOKEN + 1, 30)))
+    bad = counting(BAD_TOKEN - 4, 30, "wordless")
+    bad.stopping.stop.extend(stop)
+    bad.output.logprobs = 0
+    with pytest.raises(grpc.aio.AioRpcError, match="could not be made") as caught:
+        await site.run(bad)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="wordless"))
+    assert list(record.samples[0].token_ids) == [BAD_TOKEN - 3, BAD_TOKEN - 2, BAD_TOKEN - 1]
+    assert tokens_in(await good) == list(range(BAD_TOKEN + 2, BAD_TOKEN + 32))
+    assert worker.num_streams == 1
+    await site.idle()
+
+
+async def test_logprobs_stand_beside_their_tokens_in_chunks_and_journal(site: Site) -> None:
+    worker = await site.add_worker()
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        response = worker.execute(request)
+        for sample in range(len(response.token_ids) // 4):
+            token = response.token_ids[4 * sample : 4 * sample + 4]
+            rows = worker_pb2.LogprobRows(
+                logprobs=bytes(4), ranks=b"\1\0\0\0", num_top=1, top_token_ids=token, top_logprobs=bytes(4)
+            )
+            response.logprobs.add(sample=sample, rows=rows)
+        for state in request.whole:
+            rows = worker_pb2.LogprobRows(logprobs=bytes(8), ranks=b"\1\0\0\0\2\0\0\0")
+            response.prompt_logprobs.add(slot=state.slot, position=1, rows=rows)
+            response.prompt_logprobs.add(slot=63, position=1, rows=rows)  # of nobody
+        return response
+
+    worker.script = script
+    request = counting(7, 6)
+    request.token_ids.ids[:] = [5, 6, 7]
+    request.output.logprobs = 1
+    request.output.prompt_logprobs = 0
+    messages = await site.run(request)
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    assert [each.token_id for chunk in chunks for each in chunk.logprobs] == tokens_in(messages)
+    assert [list(each.top_token_ids) for chunk in chunks for each in chunk.logprobs] == [[8 + i] for i in range(6)]
+    assert [(each.token_id, each.rank) for each in chunks[0].prompt_logprobs] == [(6, 1), (7, 2)]
+    entries = [entry for _, entry in await entries_of(site.store)]
+    assert [each.logprobs.token_id for entry in entries for each in entry.delta_logprobs] == [8, 9, 10, 11, 12, 13]
+    await site.idle()
+
+
+async def test_a_deadline_ends_a_request_with_what_it_has(site: Site) -> None:
+    worker = await site.add_worker()
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        if len(worker.steps) == 8:
+            worker.may_answer.clear()
+        return worker.execute(request)
+
+    worker.script = script
+    request = counting(10, 500, "late", timeout_ms=300)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.run(request)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="late"))
+    assert record.state == pb.REQUEST_STATE_EXPIRED
+    assert record.samples[0].finish.reason == pb.FINISH_REASON_DEADLINE
+    assert list(record.samples[0].token_ids) == list(range(11, 18))  # of seven answered steps
+    worker.may_answer.set()
+    await site.idle()
+
+
+async def test_an_ended_request_stays_as_it_is(site: Site) -> None:
+    await site.add_worker()
+    await site.run(counting(10, 2, "done"))
+    for _ in range(2):
+        answer = await site.inference.Cancel(pb.CancelRequest(request_id="done"))
+        assert answer.state == pb.REQUEST_STATE_FINISHED
+    assert site.engine.num_finished == 1
+
+
+async def test_a_waiting_request_is_cancelled_without_any_worker(site: Site) -> None:
+    worker = await site.add_worker()
+    await worker.stop()
+    await until(lambda: not site.workers.members)
+    site.engine.scheduler.add_worker("ghost", num_blocks=64, block_size=16, num_slots=8)  # that nobody drives
+    messages = aiter(site.inference.Generate(counting(10, 4, "idle")))
+    await anext(messages)
+    assert (await site.inference.GetRequest(pb.GetRequestRequest(request_id="idle"))).state == pb.REQUEST_STATE_WAITING
+    await site.inference.Cancel(pb.CancelRequest(request_id="idle"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [message async for message in messages]
+    assert caught.value.code() is grpc.StatusCode.CANCELLED
+    await site.idle()
