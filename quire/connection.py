@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.errors import NotFoundError, QuireError, RequestExpiredError, RetryableError, UnavailableError
 from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
 from protos import inference_pb2_grpc
+from quire.absence import unreachable
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.session import Session, unreachable
+from quire.session import Session
 
 INFERENCE_SERVICE = "quire.v1.Inference"
 FIRST_BACKOFF_S = 0.05

@@ -13,15 +13,16 @@ from collections.abc import AsyncIterator
 import grpc
 
 from common.errors import (
+    NotFoundError,
     QuireError,
     RequestCancelledError,
     RequestExpiredError,
     RetryableError,
-    UnavailableError,
 )
 from common.rpc import error_of
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
+from quire.absence import lost, unreachable
 from quire.open_request import OpenRequest
 from quire.params import ClientOptions
 from quire.session_entry import Entry
@@ -162,6 +163,7 @@ class Session:
             self._outgoing = None
             self._by_handle.clear()
             call.cancel()
+            outgoing.put_nowait(None)  # a call that ended by itself leaves its task waiting for our next message
         return None
 
     def _introduce(self, entry: Entry) -> None:
@@ -227,6 +229,9 @@ class Session:
 
     def _refused(self, entry: Entry, error: QuireError) -> None:
         self._drop_handle(entry)
+        request = entry.request
+        if isinstance(error, NotFoundError) and entry.submission is not None and request.accepted is not None:
+            error = lost(request.request_id, request.next_position)
         delay_s = self._retry_delay_s(entry, error)
         if delay_s is None:
             self._give_up(entry, error)
@@ -290,12 +295,6 @@ class Session:
         if entry.handle is not None:
             self._by_handle.pop(entry.handle, None)
             entry.handle = None
-
-
-def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
-    """Says that no server answers, where, and what to do about it."""
-    why = (error.details() if error is not None else None) or "it closed the connection"
-    return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
 
 
 async def _until_none(

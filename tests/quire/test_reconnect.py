@@ -1,6 +1,7 @@
 """What a request survives: broken sessions, a restarted server, a slow reader."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -95,14 +96,37 @@ def test_what_cannot_be_an_address_is_refused_at_once(address: str) -> None:
         quire.AsyncClient(address)
 
 
-async def test_a_request_whose_record_is_lost_is_not_found(server: ScriptedServer, client: quire.AsyncClient) -> None:
+async def test_a_request_that_a_new_server_does_not_know_has_failed(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
     server.default = Script(num_tokens=4, released=2)
     stream = client.stream("hello", request_id="forgotten")
     await anext(stream)
     del server.runs["forgotten"]
     server.break_sessions()
-    with pytest.raises(quire.NotFoundError, match="forgotten"):
+    with pytest.raises(quire.RequestFailedError, match="forgotten, after 2 tokens of output: .* submit it again"):
         await anext(stream)
+
+
+async def test_nothing_is_left_of_broken_sessions(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.default = Script(num_tokens=6, released=2)
+
+    def use(told: "asyncio.Future[None]") -> str:
+        with quire.Client(server.address) as client, client.stream("hello", request_id="r") as stream:
+            next(stream)
+            told.get_loop().call_soon_threadsafe(told.set_result, None)
+            return stream.completion().text
+
+    begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    using = asyncio.create_task(asyncio.to_thread(use, begun))
+    await begun
+    for number in (1, 2):
+        server.break_sessions()
+        await server.until(lambda: server.count("attach", "r") == number)  # noqa: B023 - awaited at once
+    gc.collect()  # asyncio logs a pending task when it is collected
+    server.release("r")
+    assert await using == text_of(6)
+    assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_a_cancellation_survives_a_broken_session(server: ScriptedServer, client: quire.AsyncClient) -> None:
