@@ -51,6 +51,11 @@ class Admission:
         self._admitting: dict[str, asyncio.Task[OutputStream]] = {}
         self._num_sequences = 0
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether any request is live or on its way in: the model must not change."""
+        return bool(self._admitting or self._engine.live)
+
     def require_model(self) -> ServedModel:
         """The model, or UnavailableError while no worker has described one."""
         if self.model is None:

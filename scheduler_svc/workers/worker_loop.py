@@ -21,6 +21,11 @@ log = structlog.get_logger()
 
 AVERAGE_WEIGHT = 0.05  # of the newest value in a moving average
 
+# A step that takes longer than both hangs. A first step may compile kernels, and the first long prompt takes a slow
+# device minutes where decoding took milliseconds: who is given up too early is never done.
+HUNG_AFTER_S = 120.0
+HUNG_AFTER_STEPS = 20  # average ones
+
 
 class SupersededError(FailedPreconditionError):
     """A newer scheduler leads; this one must end."""
@@ -59,6 +64,12 @@ class WorkerLoop:
         self._in_flight: deque[StepPlan] = deque()
         self._refused: list[tuple[StepPlan, StepResult]] = []
         self._last_result_ns: int | None = None
+        self._executing_since_ns = 0  # when the first step in flight was sent, or the one before it was answered
+
+    def is_hung(self, now_s: float) -> bool:
+        """Whether the step being executed takes so long that it will never end."""
+        limit_s = max(HUNG_AFTER_S, HUNG_AFTER_STEPS * self.times.exec_ns / 1e9)
+        return bool(self._in_flight) and now_s - self._executing_since_ns / 1e9 > limit_s
 
     async def run(self) -> str:
         """Returns why the link broke. Raises SupersededError if a newer scheduler leads this worker."""
@@ -91,6 +102,8 @@ class WorkerLoop:
             if plan is None:
                 return
             step = build_step(plan, self._epoch, self._engine.sampling_of)
+            if not self._in_flight:
+                self._executing_since_ns = time.monotonic_ns()
             self._in_flight.append(plan)
             if plan.whole:
                 self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
@@ -101,7 +114,7 @@ class WorkerLoop:
             self.link.broken = f"answered step {result.step_id}, which was not the next"
             return
         plan = self._in_flight.popleft()
-        now_ns = time.monotonic_ns()
+        now_ns = self._executing_since_ns = time.monotonic_ns()
         if result.status is StepStatus.STALE_EPOCH:
             raise SupersededError(f"worker {self.worker_id} follows a newer scheduler (epoch {result.epoch})")
         if result.status is StepStatus.NEED_SNAPSHOT and plan.snapshot:

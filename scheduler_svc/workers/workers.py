@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from common.errors import FailedPreconditionError, QuireError
+from common.errors import FailedPreconditionError, QuireError, UnavailableError
 from protos import cluster_pb2, worker_pb2
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
@@ -20,7 +20,8 @@ from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
 
 log = structlog.get_logger()
 
-LEASE_MS = 3000
+LEASE_MS = 6000
+WATCH_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,9 +58,12 @@ class Workers:
         self._send_whole = send_whole
         self._on_change = on_change
         self._on_fatal = on_fatal
+        self._closed = False
 
     def register(self, request: cluster_pb2.RegisterRequest) -> None:
         """A sign of life. Raises FailedPreconditionError if this worker cannot serve here."""
+        if self._closed:
+            raise UnavailableError("the scheduler is shutting down", 1.0)
         member = self.members.get(request.worker_id)
         if member is not None and member.incarnation == request.incarnation:
             member.seen_s = time.monotonic()
@@ -70,7 +74,7 @@ class Workers:
             )
         if request.draining:
             return
-        self._check_model(request)
+        self._check_model(request.worker_id, request.model_fingerprint)
         if member is not None and member.task is not None:
             member.task.cancel()
         member = Member(
@@ -83,7 +87,8 @@ class Workers:
         member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")
 
     async def close(self) -> None:
-        """Hangs up on everyone."""
+        """Hangs up on everyone, for good."""
+        self._closed = True
         tasks = [member.task for member in self.members.values() if member.task is not None]
         for task in tasks:
             task.cancel()
@@ -94,13 +99,38 @@ class Workers:
         """The workers that take steps now."""
         return [member for member in self.members.values() if member.loop is not None]
 
-    def _check_model(self, request: cluster_pb2.RegisterRequest) -> None:
+    async def watch(self) -> None:
+        """Gives up, again and again, who fell silent."""
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(WATCH_EVERY_S)
+            now_s = time.monotonic()
+            late_s = now_s - began_s - WATCH_EVERY_S
+            if late_s > WATCH_EVERY_S:  # it was we who did not run, and could not hear anyone
+                for member in self.members.values():
+                    member.seen_s += late_s
+            self.give_up_silent(now_s)
+
+    def give_up_silent(self, now_s: float) -> None:
+        """Gives up workers without a sign of life during their lease, and those that hang in a step."""
+        for member in self.members.values():
+            silent_s = now_s - member.seen_s
+            if silent_s > LEASE_MS / 1000:
+                reason = f"no sign of life for {silent_s:.1f} s"
+            elif member.loop is not None and member.loop.is_hung(now_s):
+                reason = "it hangs in a step"
+            else:
+                continue
+            if member.task is not None and member.task.cancel():
+                log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=reason)
+
+    def _check_model(self, worker_id: str, fingerprint: str) -> None:
         model = self._admission.model
-        if model is None or model.fingerprint == request.model_fingerprint:
+        if model is None or model.fingerprint == fingerprint:
             return
-        if self.members or self._engine.live:
+        if self.driven or self._admission.is_in_use:
             raise FailedPreconditionError(
-                f"worker {request.worker_id!r} has another model than the {model.name!r} being served; "
+                f"worker {worker_id!r} has another model than the {model.name!r} being served; "
                 "start it with the same model folder, or serve it by a scheduler of its own"
             )
 
@@ -109,6 +139,8 @@ class Workers:
         try:
             known = self._admission.model
             description = await link.describe(known.tokenizer_fingerprint if known else "")
+            _check_identity(member, description)
+            self._check_model(worker_id, description.model.fingerprint)  # again: others have come meanwhile
             self._admission.model = served_model(description, known)
             link.open()
             self._add_to_scheduler(member, description)
@@ -160,3 +192,12 @@ class Workers:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
             self._on_change(bool(self.driven))
             self._engine.wake_workers()
+
+
+def _check_identity(member: Member, description: worker_pb2.DescribeResponse) -> None:
+    """Raises FailedPreconditionError if someone else answers at a worker's address."""
+    if (description.worker_id, description.incarnation) != (member.worker_id, member.incarnation):
+        raise FailedPreconditionError(
+            f"at {member.address} answers worker {description.worker_id!r}, incarnation {description.incarnation}; "
+            "give each worker an address of its own to advertise"
+        )

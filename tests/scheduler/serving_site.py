@@ -4,7 +4,7 @@ As `scheduler_svc.__main__` puts it together, but on a store of the test's choic
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -99,8 +99,12 @@ class Site:
     async def start_worker(self, worker: ScriptedWorker) -> None:
         """Starts it, registers it and waits until it is driven."""
         await worker.start()
-        self._scripted.push_async_callback(worker.stop)
+        self.on_close(worker.stop)
         await self.register(worker)
+
+    def on_close(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Ends something of the test's together with the site."""
+        self._scripted.push_async_callback(end)
 
     async def register(self, worker: ScriptedWorker) -> None:
         """Announces it until it is driven, as workers do."""

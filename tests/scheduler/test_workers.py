@@ -1,0 +1,228 @@
+"""Who is a worker here: registration, dialling back, identity, model, silence, replacement."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from protos import inference_pb2 as pb
+from protos import worker_pb2
+from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, SupersededError
+from scheduler_svc.workers.workers import LEASE_MS
+from tests.scheduler.journal_setup import until
+from tests.scheduler.scripted_worker import Answer, ScriptedWorker
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as made:
+        yield made
+
+
+async def started(worker: ScriptedWorker, site: Site) -> ScriptedWorker:
+    await worker.start()
+    site.on_close(worker.stop)
+    return worker
+
+
+async def refusal(site: Site, worker: ScriptedWorker, **changes: object) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.cluster.Register(worker.registration(**changes))
+    return caught.value
+
+
+async def test_a_registration_without_names_says_which_are_missing(site: Site) -> None:
+    error = await refusal(site, ScriptedWorker(), worker_id="", incarnation="")
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for field in ("worker_id", "address", "incarnation"):
+        assert field in (error.details() or "")
+
+
+async def test_an_id_held_by_a_live_worker_is_refused_and_free_once_that_is_gone(site: Site) -> None:
+    first = await site.add_worker("w1")
+    second = await started(ScriptedWorker("w1"), site)
+    second.description.incarnation = "w1-2"
+    error = await refusal(site, second)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "held by a live worker" in (error.details() or "")
+    running = asyncio.create_task(site.run(counting(10, 400)))
+    await until(lambda: len(first.steps) > 20)
+    await first.stop()
+    await until(lambda: not site.workers.members)
+    await site.register(second)
+    assert tokens_in(await running) == list(range(11, 411))
+    await site.idle()
+
+
+async def test_a_restarted_worker_replaces_one_that_was_still_being_described(site: Site) -> None:
+    first = await started(ScriptedWorker("w1"), site)
+    first.may_describe.clear()
+    await site.cluster.Register(first.registration())
+    second = await started(ScriptedWorker("w1"), site)
+    second.description.incarnation = "w1-2"
+    await site.register(second)
+    first.may_describe.set()
+    assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+    assert (first.num_streams, second.num_streams) == (0, 1)
+
+
+async def test_a_draining_worker_that_nobody_knows_is_not_dialled(site: Site) -> None:
+    worker = await started(ScriptedWorker("w1"), site)
+    await site.cluster.Register(worker.registration(draining=True))
+    assert not site.workers.members
+
+
+async def test_an_address_at_which_another_worker_answers_is_not_used(site: Site) -> None:
+    """Two workers that advertise one address would take each other's stream for ever."""
+    right = await site.add_worker("right")
+    await site.cluster.Register(ScriptedWorker("wrong").registration(address=right.address))
+    await until(lambda: "wrong" not in site.workers.members)
+    assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+    assert [each.worker_id for each in site.workers.driven] == ["right"]
+    assert right.num_streams == 1
+
+
+async def test_of_two_models_that_come_at_once_only_one_is_served(site: Site) -> None:
+    one, other = ScriptedWorker("one"), ScriptedWorker("other")
+    other.description.model.fingerprint = "counting-2"
+    for worker in (one, other):
+        await started(worker, site)
+        worker.may_describe.clear()
+        await site.cluster.Register(worker.registration())
+    for worker in (one, other):
+        worker.may_describe.set()
+    await until(lambda: len(site.workers.members) == 1 == len(site.workers.driven))
+    served = await site.inference.GetModel(pb.GetModelRequest())
+    assert [each.worker_id for each in site.workers.driven] == [{"counting-1": "one"}.get(served.fingerprint, "other")]
+    loser = other if served.fingerprint == "counting-1" else one
+    assert (await refusal(site, loser)).code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_the_model_may_change_when_nobody_uses_it(site: Site) -> None:
+    first = await site.add_worker("first")
+    await first.stop()
+    await until(lambda: not site.workers.members)
+    second = ScriptedWorker("second")
+    second.description.model.fingerprint = "counting-2"
+    await site.start_worker(second)
+    assert (await site.inference.GetModel(pb.GetModelRequest())).fingerprint == "counting-2"
+
+
+async def test_the_model_stays_while_a_request_waits_for_it(site: Site) -> None:
+    first = await site.add_worker("first")
+    first.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10)))
+    await until(lambda: bool(first.steps))
+    await first.stop()
+    await until(lambda: not site.workers.members)
+    second = await started(ScriptedWorker("second"), site)
+    second.description.model.fingerprint = "counting-2"
+    assert (await refusal(site, second)).code() is grpc.StatusCode.FAILED_PRECONDITION
+    third = await site.add_worker("third")
+    assert tokens_in(await running) == [11, 12, 13, 14]
+    assert third.num_streams == 1
+
+
+async def test_a_worker_that_does_not_fit_beside_the_others_is_left_out(site: Site) -> None:
+    await site.add_worker("first")
+    odd = await started(ScriptedWorker("odd"), site)
+    odd.description.pool.block_size = 32
+    await site.cluster.Register(odd.registration())
+    await until(lambda: "odd" not in site.workers.members)
+    assert [each.worker_id for each in site.workers.driven] == ["first"]
+
+
+async def test_a_worker_that_nobody_reaches_is_forgotten(site: Site) -> None:
+    await site.cluster.Register(ScriptedWorker().registration(address="127.0.0.1:1"))
+    await until(lambda: not site.workers.members)
+    assert site.changes == []
+
+
+async def test_a_worker_lost_before_its_first_answer_costs_nothing(site: Site) -> None:
+    silent, other = await site.add_worker("silent"), await site.add_worker("other")
+    silent.may_answer.clear()
+    other.may_answer.clear()
+    running = [asyncio.create_task(site.run(counting(100 * i, 8))) for i in range(6)]
+    await until(lambda: bool(silent.steps and other.steps))
+    await silent.stop()
+    other.may_answer.set()
+    for i, messages in enumerate(await asyncio.gather(*running)):
+        assert tokens_in(messages) == list(range(100 * i + 1, 100 * i + 9))
+    await site.idle()
+
+
+async def test_a_worker_without_a_sign_of_life_is_given_up(site: Site) -> None:
+    worker = await site.add_worker()
+    now_s = time.monotonic()
+    site.workers.give_up_silent(now_s + LEASE_MS / 1000 - 1)
+    assert len(site.workers.driven) == 1
+    site.workers.give_up_silent(now_s + LEASE_MS / 1000 + 1)
+    await until(lambda: not site.workers.members)
+    assert site.changes == [True, False]
+    await site.register(worker)
+    assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+
+
+async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_work(site: Site) -> None:
+    hung = await site.add_worker("hung")
+    hung.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10)))
+    await until(lambda: bool(hung.steps))
+    for later_s, is_there in ((HUNG_AFTER_S - 1, True), (HUNG_AFTER_S + 1, False)):
+        now_s = time.monotonic() + later_s
+        site.workers.members["hung"].seen_s = now_s  # it still registers
+        site.workers.give_up_silent(now_s)
+        await asyncio.sleep(0)
+        assert bool(site.workers.driven) is is_there
+    await until(lambda: not site.workers.members)
+    await site.add_worker("other")
+    assert tokens_in(await running) == [11, 12, 13, 14]
+    await site.idle()
+
+
+async def test_an_idle_worker_hangs_in_no_step(site: Site) -> None:
+    await site.add_worker()
+    assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+    await site.idle()
+    loop = site.workers.driven[0].loop
+    assert loop is not None and not loop.is_hung(time.monotonic() + 10 * HUNG_AFTER_S)
+
+
+async def test_a_worker_that_follows_a_newer_scheduler_ends_this_one(site: Site) -> None:
+    worker = await site.add_worker()
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        return worker_pb2.StepResponse(epoch=7, step_id=request.step_id, status=worker_pb2.STEP_STATUS_STALE_EPOCH)
+
+    worker.script = script
+    running = asyncio.create_task(site.run(counting(10)))
+    await until(lambda: bool(site.fatal))
+    assert isinstance(site.fatal[0], SupersededError) and "epoch 7" in site.fatal[0].message
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nobody_registers_once_the_workers_are_closed(site: Site) -> None:
+    worker = await site.add_worker()
+    await site.workers.close()
+    assert (await refusal(site, worker)).code() is grpc.StatusCode.UNAVAILABLE
+    assert not site.workers.members
+
+
+async def test_statistics_show_workers_blocks_and_requests(site: Site) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10, 40)))
+    await until(lambda: bool(worker.steps))
+    stats = await site.inference.GetStats(pb.GetStatsRequest())
+    assert (stats.num_running, stats.num_waiting, stats.num_admitted, stats.num_finished) == (1, 0, 1, 0)
+    assert (stats.workers[0].worker_id, stats.workers[0].blocks.used, stats.journal.store) == ("w1", 1, "memory")
+    worker.may_answer.set()
+    await running
+    await site.idle()
+    stats = await site.inference.GetStats(pb.GetStatsRequest())
+    assert (stats.num_running, stats.num_finished, stats.output_tokens, stats.prompt_tokens) == (0, 1, 40, 1)
+    assert stats.workers[0].num_steps >= 40 and stats.workers[0].blocks.used == 0
