@@ -10,6 +10,8 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -17,6 +19,7 @@ from common.arrays import pack_int32
 from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
+from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes, new_live_request, stream_of_record
 from scheduler_svc.requests.output_stream import OutputStream
@@ -26,7 +29,7 @@ from scheduler_svc.requests.served_model import ServedModel, encode_chat
 
 log = structlog.get_logger()
 
-ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal
+ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +40,43 @@ class AdmissionLimits:
     max_queue_tokens: int
 
 
+class Entering(NamedTuple):
+    """A submission on its way in."""
+
+    digest: bytes
+    task: "asyncio.Task[OutputStream]"
+
+
 class Admission:
     """The table of who may come in, and the way to one's request once inside."""
 
-    def __init__(self, engine: Engine, limits: AdmissionLimits, readers: Readers) -> None:
+    def __init__(
+        self, engine: Engine, limits: AdmissionLimits, readers: Readers, *, timeout_s: float = ADMISSION_TIMEOUT_S
+    ) -> None:
         self.model: ServedModel | None = None
         self.num_refused = 0
-        self.closed = False
+        self.closed = False  # to new requests
         self.readers = readers
         self._engine = engine
         self._limits = limits
+        self._timeout_s = timeout_s
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
-        self._admitting: dict[str, asyncio.Task[OutputStream]] = {}
+        self._admitting: dict[str, Entering] = {}  # by request_id
+        self._num_entering = 0  # through the door and not yet in the queue
+        self._entering_tokens = 0
         self._num_sequences = 0
 
     @property
     def is_in_use(self) -> bool:
         """Whether any request is live or on its way in: the model must not change."""
         return bool(self._admitting or self._engine.live)
+
+    async def close(self) -> None:
+        """Lets nobody in any more; returns when those on their way in are in or refused."""
+        self.closed = True
+        while self._admitting:
+            await asyncio.wait([entering.task for entering in self._admitting.values()])
+            await asyncio.sleep(0)  # they leave the table by a callback of their own
 
     def require_model(self) -> ServedModel:
         """The model, or UnavailableError while no worker has described one."""
@@ -72,15 +94,10 @@ class Admission:
             params = validate(
                 request, model.limits, draw_seed=lambda: secrets.randbits(64), make_id=lambda: str(uuid.uuid4())
             )
-            digest = request_digest(request)
-            is_new = params.request_id not in self._engine.live and params.request_id not in self._admitting
-            stream = await self._known_or_new(request, params, digest, model, timeout_s)
+            stream, is_new = await self._known_or_new(request, params, request_digest(request), model, timeout_s)
         except Exception:
             self.num_refused += 1
             raise
-        live = self._engine.live.get(params.request_id)
-        if live is not None and live.digest != digest:
-            raise _other_body(params.request_id)
         accepted = pb.Accepted()
         accepted.CopyFrom(stream.accepted)
         accepted.attached = stream.accepted.attached or not is_new
@@ -121,16 +138,19 @@ class Admission:
         digest: bytes,
         model: ServedModel,
         timeout_s: float | None,
-    ) -> OutputStream:
+    ) -> tuple[OutputStream, bool]:
         live = self._engine.live.get(params.request_id)
         if live is not None:
-            return live.stream
-        task = self._admitting.get(params.request_id)
-        if task is None:
-            task = asyncio.create_task(self._admit(request, params, digest, model, timeout_s))
-            self._admitting[params.request_id] = task
-            task.add_done_callback(lambda done: self._admitted(params.request_id, done))
-        return await asyncio.shield(task)
+            _check_same(params.request_id, live.digest, digest)
+            return live.stream, False
+        known = self._admitting.get(params.request_id)
+        if known is not None:
+            _check_same(params.request_id, known.digest, digest)
+            return await asyncio.shield(known.task), False
+        task = asyncio.create_task(self._admit(request, params, digest, model, timeout_s))
+        self._admitting[params.request_id] = Entering(digest, task)
+        task.add_done_callback(lambda done: self._admitted(params.request_id, done))
+        return await asyncio.shield(task), True
 
     def _admitted(self, request_id: str, task: "asyncio.Task[OutputStream]") -> None:
         del self._admitting[request_id]
@@ -147,18 +167,35 @@ class Admission:
     ) -> OutputStream:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         if request.request_id and (record := await self._record(request.request_id)) is not None:
-            if record.request_digest != digest:
-                raise _other_body(request.request_id)
+            _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
-        self._check_room(0)
+        self._check_open()
+        self._check_num_requests()
+        self._num_entering += 1
+        num_tokens = 0
+        try:
+            live = await self._prepare(request, params, digest, model, times)
+            num_tokens = live.sequence.num_prompt_tokens
+            self._entering_tokens += num_tokens
+            await self._make_durable(live, request, timeout_s)
+        finally:
+            self._num_entering -= 1
+            self._entering_tokens -= num_tokens
+        return live.stream
+
+    async def _prepare(
+        self, request: pb.GenerateRequest, params: RequestParams, digest: bytes, model: ServedModel, times: RequestTimes
+    ) -> LiveRequest:
+        """Tokenises the prompt and settles the length."""
         token_ids = await self._token_ids(request, model)
-        self._check_room(len(token_ids))
+        self._check_open()
+        self._check_num_tokens(len(token_ids))
         fit = self._engine.scheduler.max_tokens_that_fit()
         if fit == 0:
             raise UnavailableError("no worker is connected at the moment", 1.0)
         max_tokens = settle_length(params, len(token_ids), model.limits, fit)
         self._num_sequences += 1
-        live = new_live_request(
+        return new_live_request(
             params,
             token_ids,
             digest=digest,
@@ -168,19 +205,22 @@ class Admission:
             wanted=request.output,
             times=times,
         )
-        await self._make_durable(live, request, timeout_s)
-        return live.stream
 
-    def _check_room(self, num_tokens: int) -> None:
+    def _check_open(self) -> None:
         if self.closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
         if self._engine.journal.stats.degraded:
             raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
-        num_requests, queued_tokens = self._engine.scheduler.queue_size()
-        limits = self._limits
-        if num_requests + len(self._admitting) > limits.max_queue_requests:
+
+    def _check_num_requests(self) -> None:
+        num_requests = self._engine.scheduler.queue_size()[0] + self._num_entering
+        if num_requests >= self._limits.max_queue_requests:
             raise OverloadedError(f"the queue is full: {num_requests} requests wait; come back later", 1.0)
-        if num_tokens and queued_tokens and queued_tokens + num_tokens > limits.max_queue_tokens:
+
+    def _check_num_tokens(self, num_tokens: int) -> None:
+        """One that is alone may be as long as it likes."""
+        queued_tokens = self._engine.scheduler.queue_size()[1] + self._entering_tokens
+        if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
             raise OverloadedError(f"the queue is full: {queued_tokens} prompt tokens wait; come back later", 1.0)
 
     async def _token_ids(self, request: pb.GenerateRequest, model: ServedModel) -> list[int]:
@@ -210,18 +250,23 @@ class Admission:
         if deadlines:
             entry.deadline_unix_ns = live.times.arrived_unix_ns + round(min(deadlines) * 1e9)
         durable = self._engine.journal.admit(entry)
-        done, _ = await asyncio.wait([durable], timeout=ADMISSION_TIMEOUT_S)
+        done, _ = await asyncio.wait([durable], timeout=self._timeout_s)
         if not done:
-            durable.add_done_callback(lambda _: self._withdraw(live, durable))
+            durable.add_done_callback(partial(self._withdraw, live))
             raise UnavailableError("the journal's store does not answer; nothing was accepted", 1.0)
-        durable.result()
+        try:
+            durable.result()
+        except FencedError as error:
+            raise UnavailableError("another scheduler has taken over; nothing was accepted here", 1.0) from error
         self._start(live, min(deadlines) if deadlines else None)
 
     def _withdraw(self, live: LiveRequest, durable: "asyncio.Future[None]") -> None:
-        """Ends a request that became durable only after its client had been told to come back."""
+        """Ends a request that became durable only after its client had been told to come back.
+
+        It never owned its request_id: the client may have come back with it already.
+        """
         if not durable.cancelled() and durable.exception() is None:
-            self._start(live, None)
-            self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
+            self._engine.withdraw(live)
 
     def _start(self, live: LiveRequest, timeout_s: float | None) -> None:
         if timeout_s is not None:
@@ -240,9 +285,9 @@ class Admission:
 
     async def _live(self, request_id: str) -> LiveRequest | None:
         """The request if it is live, once it is admitted if it is on its way."""
-        task = self._admitting.get(request_id)
-        if task is not None:
-            await asyncio.wait([task])
+        entering = self._admitting.get(request_id)
+        if entering is not None:
+            await asyncio.wait([entering.task])
         return self._engine.live.get(request_id)
 
     async def _record(self, request_id: str) -> journal_pb2.RequestRecord | None:
@@ -254,7 +299,8 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _other_body(request_id: str) -> AlreadyExistsError:
-    return AlreadyExistsError(
-        f"request_id {request_id!r} belongs to a request with another body; choose a new id, or send the same body"
-    )
+def _check_same(request_id: str, digest: bytes, other: bytes) -> None:
+    if digest != other:
+        raise AlreadyExistsError(
+            f"request_id {request_id!r} belongs to a request with another body; choose a new id, or send the same body"
+        )

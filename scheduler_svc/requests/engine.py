@@ -171,6 +171,17 @@ class Engine:
         self.settle()
         self.wake_workers()  # its blocks may let others run
 
+    def withdraw(self, request: LiveRequest) -> None:
+        """Keeps the end of a request that became durable and was never started."""
+        request.ended_state = pb.REQUEST_STATE_CANCELLED
+        request.finish = pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED)
+        self.journal.append(
+            sequences=(),
+            tokens=(),
+            finishes=[request.to_finish_entry()],
+            on_durable=partial(self.journal.forget, request.sequence.seq_id),
+        )
+
     def note_failed_step(self, plan: StepPlan, error: str) -> None:
         """Counts a step that raised against every request in it; fails those that were in too many in a row."""
         for sequence in plan.sequences:

@@ -42,6 +42,7 @@ class Site:
         grace_s: float = 30.0,
         max_queue_requests: int = 1000,
         max_queue_tokens: int = 1_000_000,
+        admission_timeout_s: float = 5.0,
         epoch: int = 1,
     ) -> None:
         self.store = store
@@ -51,7 +52,7 @@ class Site:
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)
         limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
-        self.admission = Admission(self.engine, limits, self.readers)
+        self.admission = Admission(self.engine, limits, self.readers, timeout_s=admission_timeout_s)
         self.changes: list[bool] = []
         self.fatal: list[QuireError] = []
         self.workers = Workers(
@@ -71,12 +72,12 @@ class Site:
         self._channel = grpc.aio.insecure_channel(self.address, options=channel_options(PUBLIC_MESSAGE_BYTES))
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self._channel)
-        self._writing: list[asyncio.Task[None]] = []
+        self.writing: list[asyncio.Task[None]] = []
         self._scripted = AsyncExitStack()
 
     async def start(self) -> None:
         await self.journal.open()
-        self._writing = [asyncio.create_task(self.journal.run()), asyncio.create_task(self.records.run())]
+        self.writing = [asyncio.create_task(self.journal.run()), asyncio.create_task(self.records.run())]
         await self.server.start()
 
     async def close(self) -> None:
@@ -86,7 +87,7 @@ class Site:
         await self._scripted.aclose()
         await self.journal.close()
         await self.records.close()
-        for task in self._writing:
+        for task in self.writing:
             with suppress(StoreError):
                 await task
 

@@ -1,0 +1,44 @@
+"""A store whose answers wait for the test: slow, silent, or fenced."""
+
+import asyncio
+
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import EntryId, StaleEntryError, StoreUnavailableError
+
+
+class GatedStore(MemoryStore):
+    """`may_append` shut keeps entries on their way; `unavailable` makes every command fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_append = asyncio.Event()
+        self.may_append.set()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self.unavailable = False
+        self.fenced = False
+        self.num_waiting = 0
+        self.num_reading = 0
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        self.num_waiting += 1
+        await self.may_append.wait()
+        self.num_waiting -= 1
+        self._check()
+        if self.fenced:
+            raise StaleEntryError("equal or smaller")
+        await super().append(entry_id, payload, create=create)
+
+    async def last_entry_id(self) -> EntryId | None:
+        return EntryId(99, 0) if self.fenced else await super().last_entry_id()
+
+    async def get_record(self, request_id: str) -> bytes | None:
+        self.num_reading += 1
+        await self.may_read.wait()
+        self.num_reading -= 1
+        self._check()
+        return await super().get_record(request_id)
+
+    def _check(self) -> None:
+        if self.unavailable:
+            raise StoreUnavailableError("no answer")

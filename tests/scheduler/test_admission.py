@@ -1,0 +1,253 @@
+"""The door: who comes in, in which order, under which id, and what a slow or silent store does to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from protos import inference_pb2 as pb
+from scheduler_svc.journal.store import FencedError
+from tests.scheduler.gated_store import GatedStore
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+
+
+@pytest.fixture
+async def store() -> GatedStore:
+    return GatedStore()
+
+
+@pytest.fixture
+async def site(store: GatedStore) -> AsyncIterator[Site]:
+    async with running_site(store, admission_timeout_s=0.2) as made:
+        yield made
+        store.may_append.set()
+        store.may_read.set()
+
+
+async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.run(request)
+    return caught.value
+
+
+async def test_before_the_first_worker_a_request_is_told_to_come_back(site: Site) -> None:
+    error = await refused(site, counting(10))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await site.inference.GetStats(pb.GetStatsRequest())).num_refused == 1
+
+
+async def test_while_no_worker_is_connected_a_request_is_told_to_come_back(site: Site) -> None:
+    worker = await site.add_worker()
+    await worker.stop()
+    await until(lambda: not site.workers.members)
+    error = await refused(site, counting(10))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "no worker is connected" in (error.details() or "")
+
+
+async def test_the_same_request_twice_at_once_runs_once(site: Site) -> None:
+    await site.add_worker()
+    messages = await asyncio.gather(*(site.run(counting(10, 8, "same")) for _ in range(5)))
+    assert all(tokens_in(each) == list(range(11, 19)) for each in messages)
+    assert sorted(each[0].accepted.attached for each in messages) == [False, True, True, True, True]
+    again = await site.run(counting(10, 8, "same"))
+    assert again[0].accepted.attached and tokens_in(again) == list(range(11, 19))
+    assert site.engine.num_admitted == 1
+
+
+async def test_another_body_under_a_known_id_is_refused_at_every_stage(site: Site, store: GatedStore) -> None:
+    """On its way in, live, and recorded."""
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    store.may_read.clear()
+    first = asyncio.create_task(site.run(counting(10, 4, "taken")))
+    await until(lambda: store.num_reading == 1)
+    assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
+    store.may_read.set()
+    await until(lambda: "taken" in site.engine.live)
+    assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
+    worker.may_answer.set()
+    assert tokens_in(await first) == [11, 12, 13, 14]
+    await site.idle()
+    assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_another_body_is_refused_while_a_record_is_being_looked_up(site: Site, store: GatedStore) -> None:
+    await site.add_worker()
+    await site.run(counting(10, 4, "taken"))
+    await until(lambda: site.records.num_pending == 0)
+    store.may_read.clear()
+    again = asyncio.create_task(site.run(counting(10, 4, "taken")))
+    await until(lambda: store.num_reading == 1)
+    other = asyncio.create_task(refused(site, counting(20, 4, "taken")))
+    assert (await other).code() is grpc.StatusCode.ALREADY_EXISTS
+    store.may_read.set()
+    assert tokens_in(await again) == [11, 12, 13, 14]
+
+
+async def test_a_burst_larger_than_the_queue_is_served_in_order_of_arrival() -> None:
+    async with running_site(max_queue_requests=20) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        runs = [asyncio.create_task(site.admission.submit(counting(i, 2, f"r{i}"), None)) for i in range(50)]
+        outcomes = await asyncio.gather(*runs, return_exceptions=True)
+        assert [isinstance(each, tuple) for each in outcomes] == [True] * 20 + [False] * 30
+        worker.may_answer.set()
+        await site.idle()
+
+
+async def test_a_thousand_requests_wait_and_all_are_served() -> None:
+    async with running_site() as site:
+        worker = await site.add_worker(num_slots=64, num_blocks=256)
+        worker.may_answer.clear()
+        runs = [asyncio.create_task(site.run(counting(10 * i, 3))) for i in range(1000)]
+        await until(lambda: site.engine.num_admitted == 1000, 60)
+        assert (await site.inference.GetStats(pb.GetStatsRequest())).num_waiting >= 900
+        worker.may_answer.set()
+        for i, messages in enumerate(await asyncio.gather(*runs)):
+            assert tokens_in(messages) == [10 * i + 1, 10 * i + 2, 10 * i + 3]
+        await site.idle()
+
+
+async def test_prompt_tokens_that_wait_are_bounded() -> None:
+    async with running_site(max_queue_tokens=100) as site:
+        worker = await site.add_worker(num_slots=1)
+        worker.may_answer.clear()
+        long = counting(10)
+        long.token_ids.ids[:] = [7] * 60
+        running = [asyncio.create_task(site.run(long)) for _ in range(2)]  # one on the worker, one in the queue
+        await until(lambda: site.engine.num_admitted == 2 and site.engine.scheduler.queue_size()[0] == 1)
+        error = await refused(site, long)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        worker.may_answer.set()
+        await asyncio.gather(*running)
+        await site.idle()
+
+
+async def test_an_admission_that_the_store_does_not_take_is_refused_and_leaves_its_id_free(
+    site: Site, store: GatedStore
+) -> None:
+    """It becomes durable too late, while its client has come back with the same id."""
+    await site.add_worker()
+    store.may_append.clear()
+    error = await refused(site, counting(10, 4, "again"))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    again = asyncio.create_task(site.run(counting(10, 4, "again")))
+    await until(lambda: site.engine.journal.stats.pending == 2)
+    store.may_append.set()
+    messages = await again
+    assert not messages[0].accepted.attached
+    assert tokens_in(messages) == [11, 12, 13, 14]
+    await site.idle()
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="again"))
+    assert record.state == pb.REQUEST_STATE_FINISHED
+    finishes = [each for _, entry in await entries_of(store) for each in entry.finishes]
+    assert {each.sequence: each.state for each in finishes} == {
+        1: pb.REQUEST_STATE_CANCELLED,
+        2: pb.REQUEST_STATE_FINISHED,
+    }
+    assert site.engine.num_admitted == 1
+
+
+async def test_a_store_that_is_away_refuses_new_requests_and_delays_running_ones(site: Site, store: GatedStore) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10, 4)))
+    await until(lambda: bool(worker.steps))
+    store.unavailable = True
+    worker.may_answer.set()
+    await until(lambda: site.engine.journal.stats.degraded)
+    error = await refused(site, counting(20, 4))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert not running.done()
+    store.unavailable = False
+    assert tokens_in(await running) == [11, 12, 13, 14]
+    assert tokens_in(await site.run(counting(20, 4))) == [21, 22, 23, 24]
+    await site.idle()
+
+
+async def test_a_newer_scheduler_on_the_store_is_told_as_unavailable(store: GatedStore) -> None:
+    async with running_site(store) as site:
+        await site.add_worker()
+        store.fenced = True
+        error = await refused(site, counting(10))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "taken over" in (error.details() or "")
+        with pytest.raises(FencedError):
+            await site.writing[0]
+
+
+async def test_closing_the_door_waits_for_those_on_their_way_in(site: Site, store: GatedStore) -> None:
+    worker = await site.add_worker()
+    store.may_append.clear()
+    call = aiter(site.inference.Generate(counting(10, 4, "last")))
+    first = asyncio.create_task(anext(call))
+    await until(lambda: store.num_waiting == 1)
+    closing = asyncio.create_task(site.admission.close())
+    await until(lambda: site.admission.closed)
+    error = await refused(site, counting(20))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "shutting down" in (error.details() or "")
+    assert not closing.done()
+    store.may_append.set()
+    await closing
+    assert "last" in site.engine.live or site.engine.num_finished == 1
+    assert (await first).accepted.request_id == "last"
+    assert [message async for message in call][-1].finished.state == pb.REQUEST_STATE_FINISHED
+    assert worker.num_streams == 1
+
+
+async def test_a_client_that_vanishes_while_being_admitted_leaves_a_request_without_a_reader(store: GatedStore) -> None:
+    async with running_site(store, grace_s=0.05) as site:
+        await site.add_worker()
+        store.may_append.clear()
+        call = site.inference.Generate(counting(10, 500, "orphan"))
+        reading = asyncio.create_task(anext(aiter(call)))
+        await until(lambda: store.num_waiting == 1)
+        reading.cancel()
+        call.cancel()
+        store.may_append.set()
+        await until(lambda: site.engine.num_finished == 1)
+        record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="orphan"))
+        assert record.state in (pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FINISHED)
+        await site.idle()
+
+
+async def test_looking_for_a_request_on_its_way_in_waits_for_it(site: Site, store: GatedStore) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    store.may_append.clear()
+    running = asyncio.create_task(site.run(counting(10, 4, "coming")))
+    await until(lambda: store.num_waiting == 1)
+    looking = asyncio.create_task(_state(site, "coming"))
+    cancelling = asyncio.create_task(_cancelled(site, "coming"))
+    store.may_append.set()
+    assert await looking in (pb.REQUEST_STATE_WAITING, pb.REQUEST_STATE_RUNNING, pb.REQUEST_STATE_CANCELLED)
+    assert await cancelling == pb.REQUEST_STATE_CANCELLED
+    with pytest.raises(grpc.aio.AioRpcError):
+        await running
+    worker.may_answer.set()
+    await site.idle()
+
+
+async def _state(site: Site, request_id: str) -> pb.RequestState.ValueType:
+    return (await site.inference.GetRequest(pb.GetRequestRequest(request_id=request_id))).state
+
+
+async def _cancelled(site: Site, request_id: str) -> pb.RequestState.ValueType:
+    return (await site.inference.Cancel(pb.CancelRequest(request_id=request_id))).state
+
+
+async def test_an_unknown_request_is_not_found(site: Site) -> None:
+    for call in (_state(site, "nobody"), _cancelled(site, "nobody")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_record_that_cannot_be_read_now_is_unavailable_not_unknown(site: Site, store: GatedStore) -> None:
+    store.unavailable = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _state(site, "somebody")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
