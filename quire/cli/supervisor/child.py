@@ -92,12 +92,16 @@ class Child:
 
     def last_line(self) -> str:
         """What it said last since its start."""
+        lines = self.said()
+        return lines[-1].strip() if lines else "it said nothing"
+
+    def said(self) -> list[str]:
+        """The last lines of its log since its start."""
         with self._log.open("rb") as log:
             end = log.seek(0, 2)
             log.seek(max(self._log_start, end - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
-        said = [line for line in lines if line.strip()]
-        return said[-1].strip() if said else "it said nothing"
+        return [line for line in lines if line.strip()]
 
     async def _run_once(self) -> int:
         with self._log.open("ab") as log:

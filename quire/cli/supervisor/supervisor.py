@@ -1,10 +1,12 @@
 """The services of one machine as one thing: store, scheduler, workers; up in this order, down in the other.
 
-It holds the only write end of a pipe whose read end every service has: when it is killed, they see the pipe close
-and end cleanly, while the embedded store stays for the next supervisor to adopt.
+It holds the only write end of a pipe that the scheduler watches: when it is killed, the scheduler lets the running
+requests end, and itself. The workers watch another pipe, which the scheduler holds open too: they outlive it. The
+embedded store stays for the next supervisor to adopt.
 """
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -37,7 +39,8 @@ class Supervisor:
         self._children: list[Child] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
-        self._alive_fd, self._pipe_fd = os.pipe()
+        self._scheduler_pipe = os.pipe()  # read end, write end
+        self._worker_pipe = os.pipe()
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
         """Starts everything, waits for `stop`, ends everything.
@@ -57,6 +60,14 @@ class Supervisor:
                 await self._watch(stop)
         finally:
             await self._end(stop)
+
+    def store_warnings(self) -> list[str]:
+        """What the scheduler has against the store that it was given."""
+        if not self._children:
+            return []
+        logged = [json.loads(line) for line in self._children[0].said() if line.startswith("{")]
+        about_store = [each for each in logged if each.get("level") == "warning" and "store" in each]
+        return [each["event"] for each in about_store if "reason" not in each]  # with a reason it has passed
 
     async def _start(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
         await self._folder.await_old_services(
@@ -99,30 +110,31 @@ class Supervisor:
 
     def _start_services(self, listen: str, store_url: str) -> None:
         settings = self._settings
-        inherited = f"--parent-pipe-fd={self._alive_fd}"
+        watched, _ = self._scheduler_pipe
+        workers_watch, workers_pipe = self._worker_pipe
         scheduler = module_command(
             "scheduler_svc",
-            *("--listen", listen, "--store", store_url, inherited),
+            *("--listen", listen, "--store", store_url, f"--parent-pipe-fd={watched}"),
             *settings.scheduler_flags(),
         )
-        self._children.append(self._child("scheduler", scheduler))
+        self._children.append(self._child("scheduler", scheduler, watched, workers_pipe))
         for index in range(settings.workers):
             name = f"worker-{index}"
             worker = module_command(
                 "worker_svc",
-                *("--model", settings.model, "--scheduler", self.address, "--worker-id", name, inherited),
+                *("--model", settings.model, "--scheduler", self.address, "--worker-id", name),
+                f"--parent-pipe-fd={workers_watch}",
                 *settings.worker_flags(),
             )
-            self._children.append(self._child(name, worker))
+            self._children.append(self._child(name, worker, workers_watch))
         if settings.verbose:
             logs = [self._folder.log(child.name) for child in self._children]
             self._tasks.append(asyncio.create_task(echo_logs(logs)))
         for child in self._children:
             self._tasks.append(asyncio.create_task(child.supervise(lambda: self._is_ready)))
 
-    def _child(self, name: str, command: list[str]) -> Child:
-        inherited_fds = (self._alive_fd, self._folder.services_fd)
-        return Child(name, command, self._folder.log(name), inherited_fds, self._say)
+    def _child(self, name: str, command: list[str], *fds: int) -> Child:
+        return Child(name, command, self._folder.log(name), (*fds, self._folder.services_fd), self._say)
 
     async def _greet(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
         async with quire.AsyncClient(self.address) as client:
@@ -147,7 +159,9 @@ class Supervisor:
 
     async def _end(self, stop: asyncio.Event) -> None:
         """Scheduler, then workers, then store; a second `stop` kills what is left."""
-        stop.clear()
+        if stop.is_set():
+            self._say(f"ending; running requests have {self._settings.drain_timeout_s:g} s, a second Ctrl-C ends them")
+            stop.clear()
         impatient = asyncio.create_task(self._kill_on(stop))
         if self._children:
             await self._children[0].end(self._settings.drain_timeout_s + SCHEDULER_END_S)
@@ -158,8 +172,8 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._store is not None:
             await self._store.stop()
-        os.close(self._alive_fd)
-        os.close(self._pipe_fd)
+        for fd in (*self._scheduler_pipe, *self._worker_pipe):
+            os.close(fd)
 
     async def _kill_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
