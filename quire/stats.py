@@ -18,6 +18,11 @@ class BlockStats:
     prefix_hit_tokens: int = 0
 
     @property
+    def total_slots(self) -> int:
+        """Tokens for which there is room."""
+        return self.total * self.block_size
+
+    @property
     def waste(self) -> float | None:
         """Part of the allocated token slots that holds no token; None if none is allocated."""
         allocated = self.filled_slots + self.wasted_slots

@@ -2,19 +2,18 @@
 
 import asyncio
 import importlib.util
-import os
+import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 import quire
 from common.settings import to_toml
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, fail, out
-from quire.cli.serve_settings import ServeSettings
+from quire.cli.serve_settings import ServeSettings, settle
 from quire.cli.supervisor.child import StartFailedError
 from quire.cli.supervisor.data_folder import DataFolder, FolderInUseError
 from quire.cli.supervisor.embedded_store import StoreFailedError
@@ -32,40 +31,53 @@ def serve(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: 1.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where journal and logs are kept. Default: $XDG_STATE_HOME/quire.")
+        Path | None, typer.Option(help="Where journal and logs are kept. Default: ~/.local/state/quire.")
     ] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="Redis or Valkey for the journal; REDIS_URL means the same. Default: embedded.")
     ] = None,
-    store: Annotated[str | None, typer.Option(help="Without a URL: auto, embedded or memory.")] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="Blocks of a worker's KV pool.")] = None,
-    kv_memory_fraction: Annotated[float | None, typer.Option(help="KV pool as part of the free memory.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens in a block.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Without a URL: auto, embedded or memory (not durable). Default: auto.")
+    ] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="Blocks of a worker's KV pool. Default: by memory.")] = None,
+    kv_memory_fraction: Annotated[
+        float | None, typer.Option(help="KV pool as part of the free memory, up to 1.")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a block. Default: 16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. Default: auto.")] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of a worker. Default: its share of all cores but one.")
     ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences running at once on a worker.")] = None,
-    max_batched_tokens: Annotated[int | None, typer.Option(help="Tokens computed in one step.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence, in tokens.")] = None,
-    pipeline_depth: Annotated[int | None, typer.Option(help="Steps on their way at once: 1 or 2.")] = None,
-    max_queue: Annotated[int | None, typer.Option(help="Requests that may wait.")] = None,
-    drain_timeout_s: Annotated[float | None, typer.Option(help="Time for running requests at the end.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Sequences running at once on a worker. Default: 256.")
+    ] = None,
+    max_batched_tokens: Annotated[int | None, typer.Option(help="Tokens computed in one step. Default: 512.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest sequence, in tokens. Default: the model's.")
+    ] = None,
+    pipeline_depth: Annotated[int | None, typer.Option(help="Steps on their way at once, 1 or 2. Default: 2.")] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Requests that may wait. Default: 1000.")] = None,
+    drain_timeout_s: Annotated[
+        float | None, typer.Option(help="Time for running requests at the end. Default: 30.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
     verbose: Annotated[bool | None, typer.Option("--verbose", "-v", help="Services' logs to standard error.")] = None,
     config: Annotated[
-        Path | None, typer.Option(envvar="QUIRE_CONFIG", help="TOML file; tables [serve], [scheduler], [worker].")
+        Path | None, typer.Option(envvar="QUIRE_CONFIG", help="TOML file with tables serve, scheduler and worker.")
     ] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings as TOML and end.")] = False,
 ) -> None:
     """Serve a model on this machine: store, scheduler and workers, watched and restarted.
 
-    Every option is also a QUIRE_SERVE_… variable and a key of the [serve] table of the TOML file, in this order of
-    precedence.
+    Every option is also a variable (QUIRE_SERVE_WORKERS) and a key of the table "serve" in the TOML file (workers);
+    the option wins over the variable, the variable over the file.
     """
     given = {name: value for name, value in locals().items() if name not in ("config", "print_config")}
-    settings = _settle(given, config)
+    try:
+        settings = settle(given, config)
+    except (OSError, ValueError) as error:
+        fail(str(error), EXIT_USAGE)
     if print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
@@ -83,25 +95,6 @@ def serve(
     raise typer.Exit(code)
 
 
-def _settle(given: dict[str, Any], config: Path | None) -> ServeSettings:
-    """Flags over environment over file. Ends the command if they make no sense."""
-    if config is not None:
-        os.environ["QUIRE_CONFIG"] = str(config.absolute())  # for the services too
-    try:
-        return ServeSettings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        fail("; ".join(_explained(each) for each in error.errors()), EXIT_USAGE)
-    except (OSError, ValueError) as error:
-        fail(str(error), EXIT_USAGE)
-
-
-def _explained(error: Any) -> str:
-    name = str(error["loc"][0]) if error["loc"] else "settings"
-    if name == "model" and error["type"] == "missing":
-        return "say which model to serve: quire serve MODEL"
-    return f"--{name.replace('_', '-')}: {error['msg']}, not {error['input']!r}"
-
-
 def _check_extras() -> None:
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
@@ -117,7 +110,7 @@ async def _serve(settings: ServeSettings, folder: DataFolder) -> int:
     try:
         supervisor = Supervisor(settings, folder, _say)
         _say(f"starting {settings.model}; logs in {folder.path / 'logs'}")
-        await supervisor.run(stop, _greet)
+        await supervisor.run(stop, lambda ready: _greet(ready, settings.workers))
     except StartFailedError as error:
         _say(str(error))
         return error.exit_code
@@ -130,16 +123,28 @@ async def _serve(settings: ServeSettings, folder: DataFolder) -> int:
     return 0
 
 
-async def _greet(supervisor: Supervisor) -> None:
+async def _greet(supervisor: Supervisor, num_workers: int) -> None:
     async with quire.AsyncClient(supervisor.address) as client:
-        model, blocks = await client.model(), (await client.stats()).blocks
-    option = "" if supervisor.address == DEFAULT_ADDRESS else f" --address {supervisor.address}"
-    slots = blocks.total * blocks.block_size
+        model, stats = await client.model(), await client.stats()
+    blocks = stats.blocks
+    num_late = num_workers - len(stats.workers)
+    late = f"; {num_late} of {num_workers} workers still to come" if num_late else ""
+    address = "" if supervisor.address == DEFAULT_ADDRESS else f" --address {supervisor.address}"
     out.print(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]")
-    out.print(f"  model   {model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)")
-    out.print(f"  memory  {blocks.total} KV blocks of {blocks.block_size} tokens, {slots} tokens in all")
-    out.print(f"  store   {supervisor.store_name}", markup=False)
-    out.print(f"  try     quire generate{option} 'Once upon a time'", markup=False)
+    for name, value in (
+        ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
+        ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
+        ("store", supervisor.store_name),
+        *(("", warning) for warning in supervisor.store_warnings()),
+        ("try", f"{_program()} generate{address} 'Once upon a time'"),
+    ):
+        out.print(f"  {name:<8}{value}", markup=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """What a person types to run us: the name, or the path where the name would not find us."""
+    path = Path(sys.argv[0])
+    return "quire" if path.name != "quire" or shutil.which("quire") else str(path)
 
 
 def _say(message: str) -> None:

@@ -1,13 +1,22 @@
-"""Settings of `quire serve`, and the folder where a deployment of one machine keeps its things."""
+"""Settings of `quire serve`: what there is, how they are settled, and what the services are told of them."""
 
+import difflib
 import os
+import tomllib
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict
 
 from common.settings import Settings
+
+TABLES = ("serve", "scheduler", "worker")
+_HINTS = {
+    "listen": "write host:port, such as 127.0.0.1:7847",
+    "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
+}
 
 
 class ServeSettings(Settings):
@@ -72,6 +81,40 @@ class ServeSettings(Settings):
             max_model_len=self.max_model_len,
             log_level=self.log_level,
         )
+
+
+def settle(given: dict[str, Any], config: Path | None) -> ServeSettings:
+    """Flags over environment over file. Raises ValueError, with one sentence, or OSError."""
+    if config is not None:
+        _check_tables(config)
+        os.environ["QUIRE_CONFIG"] = str(config.absolute())  # for the services too
+    try:
+        return ServeSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ValueError("; ".join(_explained(each) for each in error.errors())) from error
+
+
+def _check_tables(config: Path) -> None:
+    """Raises ValueError if the file is no TOML, or has what no process would read."""
+    if not config.is_file():
+        raise ValueError(f"there is no settings file {config}")
+    try:
+        unread = [name for name in tomllib.loads(config.read_text()) if name not in TABLES]
+    except ValueError as error:  # also what is no UTF-8
+        raise ValueError(f"{config} is no TOML: {error}") from error
+    if unread:
+        raise ValueError(f"{config}: {unread[0]!r} is none of the tables [serve], [scheduler] and [worker]")
+
+
+def _explained(error: ErrorDetails) -> str:
+    name = str(error["loc"][0]).lower() if error["loc"] else "settings"
+    if name == "model" and error["type"] == "missing":
+        return "say which model to serve: quire serve MODEL"
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, ServeSettings.model_fields, n=1)
+        return f"[serve] has no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    message = _HINTS.get(name, error["msg"])
+    return f"--{name.replace('_', '-')}: {message}, not {error['input']!r}"
 
 
 def share_of_cores(num_cores: int, num_workers: int) -> int:

@@ -58,8 +58,8 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         ([], "quire serve MODEL"),
         (["m", "--workers", "0"], "--workers"),
         (["m", "--store", "tape"], "--store"),
-        (["m", "--listen", "7847"], "--listen"),
-        (["m", "--redis-url", "http://x"], "--redis-url"),
+        (["m", "--listen", "7847"], "--listen: write host:port"),
+        (["m", "--redis-url", "http://x"], "--redis-url: write redis://"),
         (["m", "--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )
@@ -70,11 +70,26 @@ def test_settings_that_make_no_sense_are_one_line_and_exit_code_2(arguments: lis
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("this is not toml", "quire.toml is no TOML"),
+        ("[srve]\nworkers = 2\n", "'srve' is none of the tables"),
+        ("workers = 2\n", "'workers' is none of the tables"),
+        ("[serve]\nworker = 2\n", "no setting 'worker'; did you mean 'workers'?"),
+    ],
+)
+def test_a_file_that_would_not_be_read_is_one_line(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "quire.toml"
-    file.write_text("this is not toml")
+    file.write_text(content)
     result = CliRunner().invoke(app, ["serve", "m", "--config", str(file), "--print-config"])
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert message in result.stderr
+
+
+def test_help_names_the_tables_of_the_file() -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert "tables serve, scheduler and worker" in result.stdout
 
 
 def test_services_are_told_what_was_given_and_nothing_else() -> None:

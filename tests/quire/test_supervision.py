@@ -303,11 +303,33 @@ def test_what_listens_everywhere_is_dialled_here() -> None:
     assert dialled("192.0.2.7:1") == "192.0.2.7:1"
 
 
-async def test_an_absent_store_is_told_from_one_that_listens_without_its_password(tmp_path: Path) -> None:
+async def test_an_absent_store_is_named_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(PlaceError, match=r"redis://user:\*\*\*@127\.0\.0\.1:1/0 cannot be reached"):
         await probe_store("redis://user:secret@127.0.0.1:1/0")
     with pytest.raises(PlaceError, match="cannot be reached"):
         await probe_store(f"unix://{tmp_path}/nothing")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        await probe_store(f"redis://127.0.0.1:{listener.getsockname()[1]}")
     assert without_password("redis://host:1/2") == "redis://host:1/2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_store"), [(b"+PONG\r\n", True), (b"-NOAUTH\r\n", True), (b"HTTP/1.1 400", False)]
+)
+async def test_what_is_no_store_is_told_by_its_answer(answer: bytes, is_store: bool) -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"PING\r\n"
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as listener:
+        url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        if is_store:
+            await probe_store(url)
+        else:
+            with pytest.raises(PlaceError, match="neither Redis nor Valkey"):
+                await probe_store(url)
+
+
+async def test_a_store_that_keeps_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.places.PROBE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(PlaceError, match="no answer"):
+        await probe_store(f"redis://127.0.0.1:{listener.getsockname()[1]}")

@@ -44,21 +44,37 @@ def dialled(listen: str) -> str:
 
 
 async def probe_store(url: str) -> None:
-    """Raises PlaceError if nothing listens at a store's URL. What listens need not be a store: it will say so."""
+    """Raises PlaceError if nothing listens at a store's URL, or something that is no store.
+
+    An answer in the protocol is enough: what a store says against us, it says better to the scheduler.
+    """
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(PROBE_S):
             if parts.scheme == "unix":
-                _, writer = await asyncio.open_unix_connection(parts.path)
+                reader, writer = await asyncio.open_unix_connection(parts.path)
             else:
-                _, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or REDIS_PORT)
+                reader, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or REDIS_PORT)
+            try:
+                speaks = parts.scheme == "rediss" or await _speaks_redis(reader, writer)
+            finally:
+                writer.close()
     except (OSError, TimeoutError, ValueError) as error:
-        why = str(error) or "no answer"
-        raise PlaceError(
-            f"the store at {without_password(url)} cannot be reached ({why}); start it, or leave out the URL "
-            "to use the embedded one"
-        ) from error
-    writer.close()
+        raise _no_store(url, "cannot be reached", str(error) or "no answer") from error
+    if not speaks:
+        raise _no_store(url, "cannot be used", "what listens there is neither Redis nor Valkey")
+
+
+async def _speaks_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    writer.write(b"PING\r\n")
+    return await reader.read(1) in (b"+", b"-")  # +PONG; -NOAUTH, -LOADING and the like
+
+
+def _no_store(url: str, what: str, why: str) -> PlaceError:
+    return PlaceError(
+        f"the store at {without_password(url)} {what} ({why}); start one there, or leave out the URL to use the "
+        "embedded one"
+    )
 
 
 def without_password(url: str) -> str:
