@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 import uuid
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 import structlog
@@ -72,11 +73,13 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     readers = Readers(engine, grace_s=settings.disconnect_grace_s)
     admission = Admission(engine, _admission_limits(settings), readers)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    changes: set[asyncio.Task[None]] = set()
 
     def on_change(driven: bool) -> None:
-        changing.append(asyncio.create_task(server.set_serving(INFERENCE, driven)))
+        change = asyncio.create_task(server.set_serving(INFERENCE, driven and not admission.closed))
+        changes.add(change)
+        change.add_done_callback(changes.discard)
 
-    changing: list[asyncio.Task[None]] = []
     workers = Workers(
         engine,
         admission,
@@ -93,32 +96,42 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     if not store.durable:
         log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
     log.info("listening", address=address, store=store.kind, epoch=epoch)
-    writing = [asyncio.create_task(journal.run()), asyncio.create_task(records.run())]
-    ended = asyncio.create_task(end.wait())
+    running = [asyncio.create_task(each) for each in (journal.run(), records.run(), workers.watch())]
     try:
-        watched: list[asyncio.Future[Any]] = [ended, fatal, *writing]
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            await _drain(engine, admission, settings.drain_timeout_s)
-        for task in (fatal, *writing):
-            if task.done():
-                task.result()  # raises what went wrong
+        await _unless_failed(end.wait(), (fatal, *running))
+        await server.set_serving(INFERENCE, False)
+        await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
     finally:
+        admission.closed = admission.readers.closed = True
         await workers.close()
         await server.stop(1.0)
         await journal.close()
         await records.close()
-        for task in writing:
+        for task in running:
             task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)  # what went wrong first is raised already
         log.info("scheduler ended")
 
 
+async def _unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
+    """Does the work, or gives it up and raises when one of the others fails."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        for each in (*others, task):
+            if each.done():
+                each.result()
+    finally:
+        task.cancel()
+
+
 async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:
-    """Refuses what is new and lets what runs end."""
-    admission.closed = admission.readers.closed = True
+    """Refuses what is new, and lets end what runs and what is on its way in."""
+    admission.readers.closed = True
     log.info("draining", live=len(engine.live))
     try:
         async with asyncio.timeout(timeout_s):
+            await admission.close()
             await engine.wait_until_empty()
     except TimeoutError:
         log.warning("requests left unfinished in the journal", live=len(engine.live))
