@@ -39,6 +39,17 @@ async def scripted_worker(address: str, name: str = "w1") -> AsyncIterator[Scrip
             await worker.stop()
 
 
+@asynccontextmanager
+async def serving(*arguments: str) -> AsyncIterator[tuple[Service, ScriptedWorker, quire.AsyncClient]]:
+    """A scheduler, its worker, and a client that soon gives up who went away."""
+    async with (
+        scheduler(*arguments) as (service, address),
+        scripted_worker(address) as worker,
+        quire.AsyncClient(address, reconnect_timeout_s=0.1) as client,
+    ):
+        yield service, worker, client
+
+
 async def _keep_registered(cluster: "cluster_pb2_grpc.ClusterAsyncStub", worker: ScriptedWorker) -> None:
     while True:
         with suppress(grpc.aio.AioRpcError):
@@ -85,45 +96,42 @@ async def test_running_requests_end_before_the_scheduler_and_new_ones_are_refuse
 
 
 async def test_what_does_not_end_in_time_is_left_in_the_journal(valkey: ValkeyProcess) -> None:
-    async with scheduler("--store", valkey.url, "--drain-timeout-s", "0.3") as (service, address):
-        async with scripted_worker(address) as worker, quire.AsyncClient(address, reconnect_timeout_s=0.1) as client:
-            stream = await started_stream(client, worker)
-            service.signal(signal.SIGTERM)
-            assert await ended(service, 10) == 0
-            left = service.wait_for("requests left unfinished in the journal")
-            assert left["live"] == 1
-            assert not [line for line in service.lines if line.get("event") == "request ended"]
-            with pytest.raises(quire.UnavailableError):
-                await stream.completion()
+    async with serving("--store", valkey.url, "--drain-timeout-s", "0.3") as (service, worker, client):
+        stream = await started_stream(client, worker)
+        service.signal(signal.SIGTERM)
+        assert await ended(service, 10) == 0
+        left = service.wait_for("requests left unfinished in the journal")
+        assert left["live"] == 1
+        assert not [line for line in service.lines if line.get("event") == "request ended"]
+        with pytest.raises(quire.UnavailableError):
+            await stream.completion()
 
 
 async def test_requests_that_wait_for_a_worker_do_not_keep_a_scheduler_beyond_its_time() -> None:
-    async with scheduler("--drain-timeout-s", "0.3") as (service, address):
-        async with quire.AsyncClient(address, reconnect_timeout_s=0.1) as client:
-            async with scripted_worker(address) as worker:
-                stream = await started_stream(client, worker)
-            await asyncio.to_thread(service.wait_for, "worker lost")
-            service.signal(signal.SIGTERM)
-            assert await ended(service, 10) == 0
-            with pytest.raises(quire.UnavailableError):
-                await stream.completion()
+    async with serving("--drain-timeout-s", "0.3") as (service, worker, client):
+        stream = await started_stream(client, worker)
+        await worker.stop()
+        await asyncio.to_thread(service.wait_for, "worker lost")
+        service.signal(signal.SIGTERM)
+        assert await ended(service, 10) == 0
+        with pytest.raises(quire.UnavailableError):
+            await stream.completion()
 
 
 async def test_a_scheduler_ends_without_its_store(valkey: ValkeyProcess) -> None:
     """The request is computed and cannot be made durable: nobody may see its end."""
-    async with scheduler("--store", valkey.url, "--drain-timeout-s", "0.3") as (service, address):
-        async with scripted_worker(address) as worker, quire.AsyncClient(address, reconnect_timeout_s=0.1) as client:
-            stream = await started_stream(client, worker)
-            valkey.freeze()
-            worker.may_answer.set()
-            service.signal(signal.SIGTERM)
-            try:
-                assert await ended(service, 25) == 0
-            finally:
-                valkey.thaw()
-            assert not [line for line in service.lines if line.get("event") == "request ended"]
-            with pytest.raises(quire.UnavailableError):
-                await stream.completion()
+    async with serving("--store", valkey.url, "--drain-timeout-s", "0.3") as (service, worker, client):
+        stream = await started_stream(client, worker)
+        valkey.freeze()
+        worker.may_answer.set()
+        service.signal(signal.SIGTERM)
+        try:
+            assert await ended(service, 25) == 0
+        finally:
+            valkey.thaw()
+        assert not [line for line in service.lines if line.get("event") == "request ended"]
+        with pytest.raises(quire.UnavailableError):
+            await stream.completion()
 
 
 async def test_a_scheduler_whose_worker_follows_a_newer_one_ends_with_an_error() -> None:
@@ -142,13 +150,12 @@ async def test_a_scheduler_whose_worker_follows_a_newer_one_ends_with_an_error()
 
 
 async def test_a_scheduler_that_is_fenced_while_it_drains_ends_at_once(valkey: ValkeyProcess) -> None:
-    async with scheduler("--store", valkey.url, "--drain-timeout-s", "60") as (service, address):
-        async with scripted_worker(address) as worker, quire.AsyncClient(address, reconnect_timeout_s=0.1) as client:
-            stream = await started_stream(client, worker)
-            service.signal(signal.SIGTERM)
-            await asyncio.to_thread(service.wait_for, "draining")
-            async with scheduler("--store", valkey.url):
-                worker.may_answer.set()  # its tokens meet the newer leader's entry
-                assert await ended(service, 15) == 1
-            with pytest.raises(quire.UnavailableError):
-                await stream.completion()
+    async with serving("--store", valkey.url, "--drain-timeout-s", "60") as (service, worker, client):
+        stream = await started_stream(client, worker)
+        service.signal(signal.SIGTERM)
+        await asyncio.to_thread(service.wait_for, "draining")
+        async with scheduler("--store", valkey.url):
+            worker.may_answer.set()  # its tokens meet the newer leader's entry
+            assert await ended(service, 15) == 1
+        with pytest.raises(quire.UnavailableError):
+            await stream.completion()
