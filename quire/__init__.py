@@ -85,3 +85,6 @@ __all__ = [
     "Usage",
     "WorkerStats",
 ]
+
+for _name in __all__:  # in tracebacks and help, by the name that a user imports
+    globals()[_name].__module__ = __name__

@@ -15,10 +15,10 @@ from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
     ClientKeywords,
-    ClientOptions,
     GenerateParams,
     Messages,
     OnDisconnect,
+    client_options,
     gather,
 )
 from quire.results import Completion, Health, Model, RequestRecord, RequestState, Tokens
@@ -35,13 +35,13 @@ READY_POLL_S = 0.1
 class AsyncClient:
     """A client of one Quire server. Connects at the first call; use it within one event loop.
 
-    Every call raises an exception of `quire.errors`: the class says what kind of thing went wrong, the message
-    what to do about it.
+    What a call raises is a `quire.QuireError`: its class says what kind of thing went wrong, its message what to
+    do about it. TypeError and ValueError are for what no server would have to be asked.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
         self.address = check_address(address)
-        self._options = ClientOptions(**options)
+        self._options = client_options(options)
         self._connection: Connection | None = None
         self._is_closed = False
 

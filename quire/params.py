@@ -5,7 +5,7 @@ The values are those of `protos/inference.proto`, which is their manual; the ser
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypedDict
@@ -118,9 +118,7 @@ def gather(keywords: GenerateParams) -> RequestParams:
     own = {field.name for field in dataclasses.fields(RequestParams)}
     unknown = sorted(loose.keys() - own)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], GenerateParams.__annotations__, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"there is no parameter {unknown[0]!r}{hint}")
+        raise _unknown("parameter", unknown[0], GenerateParams.__annotations__)
     given: dict[str, Any] = {**loose, **groups}
     return RequestParams(**given)
 
@@ -134,6 +132,11 @@ def _group(kind: type[Any], name: str, loose: dict[str, object]) -> object:
         raise TypeError(f"{name} must be {kind.__name__}, not {type(base).__name__}")
     mine = {field.name: loose.pop(field.name) for field in dataclasses.fields(kind) if field.name in loose}
     return dataclasses.replace(base, **mine)
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> TypeError:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return TypeError(f"there is no {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +171,12 @@ class ClientKeywords(TypedDict, total=False):
     call_timeout_s: float
     retries: int
     buffer_tokens: int
+
+
+def client_options(keywords: ClientKeywords) -> ClientOptions:
+    """The options of a client. Raises TypeError on an unknown one."""
+    known = ClientKeywords.__annotations__
+    for name in keywords:
+        if name not in known:
+            raise _unknown("option", name, known)
+    return ClientOptions(**keywords)

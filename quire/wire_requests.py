@@ -45,7 +45,7 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
 def chat_to_pb(messages: Messages, add_generation_prompt: bool | None = None) -> pb.ChatPrompt:
     """Encodes a conversation."""
     prompt = pb.ChatPrompt(add_generation_prompt=add_generation_prompt)
-    if isinstance(messages, (str, Mapping)):
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise TypeError("messages must be a list of messages, each with a role and its content")
     for index, each in enumerate(messages):
         turn = each if isinstance(each, ChatMessage) else _turn(index, each)
@@ -76,7 +76,7 @@ def _set_prompt(message: pb.GenerateRequest, prompt: "str | Sequence[int] | pb.C
         _set(message, "", "text", prompt)
     elif isinstance(prompt, pb.ChatPrompt):
         message.chat.CopyFrom(prompt)
-    elif isinstance(prompt, Iterable):
+    elif isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray)):
         message.token_ids.SetInParent()
         _set(message.token_ids, "token_ids.", "ids", list(prompt))
     else:

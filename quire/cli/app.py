@@ -1,5 +1,8 @@
 """The commands, put together."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from quire.cli.bench_command import bench
@@ -11,10 +14,26 @@ from quire.cli.top_command import top
 
 app = typer.Typer(
     name="quire",
-    help="Serve a language model, and talk to one that is served.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quire {version('quire')}")
+        raise typer.Exit
+
+
+@app.callback()
+def quire(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Serve a language model, and talk to one that is served."""
+
+
 for command in (serve, generate, chat, health, bench, top):
     app.command()(command)

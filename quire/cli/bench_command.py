@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -16,7 +18,7 @@ import quire
 from quire.cli import options
 from quire.cli.load import Lengths, Load, PlannedRequest
 from quire.cli.measurements import Measurement, Summary, summarize
-from quire.cli.output import EXIT_FAILED, err, errors_explained, fail, out
+from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fail, out
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 DEFAULT_NUM_REQUESTS = 100
@@ -28,7 +30,9 @@ def bench(
     num_requests: Annotated[
         int | None, typer.Option("--num-requests", min=1, help="How many requests; 100 unless --duration is given.")
     ] = None,
-    duration_s: Annotated[float | None, typer.Option("--duration", help="Seconds during which they arrive.")] = None,
+    duration_s: Annotated[
+        float | None, typer.Option("--duration", "--duration-s", help="Seconds during which they arrive.")
+    ] = None,
     prompt_len: Annotated[str, typer.Option(help="Tokens: 128, 64-256 or normal:128:32.")] = "32-128",
     output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "32-128",
     prompt: Annotated[str | None, typer.Option(help="This text, instead of random tokens.")] = None,
@@ -38,11 +42,14 @@ def bench(
     timeout_s: options.TimeoutS = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file as well.")] = None,
 ) -> None:
-    """Measure a server under an open-loop Poisson load."""
+    """Measure a server under an open-loop Poisson load.
+
+    Prompts share prefixes in the cache within a run, never with those of an earlier run.
+    """
     params = options.request_params(temperature=temperature, ignore_eos=ignore_eos, timeout_s=timeout_s)
+    params["cache_salt"] = uuid.uuid4().hex
     with errors_explained():
-        if not rate > 0:
-            fail(f"--rate must be above 0, not {rate}", 2)
+        _check(rate, duration_s, json_file)
         load = Load(
             rate=rate,
             num_requests=num_requests or (DEFAULT_NUM_REQUESTS if duration_s is None else None),
@@ -60,12 +67,22 @@ def bench(
         raise typer.Exit(EXIT_FAILED)
 
 
+def _check(rate: float, duration_s: float | None, json_file: Path | None) -> None:
+    """Ends the command if it could not do what it was asked."""
+    if not rate > 0:
+        fail(f"--rate must be above 0, not {rate}", EXIT_USAGE)
+    if duration_s is not None and not duration_s > 0:
+        fail(f"--duration must be above 0, not {duration_s}", EXIT_USAGE)
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        fail(f"--json: {json_file} cannot be written; name a file in a folder that is there", EXIT_USAGE)
+
+
 async def _measure(address: str, load: Load, params: GenerateParams) -> Summary:
     async with quire.AsyncClient(address, connect_timeout_s=options.CONNECT_TIMEOUT_S, retries=0) as client:
         model = await client.model()
         planned = load.plan(model.vocab_size, model.eos_token_ids)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=err, transient=True) as progress:
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
             bar = progress.add_task(f"{load.rate:g} requests/s to {model.name}", total=len(planned))
             return await run_load(client, planned, params, lambda: progress.advance(bar))
 
@@ -111,6 +128,7 @@ async def _request(
             first_token_s=first_s,
             end_s=clock() - due_s,
             failure=type(error).__name__,
+            reason=error.message,
         )
     return Measurement(
         num_prompt_tokens=usage.prompt_tokens,
@@ -132,8 +150,9 @@ def report(summary: Summary) -> RenderableType:
     totals.add_row("tokens", f"{summary.output_tokens} made, {summary.prompt_tokens} in prompts")
     totals.add_row("prefix cache", f"{summary.cached_tokens} prompt tokens found")
     for failure, count in summary.failures.items():
-        totals.add_row("[red]failed[/red]", f"{count} × {failure}")
-    return Group(totals, _latencies(summary))
+        kind = "refused" if failure == quire.OverloadedError.__name__ else "failed"
+        totals.add_row(f"[red]{kind}[/red]", f"{count} × {failure}, such as: {escape(summary.reasons[failure])}")
+    return Group(totals, "", _latencies(summary)) if summary.num_completed else totals
 
 
 def _latencies(summary: Summary) -> Table:

@@ -1,5 +1,7 @@
 """`quire chat`: a conversation in the terminal, or one message and its answer."""
 
+import contextlib
+import sys
 from typing import Annotated
 
 import typer
@@ -9,7 +11,11 @@ from quire.cli import options
 from quire.cli.output import err, errors_explained, out, write_stream
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401 - gives input() its editing and its history, where Python has it
+
 HELP = "Ctrl-D or /exit leaves, /reset forgets the conversation, Ctrl-C stops an answer."
+PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # between 1 and 2 is what takes no room in the line
 
 
 def chat(
@@ -41,10 +47,15 @@ def converse(client: quire.Client, first: list[quire.ChatMessage], params: Gener
     history = list(first)
     while True:
         try:
-            said = out.input("[bold cyan]> [/bold cyan]").strip()
+            said = input(PROMPT if out.is_terminal else "> ").strip()
         except EOFError:
             out.print()
             return
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            out.print(f"\n[dim]{HELP}[/dim]")
+            continue
         if said == "/exit":
             return
         if said == "/reset":

@@ -10,7 +10,7 @@ import typer
 
 import quire
 from quire.cli import options
-from quire.cli.output import err, errors_explained, write_stream
+from quire.cli.output import EXIT_USAGE, err, errors_explained, fail, write_stream
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 
@@ -29,7 +29,9 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
-    logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities of so many tokens.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities of so many tokens, up to 20.")
+    ] = None,
     timeout_s: options.TimeoutS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as JSON, at its end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Say on standard error how it went.")] = False,
@@ -51,6 +53,8 @@ def generate(
         logprobs=logprobs,
         timeout_s=timeout_s,
     )
+    if logprobs is not None and not as_json:
+        fail("--logprobs shows in the output of --json only; give both", EXIT_USAGE)
     text = sys.stdin.read() if prompt == "-" else prompt
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         completion = _run(client, text, params, echo=not as_json)

@@ -16,7 +16,8 @@ class Measurement:
     first_token_s: float | None = None
     last_token_s: float | None = None
     end_s: float
-    failure: str | None = None
+    failure: str | None = None  # name of its exception
+    reason: str = ""  # what that says
 
     @property
     def time_per_output_token_s(self) -> float | None:
@@ -61,6 +62,7 @@ class Summary:
     num_requests: int
     num_completed: int
     failures: dict[str, int]
+    reasons: dict[str, str]  # of each kind of failure, what the first one said
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -74,12 +76,14 @@ class Summary:
 def summarize(measurements: Sequence[Measurement], duration_s: float) -> Summary:
     """Sums up; latencies are those of completed requests."""
     completed = [each for each in measurements if each.failure is None]
+    failed = [(each.failure, each.reason) for each in measurements if each.failure is not None]
     output_tokens = sum(each.num_output_tokens for each in measurements)
     return Summary(
         duration_s=duration_s,
         num_requests=len(measurements),
         num_completed=len(completed),
-        failures=dict(Counter(each.failure for each in measurements if each.failure is not None)),
+        failures=dict(Counter(failure for failure, _ in failed)),
+        reasons=dict(reversed(failed)),
         prompt_tokens=sum(each.num_prompt_tokens for each in completed),
         output_tokens=output_tokens,
         cached_tokens=sum(each.num_cached_tokens for each in completed),

@@ -14,7 +14,7 @@ def view(address: str, now: Stats, before: Stats | None, elapsed_s: float) -> Re
     """The frame. Rates need a snapshot from before; without one they are averages since the start."""
     return Panel(
         Group(_totals(now, before, elapsed_s), "", _workers(now), "", _journal(now)),
-        title=f"quire at {address}",
+        title=f"quire at {address}" + ("" if before is not None else ", rates since its start"),
         title_align="left",
         padding=(1, 2),
     )
@@ -26,6 +26,8 @@ def block_bar(blocks: BlockStats, num_cells: int = BAR_CELLS) -> Text:
         return Text("no pool", style="dim")
     used = _cells(blocks.used, blocks.total, num_cells)
     cached = min(_cells(blocks.cached, blocks.total, num_cells), num_cells - used)
+    if not blocks.free:
+        cached = num_cells - used  # what rounding left over
     return Text.assemble(("█" * used, "green"), ("▓" * cached, "yellow"), ("░" * (num_cells - used - cached), "dim"))
 
 
@@ -51,7 +53,10 @@ def _totals(now: Stats, before: Stats | None, elapsed_s: float) -> Table:
         f"[bold]{num_finished * rate:.2f}[/bold] requests/s",
     )
     table.add_row(
-        f"finished {now.num_finished}", f"refused {now.num_refused}", f"up {now.uptime_s:.0f} s", f"epoch {now.epoch}"
+        f"finished {now.num_finished}",
+        f"refused {now.num_refused}",
+        f"up {now.uptime_s:.0f} s",
+        f"epoch {now.epoch}",
     )
     return table
 

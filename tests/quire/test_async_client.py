@@ -152,6 +152,19 @@ class client_stream_open:
 async def test_an_unknown_parameter_is_refused_with_the_nearest_name(client: quire.AsyncClient) -> None:
     with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
         await client.generate("hello", max_token=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="no option 'timeout'; did you mean 'timeout_s'"):
+        quire.AsyncClient(timeout=3)  # type: ignore[call-arg]
+
+
+async def test_bytes_are_no_prompt_and_a_number_no_conversation(client: quire.AsyncClient) -> None:
+    with pytest.raises(TypeError, match="not bytes"):
+        await client.generate(b"hello")
+    with pytest.raises(TypeError, match="messages must be a list"):
+        await client.tokenize(5)  # type: ignore[arg-type]
+
+
+def test_what_is_public_goes_by_its_public_name() -> None:
+    assert quire.InvalidRequestError.__module__ == quire.Client.__module__ == "quire"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +52,15 @@ async def test_generate_gives_the_completion_as_json(server: ScriptedServer) -> 
     completion = json.loads(result.stdout)
     assert completion["text"] == " 0 1 2 3 4 5 6 7"
     assert (completion["finish_reason"], completion["stop_cause"]["stop_string"]) == ("stop", "!")
+
+
+def test_logprobs_without_json_would_not_be_seen() -> None:
+    result = CliRunner().invoke(app, ["generate", "hi", "-a", NOBODY, "--logprobs", "2"])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("quire ")
 
 
 async def test_a_refusal_is_one_line_and_says_what_to_change(server: ScriptedServer) -> None:
@@ -147,6 +158,8 @@ def test_the_bar_shows_what_is_there_at_all() -> None:
     # 1 of 1000 blocks used: below a tenth of a cell of ten, yet it shows
     assert block_bar(BlockStats(total=1000, used=1, cached=500, free=499), 10).plain == "█▓▓▓▓▓░░░░"
     assert block_bar(BlockStats(total=10, used=10), 10).plain == "█" * 10
+    # 2.3 and 7.7 cells: what rounding leaves over is no free block
+    assert block_bar(BlockStats(total=100, used=23, cached=77), 10).plain == "██▓▓▓▓▓▓▓▓"
     assert block_bar(BlockStats()).plain == "no pool"
 
 
@@ -164,16 +177,26 @@ async def test_bench_measures_every_request(server: ScriptedServer, tmp_path: Pa
     requests = [run.request for run in server.runs.values()]
     assert all(2 <= len(each.token_ids.ids) <= 4 and each.stopping.ignore_eos for each in requests)
     assert len({each.sampling.seed for each in requests}) == 12
+    assert len({each.cache_salt for each in requests}) == 1  # no other run's: each finds its own prefixes alone
+    assert requests[0].cache_salt
 
 
 async def test_bench_counts_failures_and_fails_if_nothing_worked(server: ScriptedServer) -> None:
     server.default = Script(refusals=[quire.OverloadedError("full", 1.0) for _ in range(3)])
     result = await run("bench", "-a", server.address, "--rate", "inf", "--num-requests", "3")
     assert result.exit_code == 1
-    assert "3 × OverloadedError" in result.stdout
+    assert "refused" in result.stdout
+    assert "3 × OverloadedError, such as: full" in result.stdout
+    assert "time to first token" not in result.stdout
 
 
-@pytest.mark.parametrize("flags", [["--rate", "0"], ["--prompt-len", "many"], ["--output-len", "0"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--rate", "0"], ["--rate", "nan"], ["--prompt-len", "many"], ["--output-len", "0"], ["--duration", "-1"]),
+        ["--json", "/no/such/folder/file"],
+    ],
+)
 def test_bench_refuses_a_load_that_makes_no_sense(flags: list[str]) -> None:
     assert CliRunner().invoke(app, ["bench", "-a", NOBODY, *flags]).exit_code == 2
 
@@ -211,6 +234,34 @@ async def test_ctrl_c_ends_generate_quietly_and_cancels_the_request(server: Scri
     assert await interrupt(command) == (130, b"")
     request_id = next(iter(server.runs))
     await server.until(lambda: server.count("cancel", request_id) == 1)
+
+
+async def test_ctrl_c_at_the_prompt_of_a_chat_says_how_to_leave(server: ScriptedServer) -> None:
+    ours, theirs = pty.openpty()
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire.cli", "chat", "-a", server.address),
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "200"}, start_new_session=True,
+    )  # fmt: skip
+    shown = b""
+
+    def read_until(ending: bytes) -> None:
+        nonlocal shown
+        while not re.search(ending, shown):
+            shown += os.read(ours, 4096)
+
+    prompt = rb"> (\x1b\[0m)?$"
+    await asyncio.to_thread(read_until, prompt)
+    shown = b""
+    command.send_signal(signal.SIGINT)
+    await asyncio.to_thread(read_until, prompt)
+    assert b"/exit leaves" in shown
+    os.write(ours, b"Hi\n")
+    await asyncio.to_thread(read_until, b" 0 1 2 3 4 5 6 7")
+    os.write(ours, b"/exit\n")
+    async with asyncio.timeout(20):
+        assert await command.wait() == 0
+    os.close(ours)
+    os.close(theirs)
 
 
 async def test_ctrl_c_ends_bench_quietly_and_cancels_its_requests(server: ScriptedServer) -> None:
