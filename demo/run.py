@@ -29,6 +29,7 @@ END_S = 60.0
 LOOK_S = 0.02  # between two looks at the KV memory
 MAX_TOKENS = 160
 LINE_CHARACTERS = 50  # of a piece before it is printed as a line
+PROMPT_CHARACTERS = 60  # shown of a long prompt
 LIVE_CHARACTERS = 140  # of each story while it grows, so that all of them fit a small terminal
 
 # Long enough to fill several blocks of 16 tokens; the last two stories begin with it.
@@ -44,6 +45,7 @@ PROMPTS = (
     SHARED + "Oscar was afraid.",
 )
 QUESTION = "Who are you?"
+NEXT = ".venv/bin/quire chat"
 
 
 @dataclass(slots=True)
@@ -59,6 +61,13 @@ class Story:
     last_s: float = 0.0
     usage: quire.Usage = field(default_factory=quire.Usage)
     finish: str = ""
+
+    @property
+    def opening(self) -> str:
+        """The prompt, or the end of a long one from a whole word on."""
+        if len(self.prompt) <= PROMPT_CHARACTERS:
+            return self.prompt
+        return "… " + self.prompt[-PROMPT_CHARACTERS:].partition(" ")[2]
 
     @property
     def time_to_first_token_s(self) -> float:
@@ -81,6 +90,9 @@ class Screen:
     def __enter__(self) -> "Screen":
         if self._live is not None:
             self._live.start()
+        else:
+            for story in self._stories:
+                self._print_line(story, f"> {story.opening}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,15 +111,23 @@ class Screen:
         piece = " ".join(story.text[shown:end].split())
         if piece and (len(piece) > LINE_CHARACTERS or story.finish):
             self._shown[story.name] = end
-            self._console.print(f"[{story.name}] {piece}", markup=False)
+            self._print_line(story, piece)
+
+    def _print_line(self, story: Story, line: str) -> None:
+        self._console.print(f"[{story.name}] {line}", markup=False, soft_wrap=True)
 
     def _table(self, *, full: bool = False) -> Table:
         table = Table(box=None, show_header=False, padding=(0, 1))
         for story in self._stories:
-            end = story.text if full else story.text[-LIVE_CHARACTERS:]
-            text = f"[dim]{escape(story.prompt[-60:])}[/dim]{escape(end)}"
-            table.add_row(f"[bold cyan]{story.name}[/bold cyan]", text)
+            text = story.text if full else _last_words(story.text, LIVE_CHARACTERS)
+            told = f"[dim]{escape(story.opening)}[/dim] {escape(text.strip())}"
+            table.add_row(f"[bold cyan]{story.name}[/bold cyan]", told)
         return table
+
+
+def _last_words(text: str, num_characters: int) -> str:
+    """The end of a text, from a whole word on."""
+    return text if len(text) <= num_characters else "… " + text[-num_characters:].partition(" ")[2]
 
 
 async def tell(client: quire.AsyncClient, story: Story, screen: Screen, started: asyncio.Event) -> None:
@@ -269,6 +289,7 @@ async def main() -> int:
     if not found:
         total_s = time.monotonic() - begun_s
         console.print(f"ready after {ready_s:.1f} s, stopped cleanly, {total_s:.1f} s in all")
+        console.print(f"next: [bold]make serve[/bold], and in another terminal [bold]{NEXT}[/bold]")
     return 1 if found else 0
 
 
