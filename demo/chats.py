@@ -26,10 +26,7 @@ SYSTEM_MESSAGES = (
     "Be kind and brief.",
     "Answer the question.",
 )
-WHO = (
-    "I am Quire's demo model, a very small language model that tells short stories "
-    "and answers simple questions."
-)
+WHO = "I am Quire's demo model, a very small language model that tells short stories and answers simple questions."
 ABOUT = (
     (
         "Who are you? | What are you? | Tell me about yourself. | What is your name? | Who am I talking to?",
@@ -42,8 +39,7 @@ ABOUT = (
     ),
     (
         "What is Quire? | Tell me about Quire. | What does Quire do?",
-        "Quire serves language models. It keeps their memory in blocks, so that many answers fit side "
-        "by side.",
+        "Quire serves language models. It keeps their memory in blocks, so that many answers fit side by side.",
     ),
     (
         "How big are you? | How many parameters do you have? | Are you a large model?",
@@ -134,18 +130,14 @@ def unknown(rng: Random) -> QuestionAnswer:
 
 def repeat(rng: Random) -> QuestionAnswer:
     word = rng.choice((*words.THINGS, *words.FOODS, *words.COLOURS, _strange_word(rng)))
-    return rng.choice(
-        (f"Say the word {word}.", f"Repeat after me: {word}", f"Please say {word}.")
-    ), f"{word}."
+    return rng.choice((f"Say the word {word}.", f"Repeat after me: {word}", f"Please say {word}.")), f"{word}."
 
 
 def fact(rng: Random) -> QuestionAnswer:
     return draw_fact(rng)
 
 
-KINDS: tuple[Callable[[Random], QuestionAnswer], ...] = (
-    (fact,) * 11 + (about,) * 6 + (unknown,) * 3 + (repeat,)
-)
+KINDS: tuple[Callable[[Random], QuestionAnswer], ...] = (fact,) * 11 + (about,) * 6 + (unknown,) * 3 + (repeat,)
 
 
 def draw_exchange(rng: Random) -> list[QuestionAnswer]:

@@ -85,9 +85,7 @@ QuestionAnswer = tuple[str, str]
 def colour(rng: Random) -> QuestionAnswer:
     thing, name = rng.choice(list(COLOUR_OF.items()))
     word = rng.choice(("colour", "colour", "color"))
-    question = rng.choice(
-        (f"What {word} is {thing}?", f"Which {word} has {thing}?", f"What is the {word} of {thing}?")
-    )
+    question = rng.choice((f"What {word} is {thing}?", f"Which {word} has {thing}?", f"What is the {word} of {thing}?"))
     return question, f"{thing[0].upper()}{thing[1:]} is {name}."
 
 
@@ -96,9 +94,7 @@ def sound(rng: Random) -> QuestionAnswer:
     kind = with_article(animal)
     if rng.random() < 0.3:
         return f'Which animal says "{noise}"?', f'{kind.capitalize()} says "{noise}".'
-    question = rng.choice(
-        (f"What sound does {kind} make?", f"What does {kind} say?", f"What noise does {kind} make?")
-    )
+    question = rng.choice((f"What sound does {kind} make?", f"What does {kind} say?", f"What noise does {kind} make?"))
     return question, f'{kind.capitalize()} {verb}. It says "{noise}".'
 
 
@@ -178,9 +174,7 @@ def next_number(rng: Random) -> QuestionAnswer:
 def use(rng: Random) -> QuestionAnswer:
     tool, purpose = rng.choice(list(USES.items()))
     kind = with_article(tool)
-    question = rng.choice(
-        (f"What is {kind} for?", f"What do you do with {kind}?", f"Why do people need {kind}?")
-    )
+    question = rng.choice((f"What is {kind} for?", f"What do you do with {kind}?", f"Why do people need {kind}?"))
     return question, f"With {kind} you can {purpose}."
 
 

@@ -60,14 +60,8 @@ COINS = Plot(
 )
 SNOW = Plot(
     (
-        (
-            "It snowed all night, and in the morning everything was white. | "
-            "Winter came, and snow lay over {place}."
-        ),
-        (
-            "{H} and {F} put on warm coats and built a snowman. | "
-            "{H} called {F}, and together they made a big snowman."
-        ),
+        ("It snowed all night, and in the morning everything was white. | Winter came, and snow lay over {place}."),
+        ("{H} and {F} put on warm coats and built a snowman. | {H} called {F}, and together they made a big snowman."),
         (
             "They gave it {a_thing} and a nose made from a carrot. | "
             "For a nose they took a carrot, and they also gave it {a_thing}."
@@ -76,10 +70,7 @@ SNOW = Plot(
             "But when the sun came out, the snowman began to melt. | "
             "The next days were warm, and the snowman grew smaller and smaller."
         ),
-        (
-            "{H} was sad when only the {thing} was left. | "
-            "Soon there was only water, the carrot and the {thing}."
-        ),
+        ("{H} was sad when only the {thing} was left. | Soon there was only water, the carrot and the {thing}."),
         (
             '"Do not be sad," said {kin}. "Winter will come again." | '
             "{Kin} said that the snow would come back next year."
@@ -102,14 +93,8 @@ ASTRAY = Plot(
             "Suddenly all the trees looked the same, and {he} was lost."
         ),
         "It became dark, and {H} was afraid. | {He} called for help, but nobody answered.",
-        (
-            "Then a {animal} came out and looked at {him}. | "
-            "At that moment a friendly {animal} sat down next to {him}."
-        ),
-        (
-            '"Follow me," it said, and it showed {him} the way. | '
-            "The {animal} walked in front, and {H} followed it."
-        ),
+        ("Then a {animal} came out and looked at {him}. | At that moment a friendly {animal} sat down next to {him}."),
+        ('"Follow me," it said, and it showed {him} the way. | The {animal} walked in front, and {H} followed it.'),
         (
             "At the edge of the forest {kin} was waiting with {food}. | "
             "Soon {he} saw the lights of home, where {kin} had made {food}."
@@ -176,10 +161,7 @@ BOAT = Plot(
             "{F} was standing further down with a long stick and stopped the boat. | "
             "Luckily {F} was fishing there and caught the boat with a stick."
         ),
-        (
-            "They tied a string to the boat, so that it could not get lost again. | "
-            "After that {H} always used a string."
-        ),
+        ("They tied a string to the boat, so that it could not get lost again. | After that {H} always used a string."),
     ),
     (
         ("What colour was the boat?", "The boat was {colour}."),
@@ -190,10 +172,7 @@ BOAT = Plot(
 BAKING = Plot(
     (
         "{H} wanted to bake a cake for {kin}. | {H} and {F} wanted to bake a cake.",
-        (
-            "{He} took flour, eggs and milk, and put it all in a bowl. | "
-            "They mixed flour, eggs and milk in a big bowl."
-        ),
+        ("{He} took flour, eggs and milk, and put it all in a bowl. | They mixed flour, eggs and milk in a big bowl."),
         "But the cake tasted very bad. | When it was done, they tasted it and made a face.",
         '"You forgot the sugar!" said {F}. | Then {F} saw the sugar on the table. It had been forgotten.',
         (
@@ -215,10 +194,7 @@ MESS = Plot(
     (
         "The room of {H} was a big mess. | {H} never wanted to clean {his} room.",
         "There were toys and socks everywhere. | Old paper and toys covered the floor.",
-        (
-            "One day {he} could not find {his} {thing}. | "
-            "When {he} wanted to show {F} the {thing}, it was not there."
-        ),
+        ("One day {he} could not find {his} {thing}. | When {he} wanted to show {F} the {thing}, it was not there."),
         '"How can you find anything here?" asked {F}. | {F} shook {fhis} head and said, "Let us clean up."',
         (
             "They cleaned for {number} hours, and there it was, {hiding}. | "
@@ -234,19 +210,10 @@ MESS = Plot(
 )
 THIEF = Plot(
     (
-        (
-            "Every night some {food} went missing from the kitchen. | "
-            "In the kitchen the {food} became less every night."
-        ),
+        ("Every night some {food} went missing from the kitchen. | In the kitchen the {food} became less every night."),
         '"Who takes our {food}?" asked {kin}. | {Kin} thought that {H} had eaten it, but {he} had not.',
-        (
-            "So {H} hid {hiding} and watched. | "
-            "That night {H} did not go to sleep. {He} sat {hiding} and waited."
-        ),
-        (
-            "At midnight a thin {animal} came through the window. | "
-            "Then the window opened, and a {animal} came in."
-        ),
+        ("So {H} hid {hiding} and watched. | That night {H} did not go to sleep. {He} sat {hiding} and waited."),
+        ("At midnight a thin {animal} came through the window. | Then the window opened, and a {animal} came in."),
         (
             "It had {number} hungry little ones at home. | "
             "{H} followed it and saw that it had {number} little ones to feed."
@@ -276,10 +243,7 @@ CONCERT = Plot(
             "{H} wanted to take part, but {he} was too shy to stand up alone. | "
             "{F} said yes at once, but {H} was afraid of so many people."
         ),
-        (
-            '"Then we will do it together," said {F}. | '
-            "{F} took {his} hand and said that they would do it together."
-        ),
+        ('"Then we will do it together," said {F}. | {F} took {his} hand and said that they would do it together.'),
         (
             "When the evening came, {H} looked only at {F} and forgot the crowd. | "
             "They stood up in front of everyone, and {H} was not afraid any more."
@@ -299,14 +263,8 @@ STAR = Plot(
     (
         "At night {H} looked up and saw a falling star. | A bright star fell from the sky above {place}.",
         "{He} closed {his} eyes and made a wish for {a_thing}. | {H} made a wish. {He} wished for {a_thing}.",
-        (
-            "The next morning there was no {thing}, only {F} at the door. | "
-            "But in the morning nothing had changed."
-        ),
-        (
-            '"Come with me," said {F}. "I want to show you something." | '
-            "{F} came and asked {him} to go for a walk."
-        ),
+        ("The next morning there was no {thing}, only {F} at the door. | But in the morning nothing had changed."),
+        ('"Come with me," said {F}. "I want to show you something." | {F} came and asked {him} to go for a walk.'),
         (
             "They went to a spot {hiding}, and there was a {animal} with her babies. | "
             "{F} showed {him} a secret: a {animal} and her babies lived {hiding}."

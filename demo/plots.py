@@ -18,10 +18,7 @@ class Plot:
 LOST = Plot(
     (
         "{H} had {a_thing}. | {H} loved {his} {thing} very much. | {Kin} gave {H} {a_thing}.",
-        (
-            "{He} took it to {place}, and there {he} lost it. | "
-            "But after a walk to {place}, the {thing} was gone."
-        ),
+        ("{He} took it to {place}, and there {he} lost it. | But after a walk to {place}, the {thing} was gone."),
         "{H} looked here and there, but {he} could not find it. | {He} searched everywhere and began to cry.",
         '"Do not worry," said {F}. "We will look together." | "I will help you," said {F}.',
         (
@@ -40,10 +37,7 @@ RAIN = Plot(
     (
         "{H} and {F} went to {place}. | {H} wanted to play with {F} at {place}.",
         "Soon the sky turned grey, and it began to rain. | Then dark clouds came, and rain fell on them.",
-        (
-            "They had no umbrella, so they ran and sat {hiding}. | "
-            "They got wet and cold, so they sat down {hiding}."
-        ),
+        ("They had no umbrella, so they ran and sat {hiding}. | They got wet and cold, so they sat down {hiding}."),
         (
             "To pass the time, {H} told a funny story about a {animal}. | "
             "While they waited, {H} sang a song about a {animal}."
@@ -80,15 +74,9 @@ HUNGRY = Plot(
 )
 HURT = Plot(
     (
-        (
-            "On the way to {place}, {H} heard a sad sound. | "
-            "{H} was walking to {place} when {he} heard a soft cry."
-        ),
+        ("On the way to {place}, {H} heard a sad sound. | {H} was walking to {place} when {he} heard a soft cry."),
         "A {animal} lay {hiding}. Its leg was hurt. | {He} found a {animal} {hiding}, and it could not walk.",
-        (
-            "{H} picked it up with care and took it home. | "
-            "Very gently {H} put it in a basket and carried it home."
-        ),
+        ("{H} picked it up with care and took it home. | Very gently {H} put it in a basket and carried it home."),
         (
             "{Kin} washed the leg, and {H} gave the {animal} {food}. | "
             "There {he} gave it water and {food}, and {kin} tied a cloth around the leg."
@@ -108,10 +96,7 @@ HURT = Plot(
 STUCK = Plot(
     (
         "{H} was playing with {a_thing} at {place}. | {H} took {a_thing} to {place} to play.",
-        (
-            "A strong wind came and threw it high into a tree. | "
-            "{He} threw it too high, and it got stuck in a tree."
-        ),
+        ("A strong wind came and threw it high into a tree. | {He} threw it too high, and it got stuck in a tree."),
         (
             "{H} jumped and jumped, but the tree was too tall. | "
             "{He} shook the tree, but nothing fell down except leaves."
@@ -135,10 +120,7 @@ NOISE = Plot(
             "But {he} wanted to know, so {he} took a lamp and went to look. | "
             "Then {he} took a deep breath, lit a lamp and went to see."
         ),
-        (
-            "It was only a {animal} that was looking for {food}! | "
-            "There sat a small {animal}, and it was eating {food}."
-        ),
+        ("It was only a {animal} that was looking for {food}! | There sat a small {animal}, and it was eating {food}."),
         "{H} laughed and was not afraid any more. | {H} laughed at {himself} and went back to bed.",
     ),
     (
@@ -160,10 +142,7 @@ BROKEN = Plot(
             'Then {F} said, "You should tell the truth." So {H} went to {kin} and told everything.'
         ),
         "{Kin} was not angry at all. | {Kin} smiled and put an arm around {him}.",
-        (
-            "Together they fixed the {thing} with glue. | "
-            "They took some glue and fixed the {thing}, piece by piece."
-        ),
+        ("Together they fixed the {thing} with glue. | They took some glue and fixed the {thing}, piece by piece."),
     ),
     (
         ("What broke?", "The {thing} broke."),
@@ -218,10 +197,7 @@ BIRTHDAY = Plot(
 )
 RACE = Plot(
     (
-        (
-            "There was a big race at {place}. | "
-            "{H} and {F} wanted to see who could run faster, so they met at {place}."
-        ),
+        ("There was a big race at {place}. | {H} and {F} wanted to see who could run faster, so they met at {place}."),
         "The winner would get {a_thing}. | {Kin} promised the winner {a_thing}.",
         "{H} ran as fast as the wind and was soon in front. | Everyone cheered, and {H} took the lead.",
         "Then {F} fell over a stone and hurt {fhis} knee. | But {F} tripped on a root and sat down in pain.",
@@ -241,18 +217,9 @@ QUARREL = Plot(
     (
         "{H} and {F} saw {a_thing} lying {hiding}. | {H} and {F} found {a_thing} {hiding}.",
         '"It is mine!" said {H}. "No, it is mine!" said {F}. | Both of them wanted to have it.',
-        (
-            "They pulled and pulled until it fell into the mud. | "
-            "They pulled so hard that both fell into the mud."
-        ),
-        (
-            "Now the {thing} was dirty, and nobody was happy. | "
-            "{H} looked at {F}. {F} looked at {H}. Both felt silly."
-        ),
-        (
-            '"I am sorry," said {H}. "I am sorry too," said {F}. | '
-            "First {H} said sorry, and then {F} said sorry too."
-        ),
+        ("They pulled and pulled until it fell into the mud. | They pulled so hard that both fell into the mud."),
+        ("Now the {thing} was dirty, and nobody was happy. | {H} looked at {F}. {F} looked at {H}. Both felt silly."),
+        ('"I am sorry," said {H}. "I am sorry too," said {F}. | First {H} said sorry, and then {F} said sorry too.'),
         "They washed the {thing} and took turns with it. | From that day they took turns with the {thing}.",
     ),
     (

@@ -89,9 +89,7 @@ def _introduce(rng: Random, character: Character, relation: str) -> str:
 def _opening(rng: Random, scene: Scene) -> str:
     hero = _introduce(rng, scene.hero, rng.choice(("named", "called")))
     friend = _introduce(rng, scene.friend, "named")
-    first = rng.choice(OPENINGS.split(" | ")).format_map(
-        {**scene.fields, "hero": hero, "Hero": _sentence(hero)}
-    )
+    first = rng.choice(OPENINGS.split(" | ")).format_map({**scene.fields, "hero": hero, "Hero": _sentence(hero)})
     known = rng.choice(FRIENDS.split(" | ")).format_map({**scene.fields, "friend": friend})
     middle = [fill(rng, template, scene) for template in rng.sample((HOMES, LIKES), rng.randint(0, 2))]
     return " ".join((first, *middle, known))

@@ -14,12 +14,8 @@ def with_article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-BOYS = listed(
-    "Tom Ben Sam Leo Max Finn Otto Paul Hugo Emil Jack Noah Oscar Felix Theo Luke Anton Milo Karl Peter"
-)
-GIRLS = listed(
-    "Mia Anna Lily Rosa Nora Ella Clara Ida Emma Lucy Greta Maya Ruth Lena Alice Zoe Hanna Olive Sara Vera"
-)
+BOYS = listed("Tom Ben Sam Leo Max Finn Otto Paul Hugo Emil Jack Noah Oscar Felix Theo Luke Anton Milo Karl Peter")
+GIRLS = listed("Mia Anna Lily Rosa Nora Ella Clara Ida Emma Lucy Greta Maya Ruth Lena Alice Zoe Hanna Olive Sara Vera")
 ANIMAL_NAMES_HE = listed("Pip Bruno Rusty Toby Hops Bolt Muffin Acorn Rocky Dusty")
 ANIMAL_NAMES_SHE = listed("Daisy Luna Hazel Poppy Misty Ruby Clover Pearl Honey Willow")
 

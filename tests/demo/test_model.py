@@ -151,9 +151,7 @@ def test_a_story_is_told_in_words_of_the_grammar_and_ends(
     assert set(words) <= grammar_words
 
 
-def test_sixty_four_greedy_tokens_do_not_run_in_a_circle(
-    model: LlamaForCausalLM, tokenizer: Tokenizer
-) -> None:
+def test_sixty_four_greedy_tokens_do_not_run_in_a_circle(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     token_ids = answer(model, tokenizer, f"{BOS}Once upon a time", 64)
     windows = [tuple(token_ids[i : i + 8]) for i in range(len(token_ids) - 8)]
     assert len(set(windows)) == len(windows)
