@@ -179,14 +179,16 @@ class Scheduler:
             num_samples = len(plan.sampled_rows)
             raise ValueError(f"worker {worker_id}: {len(token_ids)} tokens for {num_samples} samples")
         appended = []
+        sequences = plan.sequences
+        running, finished = SequenceStatus.RUNNING, SequenceStatus.FINISHED  # looking them up is slow
         for row, token_id in zip(plan.sampled_rows, token_ids, strict=True):
-            sequence = plan.sequences[row]
+            sequence = sequences[row]
             sequence.num_pending_tokens -= 1
-            if sequence.status is SequenceStatus.FINISHED:
+            if sequence.status is finished:
                 continue
             sequence.token_ids.append(token_id)
             appended.append((sequence, token_id))
-            if sequence.status is SequenceStatus.PREEMPTED and sequence.num_pending_tokens == 0:
+            if sequence.status is not running and sequence.num_pending_tokens == 0:
                 self._wait(worker.parked.pop(sequence.seq_id))
         worker.complete_step()
         return appended

@@ -25,19 +25,18 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, num_new:
 
 def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int) -> int:
     """A row for each running sequence with something to compute, first come first. Returns the budget left."""
-    running, block_size = worker.running, worker.block_size
-    index = 0
-    while budget > 0 and index < len(running):  # preemption takes from its end
-        sequence = running[index]
-        index += 1
+    block_size = worker.block_size
+    for sequence in worker.running:  # preemption takes from its end, which the iteration notices
+        if budget <= 0:
+            break
         num_tokens = len(sequence.token_ids) + sequence.num_pending_tokens
         if num_tokens >= sequence.num_prompt_tokens + sequence.max_tokens:
             continue
-        num_new = num_tokens - sequence.num_computed_tokens
+        position = sequence.num_computed_tokens
+        num_new = num_tokens - position
         if num_new > budget:
             num_new = budget
-        num_held = len(sequence.block_table) * block_size
-        if sequence.num_computed_tokens + num_new > num_held and not _append_block(worker, step, sequence):
+        if position + num_new > len(sequence.block_table) * block_size and not _append_block(worker, step, sequence):
             continue
         add_row(worker, step, sequence, num_new, num_tokens)
         budget -= num_new

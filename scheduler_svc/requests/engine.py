@@ -16,6 +16,7 @@ from common.step import LogprobRows, StepResult
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
@@ -46,7 +47,9 @@ class Engine:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self._by_sequence: dict[int, LiveRequest] = {}
-        self._unsettled: dict[int, LiveRequest] = {}  # by seq_id, in order of news
+        self._with_stop_strings: set[int] = set()  # seq_ids of requests whose text may end them
+        self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
+        self._unsettled: dict[int, LiveRequest] = {}  # by seq_id: with news of another kind
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
         self._empty = asyncio.Event()
@@ -72,6 +75,8 @@ class Engine:
         self.num_admitted += 1
         self.prompt_tokens += sequence.num_prompt_tokens
         self._by_sequence[sequence.seq_id] = request
+        if request.checks_stop_strings:
+            self._with_stop_strings.add(sequence.seq_id)
         self.sampling_of[sequence.seq_id] = request.slot_sampling
         self.scheduler.add(sequence)
         self.wake_workers()
@@ -108,28 +113,35 @@ class Engine:
             self._keep_prompt_logprobs(plan, result)
         if result.logprobs:
             self._keep_logprobs(plan, result, {sequence.seq_id for sequence, _ in appended} - invalid)
-        by_sequence, unsettled = self._by_sequence, self._unsettled
-        for sequence, token_id in appended:
-            request = by_sequence[sequence.seq_id]
-            unsettled[sequence.seq_id] = request
-            if invalid and sequence.seq_id in invalid:
-                sequence.token_ids.pop()
-                self._decide_failed(request, "the model's logits were not finite")
-            elif sequence.ends_with_stop_token():
-                self._decide(request, pb.REQUEST_STATE_FINISHED, _token_stop(request, token_id))
-            elif request.checks_stop_strings and (stop := self._push_text(request)) is not None:
-                finish = pb.SampleFinish(reason=pb.FINISH_REASON_STOP, stop_string=stop)
-                self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
-            elif sequence.num_output_tokens >= sequence.max_tokens and request.ended_state is None:
-                finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
-                self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
+        self._appended += appended
+        suspects = self._with_stop_strings | invalid if invalid else self._with_stop_strings
+        for sequence, token_id in appended:  # the next step waits for this loop
+            if (
+                token_id in sequence.stop_token_ids
+                or len(sequence.token_ids) >= sequence.num_prompt_tokens + sequence.max_tokens
+                or sequence.seq_id in suspects
+            ):
+                self._end_if_due(self._by_sequence[sequence.seq_id], token_id, is_valid=sequence.seq_id not in invalid)
+
+    def _end_if_due(self, request: LiveRequest, token_id: int, *, is_valid: bool) -> None:
+        sequence = request.sequence
+        if not is_valid:
+            sequence.token_ids.pop()
+            self._decide_failed(request, "the model's logits were not finite")
+        elif sequence.ends_with_stop_token():
+            self._decide(request, pb.REQUEST_STATE_FINISHED, _token_stop(request, token_id))
+        elif request.checks_stop_strings and (stop := self._push_text(request)) is not None:
+            finish = pb.SampleFinish(reason=pb.FINISH_REASON_STOP, stop_string=stop)
+            self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
+        elif sequence.num_output_tokens >= sequence.max_tokens and request.ended_state is None:
+            finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
+            self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
 
     def settle(self) -> None:
         """Second half: text, one journal record for all that is new, release on its acknowledgement."""
-        if not self._unsettled:
+        requests = self._pop_unsettled()
+        if not requests:
             return
-        requests = list(self._unsettled.values())
-        self._unsettled.clear()
         sequences: list[int] = []
         tokens: list[int] = []
         logprobs: list[journal_pb2.DeltaLogprobs] = []
@@ -160,6 +172,13 @@ class Engine:
             finishes=finishes,
             on_durable=partial(self._release, releases),
         )
+
+    def _pop_unsettled(self) -> list[LiveRequest]:
+        by_sequence, unsettled = self._by_sequence, self._unsettled
+        for sequence, _ in self._appended:
+            unsettled[sequence.seq_id] = by_sequence[sequence.seq_id]
+        self._appended, self._unsettled = [], {}
+        return list(unsettled.values())
 
     def end(self, request: LiveRequest, state: pb.RequestState.ValueType, error: str = "") -> None:
         """Ends a request otherwise than by its own tokens. A request that has ended stays as it is."""
@@ -217,15 +236,14 @@ class Engine:
 
     def _push_new_tokens(self, request: LiveRequest) -> str | None:
         sequence, text = request.sequence, request.text
-        start = sequence.num_prompt_tokens + len(text.released_ends)
+        fresh = sequence.token_ids[sequence.num_prompt_tokens + len(text.released_ends) :]
+        has_stop_token = bool(fresh) and request.finish is not None and _is_token_stop(request.finish)
+        final = fresh.pop() if has_stop_token else None
         stop = None
-        for position in range(start, len(sequence.token_ids)):
-            token_id = sequence.token_ids[position]
-            is_last = position == len(sequence.token_ids) - 1
-            if is_last and request.finish is not None and _is_token_stop(request.finish):
-                text.push_final(token_id)
-            else:
-                stop = text.push(token_id)
+        for token_id in fresh:
+            stop = text.push(token_id)
+        if final is not None:
+            text.push_final(final)
         if request.ended_state is not None:
             text.finish()
         return stop
@@ -251,6 +269,7 @@ class Engine:
         self.num_finished += 1
         seq_id = request.sequence.seq_id
         del self._by_sequence[seq_id], self.sampling_of[seq_id], self.live[request.request_id]
+        self._with_stop_strings.discard(seq_id)
         record = request.to_record().SerializeToString()
         self.records.put(request.request_id, record, partial(self.journal.forget, seq_id))
         if not self.live:
