@@ -4,7 +4,9 @@ Knows no service. What the options are for was measured: see ARCHITECTURE.md, "T
 """
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -15,6 +17,8 @@ from common.errors import InvalidRequestError, QuireError, from_status, to_statu
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
 CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
+
+log = logging.getLogger(__name__)  # not structlog: the SDK has no part in it
 
 Option = tuple[str, int]
 
@@ -68,8 +72,8 @@ class Undecodable:
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Between the wire and the handlers: handlers just raise.
 
-    Our exceptions become statuses with details; undecodable bytes become INVALID_ARGUMENT before a handler sees
-    them (an undecodable message within a stream ends that stream alone).
+    Our exceptions become statuses with details, any other is logged and becomes INTERNAL without any; undecodable
+    bytes become INVALID_ARGUMENT before a handler sees them (within a stream they end that stream alone).
     """
 
     async def intercept_service(
@@ -82,7 +86,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             return None
         wrap = _wrap_stream if handler.response_streaming else _wrap_single
         inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, wrap(inner, handler.request_streaming))
+        behaviour = wrap(inner, handler.request_streaming, handler_call_details.method)
+        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour)
         return remade
 
 
@@ -106,29 +111,40 @@ def _careful(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decode
 
 
-def _wrap_single(inner: Callable[..., Any], request_streaming: bool) -> Callable[..., Any]:
+def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str) -> Callable[..., Any]:
     async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await inner(_checked(request, request_streaming), context)
-        except QuireError as error:
-            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        except Exception as error:
+            await _abort(context, method, error)
 
     return behaviour
 
 
-def _wrap_stream(inner: Callable[..., Any], request_streaming: bool) -> Callable[..., Any]:
+def _wrap_stream(inner: Callable[..., Any], request_streaming: bool, method: str) -> Callable[..., Any]:
     async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
             responses = inner(_checked(request, request_streaming), context)
             if inspect.isawaitable(responses):  # a handler that writes to the context by itself
                 await responses
                 return
-            async for response in responses:
-                yield response
-        except QuireError as error:
-            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+            async with aclosing(responses):  # a handler's `finally` runs now, not when it is collected
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await _abort(context, method, error)
 
     return behaviour
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:
+    """Ends the call with the status of what the handler raised."""
+    if isinstance(error, grpc.aio.AbortError):  # the handler's own, which has been sent
+        raise error
+    if not isinstance(error, QuireError):
+        log.error("call of %s failed", method, exc_info=error)
+        error = QuireError("the server failed; its log says why")
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
 
 def _checked(request: Any, request_streaming: bool) -> Any:

@@ -16,7 +16,7 @@ from common.errors import (
 )
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from scheduler_svc.api.session import Session
+from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
@@ -47,7 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             yield pb.GenerateResponse(accepted=accepted)
             while not subscription.done:
-                chunk, finished = subscription.take()
+                chunk, finished = subscription.take(MAX_RESPONSE_TOKENS)
                 if chunk is None:
                     await news.wait()
                     news.clear()
@@ -67,6 +67,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Carries all requests of one client process."""
         session = Session(self._admission)
         reading = asyncio.create_task(session.read(request_iterator))
+        reading.add_done_callback(_retrieve)
         try:
             while True:
                 response = await session.next_response()
@@ -145,6 +146,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if tokenizer is None:
             raise FailedPreconditionError("the model has no tokenizer: it takes and gives token ids only")
         return tokenizer
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled():
+        task.exception()  # of a client that has gone it concerns nobody
 
 
 def _raise_unless_finished(finished: pb.Finished) -> None:

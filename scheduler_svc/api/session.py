@@ -1,16 +1,23 @@
 """One client process's session: many requests over one stream.
 
 The reader starts what the client asks for; the writer takes, when the last message is gone, what every request has
-gained since. Nothing is buffered here: a subscription is a position.
+gained since. Output is not buffered here: a subscription is a position. Who does not read is not read either.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import structlog
+
 from common.errors import FieldViolation, InvalidRequestError, QuireError, to_status
 from protos import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.output_stream import Subscription
+
+log = structlog.get_logger()
+
+MAX_OPEN_STARTS = 1024  # submissions and attachments being made, and answers to such not yet taken by the client
+MAX_RESPONSE_TOKENS = 8192  # with every logprob that can be asked for, about 2 MB
 
 Start = Callable[[int, pb.SessionRequest], Awaitable[None]]
 
@@ -23,40 +30,40 @@ class Session:
         self._subscriptions: dict[int, Subscription] = {}
         self._handle_of: dict[Subscription, int] = {}
         self._starting: dict[int, asyncio.Task[None]] = {}
+        self._to_cancel: set[int] = set()  # as soon as they have started
         self._events: list[pb.SessionEvent] = []  # accepted and error, in order
         self._with_news: dict[Subscription, None] = {}  # ordered
         self._news = asyncio.Event()
-        self._ended = False
+        self._room = asyncio.Event()
+        self._ended = False  # the client says no more
+        self._broken = False  # what it said last cannot be understood
 
     async def read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         """Takes the client's messages until it closes its side; then what is open still runs to its end."""
         try:
             async for request in requests:
                 self._take(request)
+                while len(self._starting) + len(self._events) >= MAX_OPEN_STARTS:
+                    self._room.clear()
+                    await self._room.wait()
+        except BaseException:
+            self._broken = True
+            raise
         finally:
             self._ended = True
             self._news.set()
 
     async def next_response(self) -> pb.SessionResponse | None:
-        """Waits for news and returns all of it. None: the client is done and so are its requests."""
-        while not (self._events or self._with_news):
+        """Waits for news and returns it. None: the client is done and so are its requests, or `read` has failed."""
+        while not self._broken:
+            events = self._take_events()
+            if events:
+                return pb.SessionResponse(events=events)
             if self._ended and not self._subscriptions and not self._starting:
                 return None
             await self._news.wait()
             self._news.clear()
-        events, self._events = self._events, []
-        fresh, self._with_news = self._with_news, {}
-        for subscription in fresh:
-            handle = self._handle_of.get(subscription)
-            if handle is None:
-                continue
-            chunk, finished = subscription.take()
-            if chunk is not None:
-                events.append(pb.SessionEvent(handle=handle, chunk=chunk))
-            if finished is not None:
-                events.append(pb.SessionEvent(handle=handle, finished=finished))
-                self._drop(handle)
-        return pb.SessionResponse(events=events)
+        return None
 
     def close(self) -> None:
         """Detaches from every request."""
@@ -65,6 +72,26 @@ class Session:
         for handle in list(self._subscriptions):
             self._drop(handle)
 
+    def _take_events(self) -> list[pb.SessionEvent]:
+        """All news, or as much as one message should hold; who has more waits behind the others."""
+        events, self._events = self._events, []
+        self._room.set()
+        num_left = MAX_RESPONSE_TOKENS
+        while self._with_news and num_left > 0:
+            subscription = next(iter(self._with_news))
+            del self._with_news[subscription]
+            handle = self._handle_of[subscription]
+            chunk, finished = subscription.take(num_left)
+            if chunk is not None:
+                events.append(pb.SessionEvent(handle=handle, chunk=chunk))
+                num_left -= chunk.num_tokens + len(chunk.prompt_logprobs)
+            if finished is not None:
+                events.append(pb.SessionEvent(handle=handle, finished=finished))
+                self._drop(handle)
+            elif subscription.has_more:
+                self._with_news[subscription] = None
+        return events
+
     def _take(self, request: pb.SessionRequest) -> None:
         handle, action = request.handle, request.WhichOneof("action")
         if action in ("submit", "attach"):
@@ -72,15 +99,15 @@ class Session:
                 self._refuse(handle, _violation("handle", f"{handle} is in use in this session"))
                 return
             start = self._submit if action == "submit" else self._attach
-            task = asyncio.create_task(self._guard(handle, start, request))
-            self._starting[handle] = task
+            task = self._starting[handle] = asyncio.create_task(self._guard(handle, start, request))
+            task.add_done_callback(lambda _: self._started(handle))
         elif action == "cancel":
-            asyncio.create_task(self._cancel(handle)).add_done_callback(_retrieve)
+            self._cancel(handle)
         elif action == "detach":
-            if handle in self._starting:
-                self._starting[handle].cancel()
-            elif handle in self._subscriptions:
+            if handle in self._subscriptions:
                 self._drop(handle)
+            elif handle in self._starting and handle not in self._to_cancel:
+                self._starting[handle].cancel()
         else:
             self._refuse(handle, _violation("action", "give `submit`, `attach`, `cancel` or `detach`"))
 
@@ -89,9 +116,15 @@ class Session:
             await start(handle, request)
         except QuireError as error:
             self._refuse(handle, error)
-        finally:
-            del self._starting[handle]
-            self._news.set()
+        except Exception:
+            log.exception("request not started", handle=handle)
+            self._refuse(handle, QuireError("the server failed to start the request; its log says why"))
+
+    def _started(self, handle: int) -> None:
+        del self._starting[handle]
+        self._to_cancel.discard(handle)
+        self._room.set()
+        self._news.set()
 
     async def _submit(self, handle: int, request: pb.SessionRequest) -> None:
         stream, accepted = await self._admission.submit(request.submit, None)
@@ -106,19 +139,20 @@ class Session:
         subscription = self._admission.readers.subscribe(stream, positions[0] if positions else 0, self._on_news)
         self._open(handle, subscription, accepted)
 
-    async def _cancel(self, handle: int) -> None:
-        task = self._starting.get(handle)
-        if task is not None:
-            await asyncio.wait([task])
+    def _cancel(self, handle: int) -> None:
         subscription = self._subscriptions.get(handle)
         if subscription is not None:
-            await self._admission.cancel(subscription.stream.accepted.request_id)
+            self._admission.cancel_live(subscription.stream.accepted.request_id)
+        elif handle in self._starting:
+            self._to_cancel.add(handle)
 
     def _open(self, handle: int, subscription: Subscription, accepted: pb.Accepted) -> None:
         self._subscriptions[handle] = subscription
         self._handle_of[subscription] = handle
         self._events.append(pb.SessionEvent(handle=handle, accepted=accepted))
         self._on_news(subscription)
+        if handle in self._to_cancel:
+            self._cancel(handle)
 
     def _drop(self, handle: int) -> None:
         subscription = self._subscriptions.pop(handle)
@@ -143,8 +177,3 @@ class Session:
 
 def _violation(field: str, description: str) -> InvalidRequestError:
     return InvalidRequestError.of([FieldViolation(field, description)])
-
-
-def _retrieve(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled():
-        task.exception()  # a request that has vanished meanwhile needs no cancelling

@@ -131,6 +131,12 @@ class Admission:
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
         return live.ended_state or live.state
 
+    def cancel_live(self, request_id: str) -> None:
+        """Ends a request if it is live."""
+        live = self._engine.live.get(request_id)
+        if live is not None:
+            self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
+
     async def _known_or_new(
         self,
         request: pb.GenerateRequest,

@@ -105,17 +105,23 @@ class Subscription:
         """There is something to take."""
         self._notify(self)
 
-    def take(self) -> tuple[pb.Chunk | None, pb.Finished | None]:
-        """All that is new to this reader: a chunk, and the end with it if it has come."""
+    @property
+    def has_more(self) -> bool:
+        """Whether tokens are out that this reader has not taken."""
+        return self._position < self.stream.num_released
+
+    def take(self, max_tokens: int) -> tuple[pb.Chunk | None, pb.Finished | None]:
+        """What is new to this reader, up to `max_tokens`: a chunk, and with the last one the end if it has come."""
         stream = self.stream
-        end = stream.num_released
+        end = min(stream.num_released, self._position + max_tokens)
         if end == self._position and stream.finished is None:
             return None, None
         chunk = self._chunk(end)
         self._position = end
-        if stream.finish is not None:
-            chunk.finish.CopyFrom(stream.finish)
-            self.done = True
+        if stream.finish is None or end < stream.num_released:
+            return chunk, None
+        chunk.finish.CopyFrom(stream.finish)
+        self.done = True
         return chunk, stream.finished
 
     def close(self) -> None:

@@ -1,0 +1,296 @@
+"""Session on the wire: handles, cancelling, detaching, slow readers, broken messages, what a client may do wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from common.arrays import pack_int32
+from protos import inference_pb2 as pb
+from protos import journal_pb2
+from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, Session
+from scheduler_svc.requests.request_params import request_digest
+from tests.scheduler.gated_store import GatedStore
+from tests.scheduler.journal_setup import until
+from tests.scheduler.serving_site import Site, counting, running_site
+
+SESSION = "/quire.v1.Inference/Session"
+
+
+class RawSession:
+    """A client's end of one stream, message by message."""
+
+    def __init__(self, site: Site) -> None:
+        self._channel = grpc.aio.insecure_channel(site.address)
+        self.call: Any = self._channel.stream_stream(
+            SESSION,
+            request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
+            response_deserializer=pb.SessionResponse.FromString,
+        )()
+        self.events: list[pb.SessionEvent] = []
+
+    async def say(self, handle: int, **action: Any) -> None:
+        await self.call.write(pb.SessionRequest(handle=handle, **action))
+
+    async def read(self) -> bool:
+        """Takes one message; False at the end of the stream."""
+        response = await self.call.read()
+        if response is grpc.aio.EOF:
+            return False
+        self.events.extend(response.events)
+        return True
+
+    async def read_until(self, kind: str, handle: int) -> pb.SessionEvent:
+        async with asyncio.timeout(20):
+            while True:
+                for event in self.events:
+                    if event.handle == handle and event.WhichOneof("event") == kind:
+                        return event
+                assert await self.read(), f"the stream ended without {kind}"
+
+    def tokens(self, handle: int) -> list[int]:
+        """Output under a handle, each position once and in order."""
+        tokens: list[int] = []
+        for event in self.events:
+            if event.handle == handle and event.HasField("chunk"):
+                assert event.chunk.position == len(tokens)
+                tokens.extend(event.chunk.token_ids)
+        return tokens
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+
+@pytest.fixture
+async def store() -> GatedStore:
+    return GatedStore()
+
+
+@pytest.fixture
+async def site(store: GatedStore) -> AsyncIterator[Site]:
+    async with running_site(store) as made:
+        yield made
+        store.may_append.set()
+
+
+@pytest.fixture
+async def session(site: Site) -> AsyncIterator[RawSession]:
+    made = RawSession(site)
+    yield made
+    await made.close()
+
+
+async def test_many_requests_share_a_stream_and_it_ends_when_all_are_done(site: Site, session: RawSession) -> None:
+    await site.add_worker()
+    for handle in range(20):
+        await session.say(handle, submit=counting(100 * handle, 6))
+    await session.call.done_writing()
+    while await session.read():
+        assert session.events
+    for handle in range(20):
+        assert session.tokens(handle) == list(range(100 * handle + 1, 100 * handle + 7))
+    assert await session.call.code() is grpc.StatusCode.OK
+    await site.idle()
+
+
+async def test_a_handle_in_use_is_refused_and_free_after_the_end(site: Site, session: RawSession) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    await session.say(1, submit=counting(10, 3))
+    await session.read_until("accepted", 1)
+    await session.say(1, submit=counting(20, 3))
+    error = (await session.read_until("error", 1)).error
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0] and "in use" in error.message
+    worker.may_answer.set()
+    await session.read_until("finished", 1)
+    assert session.tokens(1) == [11, 12, 13]
+    session.events.clear()
+    await session.say(1, submit=counting(20, 3))
+    await session.read_until("finished", 1)
+    assert session.tokens(1) == [21, 22, 23]
+
+
+async def test_refusals_are_events_of_their_request_alone(site: Site, session: RawSession) -> None:
+    await site.add_worker()
+    await session.say(1)
+    await session.say(2, submit=pb.GenerateRequest())
+    await session.say(3, attach=pb.Attach(request_id="nobody"))
+    await session.say(4, submit=counting(10, 3, "good"))
+    codes = {handle: (await session.read_until("error", handle)).error.code for handle in (1, 2, 3)}
+    assert codes == {1: 3, 2: 3, 3: 5}
+    await session.read_until("finished", 4)
+    await session.say(5, attach=pb.Attach(request_id="good", from_positions=[99]))
+    assert (await session.read_until("error", 5)).error.code == 3
+    await session.say(6, attach=pb.Attach(request_id="good", from_positions=[2]))
+    await session.read_until("finished", 6)
+    (chunk,) = [event.chunk for event in session.events if event.handle == 6 and event.HasField("chunk")]
+    assert (chunk.position, list(chunk.token_ids)) == (2, [13])
+
+
+async def test_cancelling_and_detaching_in_one_breath_cancels(site: Site, session: RawSession) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    await session.say(1, submit=counting(10, 500, "unwanted", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+    await session.read_until("accepted", 1)
+    await session.say(1, cancel=pb.Cancellation())
+    await session.say(1, detach=pb.Detachment())
+    await until(lambda: site.engine.num_finished == 1)
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="unwanted"))
+    assert record.state == pb.REQUEST_STATE_CANCELLED
+    worker.may_answer.set()
+    await site.idle()
+
+
+@pytest.mark.parametrize("detach", [False, True])
+async def test_cancelling_a_request_on_its_way_in_cancels_it(
+    site: Site, session: RawSession, store: GatedStore, detach: bool
+) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    store.may_append.clear()
+    await session.say(1, submit=counting(10, 500, "unwanted", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+    await until(lambda: store.num_waiting == 1)
+    await session.say(1, cancel=pb.Cancellation())
+    if detach:
+        await session.say(1, detach=pb.Detachment())
+    await session.say(2)
+    await session.read_until("error", 2)  # all before it was read
+    store.may_append.set()
+    event = await session.read_until("finished", 1)
+    assert event.finished.state == pb.REQUEST_STATE_CANCELLED
+    worker.may_answer.set()
+    await site.idle()
+
+
+async def test_detaching_from_a_request_on_its_way_in_leaves_it_alone(
+    site: Site, session: RawSession, store: GatedStore
+) -> None:
+    await site.add_worker()
+    store.may_append.clear()
+    await session.say(1, submit=counting(10, 5, "alone", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+    await until(lambda: store.num_waiting == 1)
+    await session.say(1, detach=pb.Detachment())
+    await session.say(1, cancel=pb.Cancellation())  # of a handle that is free again, or will be: of nobody
+    await session.say(2)
+    await session.read_until("error", 2)
+    store.may_append.set()
+    await until(lambda: site.engine.num_finished == 1)
+    assert not [event for event in session.events if event.handle == 1]
+    await session.say(1, attach=pb.Attach(request_id="alone"))
+    await session.read_until("finished", 1)
+    assert session.tokens(1) == [11, 12, 13, 14, 15]
+
+
+async def test_actions_on_handles_of_nobody_do_nothing(site: Site, session: RawSession) -> None:
+    await site.add_worker()
+    await session.say(7, cancel=pb.Cancellation())
+    await session.say(8, detach=pb.Detachment())
+    await session.say(9, submit=counting(10, 3))
+    await session.read_until("finished", 9)
+    assert {event.handle for event in session.events} == {9}
+
+
+async def test_undecodable_bytes_end_the_stream_at_once_though_requests_run(site: Site, session: RawSession) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    await session.say(1, submit=counting(10, 6, "going-on"))
+    await session.read_until("accepted", 1)
+    await session.call.write(b"\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await session.read():
+            pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    worker.may_answer.set()
+    again = RawSession(site)
+    await again.say(1, attach=pb.Attach(request_id="going-on"))
+    await again.read_until("finished", 1)
+    assert again.tokens(1) == [11, 12, 13, 14, 15, 16]
+    await again.close()
+
+
+async def test_a_fault_of_ours_is_an_error_of_one_request(site: Site, session: RawSession) -> None:
+    await site.add_worker()
+    await session.say(1, submit=counting(10, 4))
+    await session.read_until("finished", 1)
+
+    class Faulty:
+        def subscribe(self, *arguments: object) -> None:
+            raise KeyError("a fault of ours")
+
+    whole, site.admission.readers = site.admission.readers, Faulty()  # type: ignore[assignment]
+    await session.say(2, submit=counting(10, 4))
+    assert (await session.read_until("error", 2)).error.code == grpc.StatusCode.INTERNAL.value[0]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.run(counting(10, 4))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "fault of ours" not in (caught.value.details() or "")
+    site.admission.readers = whole
+    await session.say(2, submit=counting(10, 4))
+    await session.read_until("finished", 2)
+
+
+async def test_what_a_reader_missed_comes_in_pieces_and_nobody_waits_behind_it(site: Site, session: RawSession) -> None:
+    """With all logprobs that can be asked for, a long output at once would be larger than a message may be."""
+    num_tokens = 3 * MAX_RESPONSE_TOKENS + 5
+    assert MAX_RESPONSE_TOKENS * 20 * (4 + 3) < 16 * 1024 * 1024 / 2
+    for name, length in (("long", num_tokens), ("short", 3)):
+        put_record(site, name, length)
+    await session.say(1, attach=pb.Attach(request_id="long"))
+    await session.say(2, attach=pb.Attach(request_id="short"))
+    await session.read_until("finished", 1)
+    assert session.tokens(1) == list(range(num_tokens))
+    assert session.tokens(2) == [0, 1, 2]
+    sizes = [event.chunk.num_tokens for event in session.events if event.handle == 1 and event.HasField("chunk")]
+    assert max(sizes) <= MAX_RESPONSE_TOKENS and len(sizes) >= 4
+    kinds = [(event.handle, event.WhichOneof("event")) for event in session.events]
+    assert kinds.index((2, "finished")) < kinds.index((1, "finished"))
+
+    await site.add_worker()
+    request = counting(0, 4, "long")
+    site.records.put("long", record_of("long", num_tokens, request_digest(request)))
+    chunks = [message.chunk for message in await site.run(request) if message.HasField("chunk")]
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(range(num_tokens))
+    assert max(chunk.num_tokens for chunk in chunks) <= MAX_RESPONSE_TOKENS
+
+
+def record_of(request_id: str, num_tokens: int, digest: bytes = b"") -> bytes:
+    """A finished request whose output are the numbers from 0 on."""
+    finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
+    response = pb.GetRequestResponse(request_id=request_id, state=pb.REQUEST_STATE_FINISHED)
+    response.samples.add(token_ids=range(num_tokens), finish=finish)
+    return journal_pb2.RequestRecord(
+        response=response,
+        request_digest=digest,
+        output=pb.OutputParams(token_ids=True),
+        max_tokens=num_tokens,
+        released_ends=pack_int32([0] * num_tokens),
+    ).SerializeToString()
+
+
+def put_record(site: Site, request_id: str, num_tokens: int) -> None:
+    site.records.put(request_id, record_of(request_id, num_tokens))
+
+
+async def test_a_client_that_does_not_read_is_not_read_either(site: Site) -> None:
+    num_said = 0
+
+    async def nonsense() -> AsyncIterator[pb.SessionRequest]:
+        nonlocal num_said
+        while True:
+            num_said += 1
+            yield pb.SessionRequest(handle=1)
+
+    session = Session(site.admission)
+    reading = asyncio.create_task(session.read(nonsense()))
+    for turn in (1, 2):
+        await until(lambda: num_said > 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert num_said == turn * MAX_OPEN_STARTS
+        response = await session.next_response()
+        assert response is not None and len(response.events) == MAX_OPEN_STARTS
+    reading.cancel()
+    session.close()
