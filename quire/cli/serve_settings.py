@@ -13,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 from common.settings import Settings
 
 TABLES = ("serve", "scheduler", "worker")
+WORKER_THREADS = "QUIRE_WORKER_THREADS"  # with it, or in its table, a worker is told its threads past us
 _HINTS = {
     "listen": "write host:port, such as 127.0.0.1:7847",
     "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
@@ -48,7 +49,7 @@ class ServeSettings(Settings):
     pipeline_depth: int | None = Field(None, ge=1, le=2)
     max_queue: int | None = Field(None, ge=1)
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on at the end")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
     verbose: bool = False
 
     @property
@@ -75,7 +76,7 @@ class ServeSettings(Settings):
             block_size=self.block_size,
             dtype=self.dtype,
             device=self.device,
-            threads=self.threads or share_of_cores(_num_cores(), self.workers),
+            threads=self.threads,
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_batched_tokens,
             max_model_len=self.max_model_len,
@@ -85,25 +86,31 @@ class ServeSettings(Settings):
 
 def settle(given: dict[str, Any], config: Path | None) -> ServeSettings:
     """Flags over environment over file. Raises ValueError, with one sentence, or OSError."""
+    tables: dict[str, Any] = {}
     if config is not None:
-        _check_tables(config)
+        tables = _read_tables(config)
         os.environ["QUIRE_CONFIG"] = str(config.absolute())  # for the services too
     try:
-        return ServeSettings(**{name: value for name, value in given.items() if value is not None})
+        settings = ServeSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise ValueError("; ".join(_explained(each) for each in error.errors())) from error
+    if settings.threads is None and "threads" not in tables.get("worker", {}) and WORKER_THREADS not in os.environ:
+        return settings.model_copy(update={"threads": share_of_cores(_num_cores(), settings.workers)})
+    return settings
 
 
-def _check_tables(config: Path) -> None:
+def _read_tables(config: Path) -> dict[str, Any]:
     """Raises ValueError if the file is no TOML, or has what no process would read."""
     if not config.is_file():
         raise ValueError(f"there is no settings file {config}")
     try:
-        unread = [name for name in tomllib.loads(config.read_text()) if name not in TABLES]
+        tables = tomllib.loads(config.read_text())
     except ValueError as error:  # also what is no UTF-8
         raise ValueError(f"{config} is no TOML: {error}") from error
-    if unread:
-        raise ValueError(f"{config}: {unread[0]!r} is none of the tables [serve], [scheduler] and [worker]")
+    for name, table in tables.items():
+        if name not in TABLES or not isinstance(table, dict):
+            raise ValueError(f"{config}: {name!r} is none of the tables [serve], [scheduler] and [worker]")
+    return tables
 
 
 def _explained(error: ErrorDetails) -> str:

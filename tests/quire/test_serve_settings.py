@@ -98,9 +98,19 @@ def test_services_are_told_what_was_given_and_nothing_else() -> None:
         "--max-num-seqs=4",
         "--max-queue-requests=5",
         "--drain-timeout-s=30.0",
-        "--log-level=info",
     ]
-    assert settings.worker_flags() == ["--num-blocks=9", "--threads=2", "--max-num-seqs=4", "--log-level=info"]
+    assert settings.worker_flags() == ["--num-blocks=9", "--threads=2", "--max-num-seqs=4"]
+
+
+def test_threads_told_to_the_worker_itself_are_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "threads" in settled("m")
+    file = tmp_path / "quire.toml"
+    file.write_text("[worker]\nthreads = 3\n")
+    assert "threads" not in settled("m", "--config", str(file))
+    assert settled("m", "--config", str(file), "--threads", "5")["threads"] == 5
+    monkeypatch.delenv("QUIRE_CONFIG")
+    monkeypatch.setenv("QUIRE_WORKER_THREADS", "3")
+    assert "threads" not in settled("m")
 
 
 def test_workers_share_all_cores_but_one() -> None:
