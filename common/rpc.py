@@ -3,9 +3,10 @@
 Knows no service. What the options are for was measured: see ARCHITECTURE.md, "The wire".
 """
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -122,19 +123,30 @@ def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str
 
 
 def _wrap_stream(inner: Callable[..., Any], request_streaming: bool, method: str) -> Callable[..., Any]:
-    async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             responses = inner(_checked(request, request_streaming), context)
             if inspect.isawaitable(responses):  # a handler that writes to the context by itself
                 await responses
-                return
-            async with aclosing(responses):  # a handler's `finally` runs now, not when it is collected
-                async for response in responses:
-                    yield response
+            else:
+                await _write_all(responses, context)
         except Exception as error:
             await _abort(context, method, error)
 
     return behaviour
+
+
+async def _write_all(responses: AsyncGenerator[Any, None], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Sends what a handler yields, and closes it as soon as the client is gone.
+
+    Left to gRPC, a handler whose response cannot be written stays suspended at its `yield` until it is collected.
+    """
+    async with aclosing(responses):
+        async for response in responses:
+            try:
+                await context.write(response)
+            except Exception as error:  # gRPC has no public name for it
+                raise asyncio.CancelledError from error
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:

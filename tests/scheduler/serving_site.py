@@ -10,10 +10,11 @@ from typing import Any
 
 import grpc
 
+from common.arrays import pack_int32
 from common.errors import QuireError
 from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 from common.serving import GrpcServer
-from protos import cluster_pb2_grpc, inference_pb2_grpc
+from protos import cluster_pb2_grpc, inference_pb2_grpc, journal_pb2
 from protos import inference_pb2 as pb
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
@@ -153,3 +154,17 @@ def tokens_in(messages: list[pb.GenerateResponse]) -> list[int]:
             assert message.chunk.position == len(tokens)
             tokens.extend(message.chunk.token_ids)
     return tokens
+
+
+def record_of(request_id: str, num_tokens: int, digest: bytes = b"") -> bytes:
+    """A finished request whose output are the numbers from 0 on."""
+    finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
+    response = pb.GetRequestResponse(request_id=request_id, state=pb.REQUEST_STATE_FINISHED)
+    response.samples.add(token_ids=range(num_tokens), finish=finish)
+    return journal_pb2.RequestRecord(
+        response=response,
+        request_digest=digest,
+        output=pb.OutputParams(token_ids=True),
+        max_tokens=num_tokens,
+        released_ends=pack_int32([0] * num_tokens),
+    ).SerializeToString()

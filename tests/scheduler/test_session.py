@@ -7,14 +7,12 @@ from typing import Any
 import grpc
 import pytest
 
-from common.arrays import pack_int32
 from protos import inference_pb2 as pb
-from protos import journal_pb2
 from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, Session
 from scheduler_svc.requests.request_params import request_digest
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
-from tests.scheduler.serving_site import Site, counting, running_site
+from tests.scheduler.serving_site import Site, counting, record_of, running_site
 
 SESSION = "/quire.v1.Inference/Session"
 
@@ -254,20 +252,6 @@ async def test_what_a_reader_missed_comes_in_pieces_and_nobody_waits_behind_it(s
     chunks = [message.chunk for message in await site.run(request) if message.HasField("chunk")]
     assert [token for chunk in chunks for token in chunk.token_ids] == list(range(num_tokens))
     assert max(chunk.num_tokens for chunk in chunks) <= MAX_RESPONSE_TOKENS
-
-
-def record_of(request_id: str, num_tokens: int, digest: bytes = b"") -> bytes:
-    """A finished request whose output are the numbers from 0 on."""
-    finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
-    response = pb.GetRequestResponse(request_id=request_id, state=pb.REQUEST_STATE_FINISHED)
-    response.samples.add(token_ids=range(num_tokens), finish=finish)
-    return journal_pb2.RequestRecord(
-        response=response,
-        request_digest=digest,
-        output=pb.OutputParams(token_ids=True),
-        max_tokens=num_tokens,
-        released_ends=pack_int32([0] * num_tokens),
-    ).SerializeToString()
 
 
 def put_record(site: Site, request_id: str, num_tokens: int) -> None:
