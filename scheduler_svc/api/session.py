@@ -56,9 +56,9 @@ class Session:
     async def next_response(self) -> pb.SessionResponse | None:
         """Waits for news and returns it. None: the client is done and so are its requests, or `read` has failed."""
         while not self._broken:
-            events = self._take_events()
-            if events:
-                return pb.SessionResponse(events=events)
+            response = self._take_news()
+            if response.events:
+                return response
             if self._ended and not self._subscriptions and not self._starting:
                 return None
             await self._news.wait()
@@ -72,25 +72,28 @@ class Session:
         for handle in list(self._subscriptions):
             self._drop(handle)
 
-    def _take_events(self) -> list[pb.SessionEvent]:
+    def _take_news(self) -> pb.SessionResponse:
         """All news, or as much as one message should hold; who has more waits behind the others."""
-        events, self._events = self._events, []
+        response = pb.SessionResponse(events=self._events)
+        self._events = []
         self._room.set()
         num_left = MAX_RESPONSE_TOKENS
         while self._with_news and num_left > 0:
             subscription = next(iter(self._with_news))
             del self._with_news[subscription]
+            if not subscription.has_news:
+                continue
             handle = self._handle_of[subscription]
-            chunk, finished = subscription.take(num_left)
-            if chunk is not None:
-                events.append(pb.SessionEvent(handle=handle, chunk=chunk))
-                num_left -= chunk.num_tokens + len(chunk.prompt_logprobs)
+            event = response.events.add(handle=handle)
+            chunk = event.chunk
+            finished = subscription.take_into(chunk, num_left)
+            num_left -= chunk.num_tokens + len(chunk.prompt_logprobs)
             if finished is not None:
-                events.append(pb.SessionEvent(handle=handle, finished=finished))
+                response.events.add(handle=handle, finished=finished)
                 self._drop(handle)
             elif subscription.has_more:
                 self._with_news[subscription] = None
-        return events
+        return response
 
     def _take(self, request: pb.SessionRequest) -> None:
         handle, action = request.handle, request.WhichOneof("action")
