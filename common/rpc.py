@@ -59,7 +59,10 @@ def server_options(max_message_bytes: int) -> list[Option]:
 def error_of(rpc_error: grpc.RpcError) -> QuireError:
     """The exception that a failed call stands for, with its details where the server sent any."""
     call: Any = rpc_error
-    status = rpc_status.from_call(call) if call.trailing_metadata() else None
+    try:
+        status = rpc_status.from_call(call) if call.trailing_metadata() else None
+    except (DecodeError, ValueError):  # details that are none, or of another status: something on the way changed it
+        status = None
     if status is not None:
         return from_status(status)
     bare = type(to_status(QuireError("")))(code=call.code().value[0], message=call.details() or call.code().name)

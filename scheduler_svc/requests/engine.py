@@ -296,9 +296,10 @@ class Engine:
             if sequence is None or request is None:
                 continue
             kept = request.stream.prompt_logprobs
-            if item.position == len(kept) + 1:  # else: computed again after a preemption
+            num_known = len(kept) + 1 - item.position  # computed again, after a preemption or on another worker
+            if num_known >= 0:
                 tokens = sequence.token_ids[item.position : item.position + len(item.rows.logprobs)]
-                kept.extend(token_logprobs(tokens, item.rows))
+                kept.extend(token_logprobs(tokens, item.rows)[num_known:])
 
 
 def token_logprobs(token_ids: Iterable[int], rows: LogprobRows) -> list[pb.TokenLogprobs]:

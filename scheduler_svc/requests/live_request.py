@@ -81,6 +81,8 @@ class LiveRequest:
         """The state that clients may know of: an end counts once it is durable."""
         if self.stream.finished is not None:
             return self.stream.finished.state
+        if self.ended_state is not None and self.times.first_scheduled_ns is not None:
+            return pb.REQUEST_STATE_RUNNING
         running = self.sequence.status is SequenceStatus.RUNNING
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
 

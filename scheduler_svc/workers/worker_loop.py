@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from common.errors import FailedPreconditionError
+from common.errors import FailedPreconditionError, QuireError
 from common.step import StepResult, StepStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.engine import Engine
@@ -78,6 +78,7 @@ class WorkerLoop:
             while self.link.broken is None:
                 await self._send_what_is_due()
                 self._engine.settle()
+                self._scheduler.offer_filled_blocks(self.worker_id)
                 if not self._in_flight:
                     self._last_result_ns = None  # idle: the next result ends no iteration
                 if not self.link.results:
@@ -85,6 +86,11 @@ class WorkerLoop:
                 self.link.news.clear()
                 while self.link.results:
                     self._take(self.link.results.popleft())
+        except (QuireError, ValueError):
+            raise  # the worker's doing, or a newer scheduler's
+        except Exception as error:
+            self._blame(error)
+            raise
         finally:
             self._engine.remove_waker(self.link.news.set)
             self._engine.settle()
@@ -101,10 +107,10 @@ class WorkerLoop:
             plan = self._scheduler.schedule(self.worker_id)
             if plan is None:
                 return
-            step = build_step(plan, self._epoch, self._engine.sampling_of)
             if not self._in_flight:
                 self._executing_since_ns = time.monotonic_ns()
             self._in_flight.append(plan)
+            step = build_step(plan, self._epoch, self._engine.sampling_of)
             if plan.whole:
                 self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
             await self.link.send(step)
@@ -144,3 +150,8 @@ class WorkerLoop:
         self._scheduler.rollback(self.worker_id)
         if result.status in (StepStatus.FAILED, StepStatus.INVALID):
             self._engine.note_failed_step(plan, result.error)
+
+    def _blame(self, error: Exception) -> None:
+        """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
+        for plan in list(self._in_flight):
+            self._engine.note_failed_step(plan, f"{type(error).__name__} in the scheduler")

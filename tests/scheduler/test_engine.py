@@ -7,15 +7,18 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from common.arrays import pack_float32, pack_int32, unpack_int32
 from common.step import Step
 from protos import inference_pb2 as pb
 from protos import worker_pb2
+from scheduler_svc.requests.engine import MAX_PENDING_RECORDS
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
+from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
-from tests.scheduler.scripted_worker import EOS, Answer
+from tests.scheduler.scripted_worker import EOS, Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
 
@@ -222,3 +225,143 @@ async def test_a_waiting_request_is_cancelled_without_any_worker(site: Site) -> 
         _ = [message async for message in messages]
     assert caught.value.code() is grpc.StatusCode.CANCELLED
     await site.idle()
+
+
+async def test_prompt_logprobs_are_whole_though_a_worker_was_lost_among_them(site: Site) -> None:
+    """The first worker computes the prompt in pieces of 16 tokens and dies, the second in pieces of 10."""
+
+    def telling(worker: ScriptedWorker, chunk: int) -> None:
+        worker.description.max_batched_tokens = chunk
+
+        def script(request: worker_pb2.StepRequest) -> Answer:
+            response = worker.execute(request)
+            start = (len(worker.steps) - 1) * chunk
+            if start < 39:
+                num_rows = min(start + chunk, 39) - start
+                rows = worker_pb2.LogprobRows(
+                    logprobs=pack_float32(-float(i) for i in range(start + 1, start + 1 + num_rows)),
+                    ranks=pack_int32([1] * num_rows),
+                )
+                slot = unpack_int32(request.rows)[0]
+                response.prompt_logprobs.add(slot=slot, position=start + 1, rows=rows)
+            if worker is first and len(worker.steps) == 2:
+                worker.may_answer.clear()
+            return response
+
+        worker.script = script
+
+    first, second = ScriptedWorker("first"), ScriptedWorker("second")
+    telling(first, 16)
+    telling(second, 10)
+    await site.start_worker(first)
+    request = counting(0, 3)
+    request.token_ids.ids[:] = range(1000, 1040)
+    request.output.prompt_logprobs = 0
+    running = asyncio.create_task(site.run(request))
+    await until(lambda: len(first.steps) == 2)
+    await first.stop()
+    await until(lambda: not site.workers.members)
+    await site.start_worker(second)
+    messages = await running
+    found = [each for message in messages for each in message.chunk.prompt_logprobs]
+    assert [each.token_id for each in found] == list(range(1001, 1040))
+    assert [each.logprob for each in found] == [-float(i) for i in range(1, 40)]
+    await site.idle()
+
+
+async def test_a_request_whose_end_is_not_durable_yet_is_running_not_waiting() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        running = asyncio.create_task(site.run(counting(10, 3, "short")))
+        await until(lambda: bool(worker.steps))
+        live = site.engine.live["short"]
+        store.may_append.clear()
+        worker.may_answer.set()
+        await until(lambda: live.ended_state is not None)
+        record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="short"))
+        assert record.state == pb.REQUEST_STATE_RUNNING
+        store.may_append.set()
+        assert tokens_in(await running) == [11, 12, 13]
+
+
+async def test_a_store_that_does_not_keep_up_holds_the_workers_back() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        running = asyncio.create_task(site.run(counting(10, 200)))
+        await until(lambda: len(worker.steps) > 5)
+        store.may_append.clear()
+        pending = site.journal.stats.pending
+        many = [7] * MAX_PENDING_RECORDS
+        site.journal.append(sequences=many, tokens=many, on_durable=lambda: None)
+        num_steps = len(worker.steps)
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+        assert len(worker.steps) <= num_steps + 2, "those in flight, and no more"
+        assert site.journal.stats.pending <= pending + MAX_PENDING_RECORDS + 4
+        store.may_append.set()
+        assert tokens_in(await running) == list(range(11, 211))
+        await site.idle()
+
+
+async def test_a_request_that_breaks_the_loop_again_and_again_is_failed_and_the_service_goes_on() -> None:
+    async with running_site(pipeline_depth=1) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        first = asyncio.create_task(refused(site, counting(10, 3, "first")))
+        await until(lambda: len(worker.steps) == 1)
+        poison = asyncio.create_task(refused(site, counting(20, 3, "poison")))
+        await until(lambda: "poison" in site.engine.live)
+        site.engine.sampling_of[site.engine.live["poison"].sequence.seq_id] = None  # type: ignore[assignment]
+        await site.inference.Cancel(pb.CancelRequest(request_id="first"))
+        await first
+        worker.may_answer.set()
+        while not poison.done():
+            await site.cluster.Register(worker.registration())
+            await asyncio.sleep(0.005)
+        error = await poison
+        assert error.code() is grpc.StatusCode.INTERNAL and "AttributeError in the scheduler" in (error.details() or "")
+        await site.register(worker)
+        assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]
+        await site.idle()
+
+
+async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.run(request)
+    return caught.value
+
+
+async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
+    worker = await site.add_worker()
+    await site.run(counting(10, 3, "warm-up"))
+    tasks_before = len(asyncio.all_tasks())
+
+    async def one(number: int) -> None:
+        match number % 5:
+            case 0:
+                await site.run(counting(number, 5))
+            case 1:
+                await refused(site, counting(number, 500, f"r{number}", timeout_ms=20))
+            case 2:
+                await refused(site, pb.GenerateRequest())
+            case 3:
+                messages = aiter(site.inference.Generate(counting(number, 500, f"r{number}")))
+                await anext(messages)
+                await site.inference.Cancel(pb.CancelRequest(request_id=f"r{number}"))
+                with pytest.raises(grpc.aio.AioRpcError):
+                    _ = [message async for message in messages]
+            case 4:
+                await asyncio.gather(*(site.run(counting(number, 5, f"r{number}")) for _ in range(2)))
+
+    await asyncio.gather(*(one(number) for number in range(200)))
+    await site.idle()
+    await until(lambda: site.records.num_pending == 0)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
+    assert not site.admission.is_in_use
+    assert not site.journal._needed
+    engine = site.engine
+    assert not (engine._by_sequence or engine._unsettled or engine._appended or engine._with_stop_strings)
+    assert worker.num_streams == 1
