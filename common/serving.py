@@ -59,6 +59,8 @@ class GrpcServer:
 def _probe(listen: str) -> None:
     """Binds the address for a moment. Raises OSError or ValueError if it cannot be bound."""
     host, _, port = listen.rpartition(":")
+    if int(port) not in range(65536):  # it would be taken modulo 65536
+        raise ValueError(f"there is no port {port}")
     address = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)[0]
     with socket.socket(address[0], address[1]) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

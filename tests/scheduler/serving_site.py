@@ -115,6 +115,10 @@ class Site:
                 await self.cluster.Register(worker.registration())
                 await asyncio.sleep(0.005)
 
+    async def until_nobody_is_left(self) -> None:
+        """Waits until every worker is forgotten."""
+        await until(lambda: not self.workers.members)
+
     async def idle(self) -> None:
         """Waits until no request is live, and checks that nothing of any request is left behind."""
         await until(lambda: not self.engine.live, 20)

@@ -1,0 +1,116 @@
+"""The edge of a server and the way back: exceptions to statuses, statuses to exceptions, whatever lies between."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from common.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
+from common.rpc import PUBLIC_MESSAGE_BYTES, error_of
+from common.serving import GrpcServer, ListenError
+
+ECHO = "test.Echo"
+
+
+def plain(data: bytes) -> bytes:
+    return data
+
+
+async def single(request: bytes, context: Any) -> bytes:
+    match request:
+        case b"overloaded":
+            raise OverloadedError("too much", 2.5)
+        case b"fault":
+            raise KeyError("a secret of ours")
+        case b"other details":
+            status = to_status(UnavailableError("details of another status")).SerializeToString()
+            context.set_trailing_metadata([("grpc-status-details-bin", status)])
+            await context.abort(grpc.StatusCode.NOT_FOUND, "changed on the way")
+        case b"no details":
+            context.set_trailing_metadata([("grpc-status-details-bin", b"\xff\xff\xff")])
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "garbled on the way")
+    return request
+
+
+async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    yield request
+    if request == b"fault":
+        raise KeyError("a secret of ours")
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Single": grpc.unary_unary_rpc_method_handler(single, plain, plain),
+        "Stream": grpc.unary_stream_rpc_method_handler(stream, plain, plain),
+    }
+    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
+    address = server.bind("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as made:
+        yield made
+    await server.stop(0)
+
+
+async def refusal(channel: grpc.aio.Channel, request: bytes) -> QuireError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"/{ECHO}/Single", plain, plain)(request)
+    return error_of(caught.value)
+
+
+async def test_an_exception_arrives_as_itself(channel: grpc.aio.Channel) -> None:
+    error = await refusal(channel, b"overloaded")
+    assert isinstance(error, OverloadedError)
+    assert (error.message, error.retry_after_s) == ("too much", 2.5)
+
+
+async def test_a_fault_is_internal_and_tells_nothing_of_itself(channel: grpc.aio.Channel) -> None:
+    error = await refusal(channel, b"fault")
+    assert isinstance(error, RequestFailedError) and "secret" not in error.message
+    call = channel.unary_stream(f"/{ECHO}/Stream", plain, plain)(b"fault")
+    received = []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for each in call:
+            received.append(each)  # noqa: PERF401 - an exception ends it
+    assert received == [b"fault"]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL and "secret" not in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "kind", "message"),
+    [
+        (b"other details", NotFoundError, "changed on the way"),
+        (b"no details", UnavailableError, "garbled on the way"),
+    ],
+)
+async def test_details_that_do_not_fit_the_status_are_left_out(
+    channel: grpc.aio.Channel, request_bytes: bytes, kind: type[QuireError], message: str
+) -> None:
+    error = await refusal(channel, request_bytes)
+    assert type(error) is kind and error.message == message
+
+
+async def test_what_a_handler_aborts_with_by_itself_stays_as_it_is(channel: grpc.aio.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    watching = health.Watch(health_pb2.HealthCheckRequest(service=ECHO))
+    assert (await watching.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watching.cancel()
+
+
+async def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"/{ECHO}/Nothing", plain, plain)(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "no such host:1", "127.0.0.1:", "nonsense"])
+async def test_an_address_that_cannot_be_bound_is_refused_with_what_to_do(listen: str) -> None:
+    server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES)
+    with pytest.raises(ListenError, match="choose another with --listen"):
+        server.bind(listen)
