@@ -141,6 +141,7 @@ class Scheduler:
             return None
         if worker.needs_snapshot and worker.in_flight:
             return None  # a snapshot says every slot's next token: all must be known
+        worker.offer_filled_blocks()
         plan = StepPlan(worker_id, worker.next_step_id, worker.needs_snapshot)
         step = PlannedStep(plan)
         if self._config.preempt_every and plan.step_id % self._config.preempt_every == 0:
@@ -164,6 +165,10 @@ class Scheduler:
         worker.next_step_id += 1
         worker.in_flight.append(step)
         return plan
+
+    def offer_filled_blocks(self, worker_id: str) -> None:
+        """Bring the prefix cache up to date: best while a step is executed; else the next `schedule` does it."""
+        self._workers[worker_id].offer_filled_blocks()
 
     def apply(self, worker_id: str, step_id: int, token_ids: Collection[int]) -> list[tuple[Sequence, int]]:
         """Take the result of the oldest step in flight; `token_ids` stand beside its `sampled_rows`.

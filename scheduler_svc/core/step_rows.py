@@ -72,5 +72,5 @@ def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) ->
     sequence.block_table.append(block)
     assert sequence.slot is not None
     step.plan.append_pairs += (sequence.slot, block)
-    worker.offer_full_blocks(sequence, step)
+    worker.unoffered.append(sequence)
     return True

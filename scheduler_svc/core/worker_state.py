@@ -57,6 +57,7 @@ class WorkerState:
         self.running: list[Sequence] = []  # by sort_key
         self.parked: dict[int, Sequence] = {}  # preempted here, and their pending tokens are still to come
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
+        self.unoffered: list[Sequence] = []  # have filled a block that the prefix cache does not know yet
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.freed_slots: list[int] = []  # the worker has not been told
         self.next_step_id = 1
@@ -156,6 +157,13 @@ class WorkerState:
             if self.blocks.register(block, hashes[index]) and step is not None:
                 step.registered.append(block)
         sequence.num_offered_blocks = num_full
+
+    def offer_filled_blocks(self) -> None:
+        """Offer what decoding has filled: apart, because hashing takes time for which a step need not wait."""
+        unoffered, self.unoffered = self.unoffered, []
+        for sequence in unoffered:
+            if sequence.worker_id == self.worker_id and sequence.status is SequenceStatus.RUNNING:
+                self.offer_full_blocks(sequence, self._step_in_flight(sequence.last_step))
 
     def num_coming_blocks(self) -> int:
         """Blocks that become available when the steps in flight are done."""
