@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 
 from common.slot_sampling import SlotSampling
-from common.step import LogprobRows, StepResult
+from common.step import StepResult
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.scheduler import Scheduler
@@ -22,6 +22,7 @@ from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
 from scheduler_svc.requests.result_check import check_result
+from scheduler_svc.requests.token_logprobs import token_logprobs
 
 log = structlog.get_logger()
 
@@ -300,21 +301,6 @@ class Engine:
             if num_known >= 0:
                 tokens = sequence.token_ids[item.position : item.position + len(item.rows.logprobs)]
                 kept.extend(token_logprobs(tokens, item.rows)[num_known:])
-
-
-def token_logprobs(token_ids: Iterable[int], rows: LogprobRows) -> list[pb.TokenLogprobs]:
-    """The rows as clients see them, one beside each token."""
-    k = rows.num_top
-    return [
-        pb.TokenLogprobs(
-            token_id=token_id,
-            logprob=rows.logprobs[i],
-            rank=rows.ranks[i],
-            top_token_ids=rows.top_token_ids[i * k : (i + 1) * k],
-            top_logprobs=rows.top_logprobs[i * k : (i + 1) * k],
-        )
-        for i, token_id in enumerate(token_ids)
-    ]
 
 
 def _token_stop(request: LiveRequest, token_id: int) -> pb.SampleFinish:

@@ -8,7 +8,7 @@ import pytest
 from protos import inference_pb2 as pb
 from protos import worker_pb2
 from tests.scheduler.scripted_worker import ScriptedWorker
-from tests.scheduler.serving_site import Site, counting, running_site
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, ours
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
@@ -109,3 +109,17 @@ async def test_a_second_worker_need_not_send_the_tokenizer_again(speaking: Site)
     await speaking.start_worker(second)
     answer = await speaking.inference.Tokenize(pb.TokenizeRequest(text="dog"))
     assert answer.token_ids
+
+
+async def test_a_stop_string_ends_a_request_where_it_appears(speaking: Site) -> None:
+    tokenizer = ours(byte_level_json())
+    stop = tokenizer.decode([44, 45], False)
+    assert len(stop) == 2
+    request = counting(40, 30)
+    request.stopping.stop.append(stop)
+    messages = await speaking.run(request)
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    assert tokens_in(messages) == [41, 42, 43, 44, 45]
+    assert "".join(chunk.text for chunk in chunks) == tokenizer.decode([41, 42, 43], False)
+    assert (chunks[-1].finish.reason, chunks[-1].finish.stop_string) == (pb.FINISH_REASON_STOP, stop)
+    await speaking.idle()

@@ -166,6 +166,14 @@ async def test_a_worker_without_a_sign_of_life_is_given_up(site: Site) -> None:
     assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
 
 
+async def test_the_watch_finds_a_silent_worker_by_itself(site: Site) -> None:
+    await site.add_worker()
+    watching = asyncio.create_task(site.workers.watch())
+    site.workers.members["w1"].seen_s -= 2 * LEASE_MS / 1000
+    await until(lambda: not site.workers.members)
+    watching.cancel()
+
+
 async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_work(site: Site) -> None:
     hung = await site.add_worker("hung")
     hung.may_answer.clear()
