@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+import common.grpc_poller  # noqa: F401 - as in a real worker
 from benchmarks.step_trace import StepTrace, WorkerMoments
 from common.log import set_up_logging
 from common.process import refuse_to_start

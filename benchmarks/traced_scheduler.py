@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import common.grpc_poller  # noqa: F401 - as in `scheduler_svc`
 from benchmarks.step_trace import SchedulerMoments, StepTrace
 from common.step import Step, StepResult
 from scheduler_svc import __main__ as scheduler_main

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 import uvloop
 
+import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.log import set_up_logging
 from common.process import ending, refuse_to_start
 from common.rpc import PUBLIC_MESSAGE_BYTES
