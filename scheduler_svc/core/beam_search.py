@@ -6,6 +6,7 @@ frees sequences as the survivors say.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from ctypes import c_float
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    token_ids: tuple[int, ...]
+    token_ids: list[int]  # its own: it grows with the last child to take it over, the other children copy it
     score: float  # cumulative log-probability
 
 
@@ -87,10 +88,10 @@ class BeamSearch:
 
     def __init__(self, params: BeamParams) -> None:
         self._params = params
-        self._live = [_Beam((), 0.0)]  # best first; the prompt, before the first step; empty once done
+        self._live = [_Beam([], 0.0)]  # best first; the prompt, before the first step; empty once done
         self._finished: list[Hypothesis] = []  # best first, at most beam_width: more are never returned
         self._num_steps = 0  # = the number of output tokens of each live beam
-        self._common_prefix: tuple[int, ...] = ()
+        self._common_prefix: list[int] = []
 
     @property
     def num_candidates(self) -> int:
@@ -124,7 +125,7 @@ class BeamSearch:
         survivors = [Survivor(parent, token_id, score) for score, parent, token_id in open_ones[:width]]
         if survivors and self._cannot_improve(survivors[0].score):
             survivors = []
-        self._live = [_Beam((*self._live[each.parent].token_ids, each.token_id), each.score) for each in survivors]
+        self._live = self._grown(survivors)
         self._extend_common_prefix()
         return survivors
 
@@ -135,7 +136,7 @@ class BeamSearch:
         before the first step. Fewer than asked for also if fewer sequences were allowed.
         """
         cut_short = [
-            Hypothesis(beam.token_ids, self._normalised(beam.score, self._num_steps), None)
+            Hypothesis(tuple(beam.token_ids), self._normalised(beam.score, self._num_steps), None)
             for beam in self._live
             if beam.token_ids
         ]
@@ -143,7 +144,7 @@ class BeamSearch:
 
     def common_prefix(self) -> tuple[int, ...]:
         """The tokens with which everything begins that `finish` may yet return; it only ever grows."""
-        return self._common_prefix
+        return tuple(self._common_prefix)
 
     def _ranked(self, candidates: Sequence[Sequence[Candidate]]) -> list[tuple[float, int, int]]:
         """(cumulative score, parent, token id) of all that are allowed, best first."""
@@ -167,6 +168,19 @@ class BeamSearch:
         ]
         self._finished = _best_first([*self._finished, *new])[: self._params.beam_width]
 
+    def _grown(self, survivors: Sequence[Survivor]) -> list[_Beam]:
+        """The beams after the step; those before it must not be used any more."""
+        num_children = Counter(each.parent for each in survivors)
+        beams = []
+        for each in survivors:
+            num_children[each.parent] -= 1
+            token_ids = self._live[each.parent].token_ids
+            if num_children[each.parent] > 0:
+                token_ids = token_ids.copy()
+            token_ids.append(each.token_id)
+            beams.append(_Beam(token_ids, each.score))
+        return beams
+
     def _cannot_improve(self, best_live_score: float) -> bool:
         """Whether the finished hypotheses are taken as final, though beams are live."""
         params = self._params
@@ -188,14 +202,15 @@ class BeamSearch:
         never be: so what all of these share stays shared.
         """
         returnable = self._finished[: self._params.num_return]
-        outputs = [beam.token_ids for beam in self._live] + [each.token_ids for each in returnable]
+        outputs: list[Sequence[int]] = [beam.token_ids for beam in self._live]
+        outputs += [each.token_ids for each in returnable]
         if not outputs:
             return
         shortest = min(outputs, key=len)
-        length = len(self._common_prefix)
-        while length < len(shortest) and all(each[length] == shortest[length] for each in outputs):
-            length += 1
-        self._common_prefix = shortest[:length]
+        for position in range(len(self._common_prefix), len(shortest)):
+            if any(each[position] != shortest[position] for each in outputs):
+                return
+            self._common_prefix.append(shortest[position])
 
 
 def _float32(value: float) -> float:

@@ -5,7 +5,7 @@ decision of the reference was within `NEAR_TIE`; each such cut is counted, print
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -98,6 +98,14 @@ class BeamReport:
     num_hypotheses: int = 0  # equal
     num_ended: int = 0  # of these, by an end-of-sequence token
 
+    def __add__(self, other: "BeamReport") -> "BeamReport":
+        return BeamReport(
+            self.num_searches + other.num_searches,
+            self.num_cuts + other.num_cuts,
+            self.num_hypotheses + other.num_hypotheses,
+            self.num_ended + other.num_ended,
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.num_hypotheses} hypotheses of {self.num_searches} searches equal, {self.num_ended} of them ended, "
@@ -109,22 +117,15 @@ class BeamReport:
         assert self.num_cuts == 0 or self.num_cuts < MAX_CUT_FRACTION * self.num_searches, str(self)
 
 
-def compare_beams(
-    report: BeamReport, reference: BeamReference, ours: Sequence[Hypothesis], near_tie: float = NEAR_TIE
-) -> BeamReport:
-    """The report with this search added; raise AssertionError if it differs without a near tie.
+def compare_beams(reference: BeamReference, ours: Sequence[Hypothesis], near_tie: float = NEAR_TIE) -> BeamReport:
+    """The report of this one search; raise AssertionError if it differs without a near tie.
 
     ours may be fewer: the n best. Scores are to be within 1e-4.
     """
-    report = replace(report, num_searches=report.num_searches + 1)
     expected = reference.token_ids[: len(ours)]
     if [each.token_ids for each in ours] != expected:
         assert reference.margin < near_tie, f"margin {reference.margin:.2e}: {expected} expected, {ours} found"
-        return replace(report, num_cuts=report.num_cuts + 1)
+        return BeamReport(num_searches=1, num_cuts=1)
     for each, score in zip(ours, reference.scores, strict=False):
         assert abs(each.score - score) < 1e-4, f"score {each.score}, {score} expected"
-    return replace(
-        report,
-        num_hypotheses=report.num_hypotheses + len(ours),
-        num_ended=report.num_ended + sum(each.finish == "eos" for each in ours),
-    )
+    return BeamReport(num_searches=1, num_hypotheses=len(ours), num_ended=sum(each.finish == "eos" for each in ours))

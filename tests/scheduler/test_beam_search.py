@@ -104,7 +104,11 @@ def test_never_stopping_early_judges_a_live_beam_at_max_tokens() -> None:
 
 
 def test_never_stopping_early_without_a_length_reward_judges_at_the_present_length() -> None:
-    assert finish_two(BeamSearch(params(early_stopping="never", length_penalty=-0.5))) == []
+    search = BeamSearch(params(early_stopping="never", length_penalty=-1.0))
+    advance(search, {5: -1.0, EOS: -4.0, 6: -5.0})
+    # Finished: -2.25 * 2 and -4.0 * 1. The best live beam has -2.0 * 2 now and would have -2.0 * 10 at the end.
+    assert len(advance(search, {7: -0.75, EOS: -1.25}, {8: -9.0})) == 2
+    assert advance(search, {9: -1.0}, {10: -9.0}) == []  # -2.75 * 3 is worse
 
 
 def test_a_live_beam_that_could_only_equal_the_worst_finished_one_ends_the_search() -> None:
@@ -136,6 +140,13 @@ def test_forbidden_tokens_are_never_chosen() -> None:
     assert [each.token_id for each in advance(search, {6: -1.0, 7: math.nan, 8: -2.0})] == [6, 8]
     assert advance(search, {EOS: -1.0}, {}) == []  # nothing else is allowed
     assert search.finish() == [Hypothesis((5, 6, EOS), -1.0, "eos")]
+
+
+def test_a_search_without_an_allowed_token_ends_without_an_answer() -> None:
+    search = BeamSearch(params())
+    assert advance(search, {5: -math.inf, EOS: -math.inf}) == []
+    assert search.is_done
+    assert (search.finish(), search.common_prefix()) == ([], ())
 
 
 def test_a_search_ended_from_outside_returns_the_best_so_far() -> None:
