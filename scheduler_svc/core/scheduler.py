@@ -1,7 +1,7 @@
 """The scheduler: who computes what in the next step of a worker, and what its results mean for the sequences.
 
 One rule: `num_computed_tokens` chases `num_tokens`. First come, first served within a priority, one waiting queue
-for all workers, chunked prefill under a token budget, preemption by recomputation.
+for all workers, chunked prefill under a token budget; groups are started, preempted and restored as a whole.
 Pure: it knows nothing of the wire, clocks, requests or stop conditions; those come in as calls.
 """
 
@@ -9,12 +9,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from scheduler_svc.core import placement
+from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_stats import SchedulerStats
-from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.starting import count_prefix, start_group
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
+from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_check import check_worker
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -40,7 +44,7 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """All sequences and all workers. Every call leaves a state in which `check()` holds.
+    """All groups and all workers. Every call leaves a state in which `check()` holds.
 
     After any call that changes something, every worker with `has_work()` should be asked to `schedule()`:
     one worker may leave the head of the queue to another.
@@ -51,7 +55,7 @@ class Scheduler:
         self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
         self._workers: dict[str, WorkerState] = {}
         self._waiting = WaitingQueue()
-        self._stranded: dict[int, Sequence] = {}  # no present worker could ever hold them; they wait for one
+        self._stranded: dict[SequenceGroup, None] = {}  # no present worker could ever hold them; they wait for one
 
     def add_worker(
         self,
@@ -88,51 +92,68 @@ class Scheduler:
             num_watermark_blocks=int(num_blocks * self._config.watermark),
             enable_prefix_cache=self._config.enable_prefix_cache,
         )
-        for sequence in self._stranded.values():
-            self._waiting.push(sequence)
+        for group in self._stranded:
+            self._waiting.push(group)
         self._stranded.clear()
         if len(self._workers) == 1:
-            for sequence in self._waiting:
-                sequence.block_hashes.clear()  # they may be of another block size
+            for group in self._waiting:  # they may be of another block size
+                group.shares = None
+                for sequence in group.sequences:
+                    sequence.block_hashes.clear()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         """It is gone, with the KV and the tokens in flight. Returns what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
         for step in worker.in_flight:
-            for row in step.plan.sampled_rows:
-                step.plan.sequences[row].num_pending_tokens = 0
-        for sequence in worker.running:
-            sequence.slot = None
-            sequence.block_table = []
-            sequence.num_offered_blocks = 0
-            sequence.lose_computed_tokens()
-        for sequence in [*worker.running, *worker.parked.values()]:
-            self._wait(sequence)
+            for sequence in step.plan.sampled_sequences:
+                sequence.num_pending_tokens = 0
+        groups = dict.fromkeys([*(sequence.group for sequence in worker.running), *worker.parked])
+        for group in groups:
+            for sequence in group.unfinished:
+                sequence.leave_worker()
+                sequence.lose_computed_tokens()
+            self._wait(group, SequenceStatus.PREEMPTED)
         return worker.running
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, group: SequenceGroup) -> None:
         """It waits for a worker. Tokens beyond its prompt are output of an earlier life, and are kept."""
-        if sequence.status is not SequenceStatus.WAITING or sequence in self._waiting:
-            raise ValueError(f"sequence {sequence.seq_id} was added before")
-        if sequence.has_all_tokens:
-            raise ValueError(f"sequence {sequence.seq_id} has its {sequence.max_tokens} tokens already")
-        self._waiting.push(sequence)
+        for sequence in group.live:
+            if sequence.status is not SequenceStatus.WAITING or group in self._waiting:
+                raise ValueError(f"sequence {sequence.seq_id} was added before")
+            if sequence.has_all_tokens:
+                raise ValueError(f"sequence {sequence.seq_id} has its {sequence.max_tokens} tokens already")
+        if group.is_finished:
+            raise ValueError(f"group {group.arrival} was added before: its sequences are finished")
+        group.order = (group.priority, group.arrival)
+        self._waiting.push(group)
 
     def finish(self, sequence: Sequence) -> None:
-        """Finished or cancelled, in whatever state; again is harmless.
+        """Finished or cancelled, in whatever state; again is harmless. A group ends with its last member.
 
         Blocks and slot are free at once, or when the last step in flight that uses them is done.
         """
-        if sequence.status is SequenceStatus.RUNNING:
-            assert sequence.worker_id is not None
-            self._workers[sequence.worker_id].stop(sequence)
-        elif sequence.status is not SequenceStatus.FINISHED:
-            self._waiting.discard(sequence)
-            self._stranded.pop(sequence.seq_id, None)
-            if sequence.worker_id is not None:
-                self._workers[sequence.worker_id].parked.pop(sequence.seq_id)
+        if sequence.is_finished:
+            return
+        group = sequence.group
+        if sequence.slot is not None:
+            self._worker_of(group).stop(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.worker_id = None
+        group.shares = None
+        if not group.live:
+            self._end(group)
+        elif group in self._waiting:
+            self._waiting.resize(group)
+        elif group.worker_id is not None:
+            worker = self._worker_of(group)
+            if any(other.source is sequence for other in group.live):
+                worker.preempt(group)  # who waited for its blocks to be computed begins anew
+            self._unpark(worker, group)
+
+    def finish_group(self, group: SequenceGroup) -> None:
+        """Finish every member; again is harmless."""
+        for sequence in reversed(group.sequences):  # those that wait for another go before it
+            self.finish(sequence)
 
     def schedule(self, worker_id: str) -> StepPlan | None:
         """The next step of a worker. None: nothing to do now, or its pipeline is full."""
@@ -146,9 +167,8 @@ class Scheduler:
         if self._config.preempt_every and plan.step_id % self._config.preempt_every == 0:
             force_preemption(worker, step)
         budget = add_running_rows(worker, step, worker.max_num_batched_tokens)
-        for sequence in step.preempted:
-            if not sequence.num_pending_tokens:
-                self._wait(sequence)
+        for group in step.preempted:
+            self._unpark(worker, group)
         # What was preempted does not come back in the same breath, unless there is nothing else to do.
         if not (step.preempted and plan.sequences):
             self._admit(worker, step, budget)
@@ -157,7 +177,7 @@ class Scheduler:
         if not plan.snapshot:
             plan.freed_slots = worker.freed_slots
         else:
-            plan.whole = list(worker.running)
+            plan.whole = [sequence for sequence in worker.running if sequence.described_step]
             plan.append_pairs = []
         worker.freed_slots = []
         worker.needs_snapshot = False
@@ -166,7 +186,7 @@ class Scheduler:
         return plan
 
     def apply(self, worker_id: str, step_id: int, token_ids: Collection[int]) -> list[tuple[Sequence, int]]:
-        """Take the result of the oldest step in flight; `token_ids` stand beside its `sampled_rows`.
+        """Take the result of the oldest step in flight; `token_ids` stand beside its `sampled_sequences`.
 
         Returns each sequence that got a token, with the token. The caller decides what ends with it, and calls
         `finish`. Raises ValueError, and changes nothing, if the result is not that of the oldest step.
@@ -175,31 +195,27 @@ class Scheduler:
         plan = worker.in_flight[0].plan if worker.in_flight else None
         if plan is None or plan.step_id != step_id:
             raise ValueError(f"worker {worker_id}: result of step {step_id} out of turn")
-        if len(token_ids) != len(plan.sampled_rows):
-            num_samples = len(plan.sampled_rows)
+        if len(token_ids) != len(plan.sampled_sequences):
+            num_samples = len(plan.sampled_sequences)
             raise ValueError(f"worker {worker_id}: {len(token_ids)} tokens for {num_samples} samples")
         appended = []
-        for row, token_id in zip(plan.sampled_rows, token_ids, strict=True):
-            sequence = plan.sequences[row]
+        for sequence, token_id in zip(plan.sampled_sequences, token_ids, strict=True):
             sequence.num_pending_tokens -= 1
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             sequence.token_ids.append(token_id)
             appended.append((sequence, token_id))
-            if sequence.status is SequenceStatus.PREEMPTED and sequence.num_pending_tokens == 0:
-                self._wait(worker.parked.pop(sequence.seq_id))
         worker.complete_step()
+        for group in list(worker.parked):
+            self._unpark(worker, group)
         return appended
 
     def rollback(self, worker_id: str) -> None:
         """No step in flight on this worker was executed: take them back. The next plan is a snapshot."""
         worker = self._workers[worker_id]
-        for sequence in worker.undo_steps():
-            self._wait(sequence)
-            if not sequence.num_preemptions and not sequence.num_output_tokens:
-                sequence.status = SequenceStatus.WAITING  # it never ran
-        for sequence in worker.parked.values():
-            self._wait(sequence)
+        for group in [*undo_steps(worker), *worker.parked]:
+            never_ran = all(not s.num_preemptions and not s.num_output_tokens for s in group.live)
+            self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
         worker.parked.clear()
 
     def request_snapshot(self, worker_id: str) -> None:
@@ -212,75 +228,98 @@ class Scheduler:
         return bool(worker.running or worker.in_flight or self._waiting)
 
     def queue_size(self) -> tuple[int, int]:
-        """Sequences in the queue, and their tokens."""
-        num_stranded_tokens = sum(sequence.num_tokens for sequence in self._stranded.values())
-        return len(self._waiting) + len(self._stranded), self._waiting.num_tokens + num_stranded_tokens
+        """Sequences in the queue, and their tokens; a prompt that a group shares counts once."""
+        num_stranded = sum(len(group.live) for group in self._stranded)
+        num_stranded_tokens = sum(group.num_distinct_tokens for group in self._stranded)
+        return self._waiting.num_sequences + num_stranded, self._waiting.num_tokens + num_stranded_tokens
 
-    def max_tokens_that_fit(self) -> int:
-        """Tokens (prompt and output) of the longest sequence that every present worker could hold alone."""
-        return min((worker.capacity_tokens for worker in self._workers.values()), default=0)
+    def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
+        """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
+
+        `num_prompt_tokens` are those that its `num_sequences` share. 0 with no worker.
+        """
+        return min(
+            (
+                placement.max_tokens_of_each(worker, self._limits, num_prompt_tokens, num_sequences)
+                for worker in self._workers.values()
+            ),
+            default=0,
+        )
 
     def stats(self) -> SchedulerStats:
-        num_parked = sum(len(worker.parked) for worker in self._workers.values())
+        num_parked = sum(len(group.live) for worker in self._workers.values() for group in worker.parked)
         return SchedulerStats(
-            num_waiting=len(self._waiting) + len(self._stranded) + num_parked,
-            workers=tuple(worker.stats() for worker in self._workers.values()),
+            num_waiting=self.queue_size()[0] + num_parked,
+            workers=tuple(worker_stats(worker) for worker in self._workers.values()),
         )
 
     def check(self) -> None:
         """Assert the invariants of every worker and of the queue."""
         for worker in self._workers.values():
-            worker.check()
+            check_worker(worker)
             assert len(worker.in_flight) <= self._config.pipeline_depth
-            assert len(worker.running) <= self._config.max_num_seqs
-        waiting = [*self._waiting, *self._stranded.values()]
-        assert len(waiting) == len(self._waiting) + len(self._stranded)
-        for sequence in waiting:
-            assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-            assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
-            assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
+            assert worker.num_members <= self._config.max_num_seqs
+        waiting = [*self._waiting, *self._stranded]
+        assert len(waiting) == len(set(waiting)) == len(self._waiting) + len(self._stranded)
+        for group in waiting:
+            assert group.worker_id is None and group.live
+            for sequence in group.live:
+                assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+                assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
+                assert sequence.fork_tail is sequence.source is None
+                assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _worker_of(self, group: SequenceGroup) -> WorkerState:
+        assert group.worker_id is not None
+        return self._workers[group.worker_id]
+
+    def _wait(self, group: SequenceGroup, status: SequenceStatus) -> None:
         """Into the queue again, at the place of its arrival."""
-        sequence.status = SequenceStatus.PREEMPTED
-        sequence.worker_id = None
-        self._waiting.push(sequence)
+        group.worker_id = None
+        for sequence in group.live:
+            sequence.status = status
+            sequence.worker_id = None
+        self._waiting.push(group)
+
+    def _unpark(self, worker: WorkerState, group: SequenceGroup) -> None:
+        """If it was preempted there, it waits for a place, once its tokens are known."""
+        if group.num_pending_tokens or any(s.status is SequenceStatus.RUNNING for s in group.live):
+            return
+        worker.parked.pop(group, None)
+        if group.live:
+            self._wait(group, SequenceStatus.PREEMPTED)
+
+    def _end(self, group: SequenceGroup) -> None:
+        """No member is live any more."""
+        self._waiting.discard(group)
+        self._stranded.pop(group, None)
+        if group.worker_id is not None:
+            self._worker_of(group).parked.pop(group, None)
+            group.worker_id = None
 
     def _admit(self, worker: WorkerState, step: PlannedStep, budget: int) -> None:
-        """Start waiting sequences in order; the first that cannot be started here and now ends it."""
-        while budget > 0 and placement.has_free_slot(worker, self._limits):
-            sequence = self._head()
-            if sequence is None or sequence.has_all_tokens:
+        """Start waiting groups in order; the first that cannot be started here and now ends it."""
+        while budget > 0 and worker.free_slots and not worker.parked:
+            group = self._head()
+            if group is None or any(sequence.has_all_tokens for sequence in group.live):
                 return
             # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
             others = () if step.preempted else self._workers.values()
             is_busy = bool(step.plan.sequences)
-            prefix = placement.claim(sequence, worker, others, self._limits, is_busy=is_busy)
-            if prefix is None:
+            start = placement.claim(group, worker, others, self._limits, is_busy=is_busy)
+            if start is None:
                 return
             self._waiting.pop()
-            worker.start(sequence, prefix, step.plan.step_id)
-            _count_prefix(worker, sequence)
-            num_new = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            step.plan.whole.append(sequence)
-            add_row(worker, step, sequence, num_new, sequence.num_tokens)
-            budget -= num_new
+            start_group(worker, group, start)
+            count_prefix(worker, start)
+            for sequence in group.live:
+                if budget > 0:
+                    budget -= add_row(worker, step, sequence, budget)
 
-    def _head(self) -> Sequence | None:
+    def _head(self) -> SequenceGroup | None:
         """The first in the queue that a present worker could hold; those that none could step aside."""
-        while (sequence := self._waiting.peek()) is not None:
-            if any(placement.can_ever_hold(worker, sequence) for worker in self._workers.values()):
-                return sequence
-            self._stranded[sequence.seq_id] = self._waiting.pop()
+        while (group := self._waiting.peek()) is not None:
+            if any(placement.can_ever_hold(worker, group, self._limits) for worker in self._workers.values()):
+                return group
+            self._stranded[self._waiting.pop()] = None
         return None
-
-
-def _count_prefix(worker: WorkerState, sequence: Sequence) -> None:
-    """A sequence that has just been started: what the cache gave, what is computed a second time."""
-    num_hit = sequence.num_computed_tokens
-    if worker.enable_prefix_cache and sequence.use_prefix_cache and not sequence.num_preemptions:
-        worker.num_prefix_query_tokens += sequence.num_tokens
-        worker.num_prefix_hit_tokens += num_hit
-        sequence.num_cached_tokens = num_hit
-    worker.num_recomputed_tokens += max(0, sequence.num_lost_tokens - num_hit)
-    sequence.num_lost_tokens = 0

@@ -7,7 +7,7 @@ from collections import deque
 
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.scheduler_stats import WorkerStats
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from tests.scheduler.core_executor import (
     STOP_TOKEN_ID,
@@ -16,6 +16,10 @@ from tests.scheduler.core_executor import (
     encode,
     unconstrained_output,
 )
+
+
+def single(sequence: Sequence, priority: int = 0) -> SequenceGroup:
+    return SequenceGroup([sequence], arrival=sequence.seq_id, priority=priority)
 
 
 class Cluster:
@@ -39,6 +43,12 @@ class Cluster:
         del self.in_flight[worker_id]
         return self.scheduler.remove_worker(worker_id)
 
+    def remove_all_memory(self, worker_id: str, *, num_blocks: int) -> list[Sequence]:
+        """The worker dies, and comes back empty."""
+        moved = self.remove_worker(worker_id)
+        self.add_worker(worker_id, num_blocks=num_blocks)
+        return moved
+
     def add(
         self,
         prompt: list[int],
@@ -49,20 +59,45 @@ class Cluster:
         hash_seed: bytes = b"",
         use_prefix_cache: bool = True,
     ) -> Sequence:
-        """`stops`: it may end early, by the stop token."""
-        sequence = Sequence(
-            seq_id=len(self.sequences),
-            token_ids=list(prompt),
-            num_prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
-            stop_token_ids=frozenset({STOP_TOKEN_ID}) if stops else frozenset(),
+        """A group of one. `stops`: it may end early, by the stop token."""
+        (sequence,) = self.add_group(
+            prompt,
+            1,
+            max_tokens,
+            stops=stops,
             priority=priority,
             hash_seed=hash_seed,
             use_prefix_cache=use_prefix_cache,
-        )
-        self.sequences.append(sequence)
-        self.scheduler.add(sequence)
+        ).sequences
         return sequence
+
+    def add_group(
+        self,
+        prompt: list[int],
+        num_sequences: int,
+        max_tokens: int = 4,
+        *,
+        stops: bool = False,
+        priority: int = 0,
+        hash_seed: bytes = b"",
+        use_prefix_cache: bool = True,
+    ) -> SequenceGroup:
+        sequences = [
+            Sequence(
+                seq_id=len(self.sequences) + index,
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
+                stop_token_ids=frozenset({STOP_TOKEN_ID}) if stops else frozenset(),
+                hash_seed=hash_seed,
+                use_prefix_cache=use_prefix_cache,
+            )
+            for index in range(num_sequences)
+        ]
+        group = SequenceGroup(sequences, arrival=len(self.sequences), priority=priority)
+        self.sequences += sequences
+        self.scheduler.add(group)
+        return group
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
         plan = self.scheduler.schedule(worker_id)
@@ -120,7 +155,8 @@ class Cluster:
         """Each output is what the model says alone; a sequence cut short has the beginning of it."""
         for s in self.sequences:
             prompt = s.token_ids[: s.num_prompt_tokens]
-            expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids)
+            sample_index = s.group.sequences.index(s)
+            expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids, sample_index)
             assert s.output_token_ids == expected[: s.num_output_tokens]
 
     def assert_idle_and_unleaked(self) -> None:

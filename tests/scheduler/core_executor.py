@@ -28,17 +28,19 @@ def context_kv(token_ids: list[int]) -> list[KV]:
     return kv
 
 
-def next_token(last: KV) -> int:
-    """The model: a pure function of the whole context."""
-    return last[1] % VOCAB_SIZE
+def next_token(last: KV, sample_index: int = 0) -> int:
+    """The model: a pure function of the whole context and of the sample's noise."""
+    return (checksum(last[1], sample_index) if sample_index else last[1]) % VOCAB_SIZE
 
 
-def unconstrained_output(prompt: list[int], max_tokens: int, stop_token_ids: frozenset[int]) -> list[int]:
+def unconstrained_output(
+    prompt: list[int], max_tokens: int, stop_token_ids: frozenset[int], sample_index: int = 0
+) -> list[int]:
     """What the model says when nothing stands in its way."""
     output: list[int] = []
     last = context_kv(prompt)[-1]
     while len(output) < max_tokens and not (output and output[-1] in stop_token_ids):
-        output.append(next_token(last))
+        output.append(next_token(last, sample_index))
         last = (output[-1], checksum(last[1], output[-1]))
     return output
 
@@ -50,6 +52,7 @@ class Slot:
     position: int
     block_table: list[int]
     token_ids: list[int]  # known, from `position` on
+    sample_index: int  # in its group
 
 
 @dataclass(slots=True)
@@ -64,7 +67,8 @@ class EncodedStep:
     rows: list[int]
     num_tokens: list[int]
     positions: list[int]
-    sampled_rows: list[int]
+    samples: list[tuple[int, int]]  # (row, slot)
+    copies: list[int]
     contexts: list[list[int] | None]  # for the checks alone: known tokens of the row, None where some are not
 
 
@@ -75,8 +79,10 @@ def encode(plan: StepPlan) -> EncodedStep:
         assert sequence.slot is not None and sequence.slot not in whole
         position = position_of.get(sequence, sequence.num_computed_tokens)
         token_ids = sequence.token_ids[position:]
-        assert token_ids, "a slot described whole has a known token to go on from"
-        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids)
+        is_sampled = sequence in plan.sampled_sequences and sequence not in position_of
+        assert token_ids or is_sampled, "a slot described whole has a token to go on from, or gets it in this step"
+        sample_index = sequence.group.sequences.index(sequence)
+        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids, sample_index)
     ends = [position + n for position, n in zip(plan.positions, plan.num_tokens, strict=True)]
     return EncodedStep(
         step_id=plan.step_id,
@@ -87,7 +93,12 @@ def encode(plan: StepPlan) -> EncodedStep:
         rows=[sequence.slot for sequence in plan.sequences if sequence.slot is not None],
         num_tokens=list(plan.num_tokens),
         positions=list(plan.positions),
-        sampled_rows=list(plan.sampled_rows),
+        samples=[
+            (row, sequence.slot)
+            for row, sequence in zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
+            if sequence.slot is not None
+        ],
+        copies=list(plan.copies),
         contexts=[
             s.token_ids[:end] if end <= len(s.token_ids) else None for s, end in zip(plan.sequences, ends, strict=True)
         ],
@@ -103,19 +114,25 @@ class FakeWorker:
         self.num_slots = num_slots
         self.slots: dict[int, Slot] = {}
         self.num_computed_tokens = 0
+        self.num_copies = 0
         self._kv: list[KV | None] = [None] * (num_blocks * block_size)
         self._last_step_id: int | None = None
 
     def execute(self, step: EncodedStep) -> list[int]:
-        """The sampled tokens, one for each sampled row."""
+        """The sampled tokens, one for each sample."""
         self._update_slots(step)
+        self._copy(step.copies)
         assert len(step.rows) == len(set(step.rows)) == len(step.positions) > 0
+        self._check_single_writers(step)
         last = [self._compute(step, row) for row in range(len(step.rows))]
         sampled = []
-        for row in step.sampled_rows:
-            slot = self.slots[step.rows[row]]
-            assert not slot.token_ids, "a row samples at the end of its tokens only"
-            slot.token_ids = [next_token(last[row])]
+        assert len({slot_id for _, slot_id in step.samples}) == len(step.samples)
+        for row, slot_id in step.samples:
+            slot = self.slots[slot_id]
+            assert not self.slots[step.rows[row]].token_ids or slot_id != step.rows[row]
+            assert not slot.token_ids, "a slot samples at the end of its tokens only"
+            assert slot.position == step.positions[row] + step.num_tokens[row]
+            slot.token_ids = [next_token(last[row], slot.sample_index)]
             sampled.append(slot.token_ids[0])
         return sampled
 
@@ -145,6 +162,23 @@ class FakeWorker:
         for slot_id, block in zip(pairs[::2], pairs[1::2], strict=True):
             assert slot_id not in step.whole
             self.slots[slot_id].block_table.append(block)
+
+    def _copy(self, pairs: list[int]) -> None:
+        """All at once, as a device does: no block is both source and destination, none twice a destination."""
+        sources, destinations = pairs[::2], pairs[1::2]
+        assert len(set(destinations)) == len(destinations) and not set(sources) & set(destinations)
+        size = self.block_size
+        for source, destination in zip(sources, destinations, strict=True):
+            kv = self._kv[source * size : (source + 1) * size]
+            self._kv[destination * size : (destination + 1) * size] = kv
+        self.num_copies += len(sources)
+
+    def _check_single_writers(self, step: EncodedStep) -> None:
+        writer_of: dict[int, int] = {}
+        for slot_id, position, num_tokens in zip(step.rows, step.positions, step.num_tokens, strict=True):
+            for p in range(position, position + num_tokens):
+                block = self.slots[slot_id].block_table[p // self.block_size]
+                assert writer_of.setdefault(block, slot_id) == slot_id, "two rows write one block"
 
     def _compute(self, step: EncodedStep, row: int) -> KV:
         """Write the KV of a row's tokens, read its context back, return the last."""

@@ -50,6 +50,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(num_workers):
             self.add_worker(50, 8)
 
+    def num_blocks_for_the_largest(self) -> int:
+        """Of the smallest pool that holds each unfinished group alone, above the watermark."""
+        num_needed = max((s.group.worst_case_blocks(self.block_size) for s in self.unfinished()), default=1)
+        watermark = self.cluster.config.watermark
+        return next(n for n in range(num_needed, 2 * num_needed + 9) if n - int(n * watermark) >= num_needed)
+
     def unfinished(self) -> list[Sequence]:
         return [s for s in self.cluster.sequences if not s.is_finished]
 
@@ -74,6 +80,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, prompts: list[list[int]], max_tokens: int, **options: Any) -> None:
         for prompt in prompts:
             self.cluster.add(prompt, max_tokens, **options)
+
+    @rule(
+        prompt=prompts,
+        num_sequences=st.integers(2, 4),
+        max_tokens=st.integers(1, 9),
+        stops=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        use_prefix_cache=st.sampled_from([True, True, True, False]),
+    )
+    def add_group(self, prompt: list[int], num_sequences: int, max_tokens: int, **options: Any) -> None:
+        num_sequences = min(num_sequences, self.cluster.config.max_num_seqs)
+        self.cluster.add_group(prompt, num_sequences, max_tokens, **options)
 
     @precondition(lambda self: self.cluster.workers)
     @rule()
@@ -108,6 +126,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.scheduler.finish(sequence)
         self.cluster.scheduler.finish(sequence)
 
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data())
+    def finish_group(self, data: Any) -> None:
+        group = data.draw(st.sampled_from(self.unfinished())).group
+        self.cluster.scheduler.finish_group(group)
+        self.cluster.scheduler.finish_group(group)
+
     @precondition(lambda self: self.busy())
     @rule(data=st.data())
     def fail_steps(self, data: Any) -> None:
@@ -133,8 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if len(self.cluster.workers) == len(WORKER_IDS):
             self.cluster.remove_worker("a")
-        # Barely larger than the largest sequence (24 + 4 + 20 tokens), watermark included.
-        self.cluster.add_worker("last", num_blocks=60 // self.block_size, block_size=self.block_size)
+        self.cluster.add_worker("last", num_blocks=self.num_blocks_for_the_largest(), block_size=self.block_size)
         # Forced preemption may make it compute a sequence anew for each of its tokens, one token a plan.
         self.cluster.run_until_idle(sum(s.worst_case_tokens * (s.max_tokens + 1) for s in self.unfinished()))
         self.cluster.assert_outputs_are_unconstrained()

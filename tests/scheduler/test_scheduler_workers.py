@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core.placement import MAX_TIMES_LEFT
 from scheduler_svc.core.scheduler import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
-from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.core_cluster import Cluster, single
 
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
 
@@ -227,7 +227,7 @@ def test_a_worker_computes_no_more_tokens_in_a_step_than_it_can() -> None:
     cluster = make_cluster({}, budget=8)
     for worker_id, limit in [("weak", 3), ("strong", 100)]:
         cluster.scheduler.add_worker(worker_id, num_blocks=20, block_size=4, num_slots=4, max_num_batched_tokens=limit)
-        cluster.scheduler.add(Sequence(limit, list(range(1, 21)), 20, 4, frozenset()))
+        cluster.scheduler.add(single(Sequence(limit, list(range(1, 21)), 20, 4, frozenset())))
         plan = cluster.scheduler.schedule(worker_id)
         assert plan is not None and plan.num_tokens == [min(limit, 8)]
 
