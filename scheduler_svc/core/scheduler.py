@@ -6,9 +6,10 @@ Pure: it knows nothing of the wire, clocks, requests or stop conditions; those c
 """
 
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from scheduler_svc.core import placement
+from scheduler_svc.core import beam_groups, placement
 from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_stats import SchedulerStats
@@ -105,7 +106,8 @@ class Scheduler:
         """It is gone, with the KV and the tokens in flight. Returns what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
         for step in worker.in_flight:
-            for sequence in step.plan.sampled_sequences:
+            beams = [step.plan.sequences[row] for row in step.plan.candidate_rows]
+            for sequence in [*step.plan.sampled_sequences, *beams]:
                 sequence.num_pending_tokens = 0
         groups = dict.fromkeys([*(sequence.group for sequence in worker.running), *worker.parked])
         for group in groups:
@@ -124,6 +126,8 @@ class Scheduler:
                 raise ValueError(f"sequence {sequence.seq_id} has its {sequence.max_tokens} tokens already")
         if group.is_finished:
             raise ValueError(f"group {group.arrival} was added before: its sequences are finished")
+        if group.awaits_host:
+            beam_groups.set_idle_beams(group)
         group.order = (group.priority, group.arrival)
         self._waiting.push(group)
 
@@ -141,6 +145,8 @@ class Scheduler:
         sequence.worker_id = None
         group.shares = None
         if not group.live:
+            for beam in group.unfinished:  # idle ones
+                self.finish(beam)
             self._end(group)
         elif group in self._waiting:
             self._waiting.resize(group)
@@ -205,10 +211,28 @@ class Scheduler:
                 continue
             sequence.token_ids.append(token_id)
             appended.append((sequence, token_id))
+        for row in plan.candidate_rows:
+            plan.sequences[row].num_pending_tokens -= 1
         worker.complete_step()
         for group in list(worker.parked):
             self._unpark(worker, group)
         return appended
+
+    def replace_beams(self, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
+        """Decide how a beam group goes on, while it `awaits_decision`: each survivor is a live beam and its next token.
+
+        The first child of a beam goes on in its place; others fork from it into idle members, which share its blocks.
+        Beams without a child give back their blocks at once and are idle. Returns the beams beside the survivors.
+        Candidates that came before the group was preempted are void: the rows that give them are computed again.
+        Raises ValueError, and changes nothing, if the group does not await a decision or has no place for so many.
+        """
+        if not group.awaits_decision:
+            raise ValueError(f"group {group.arrival} awaits no decision: candidates of all its beams come first")
+        if not 1 <= len(survivors) <= len(group.unfinished):
+            raise ValueError(f"{len(survivors)} beams survive: give 1 to {len(group.unfinished)}")
+        if any(parent.group is not group or not parent.is_live for parent, _ in survivors):
+            raise ValueError(f"a survivor is no live beam of group {group.arrival}")
+        return beam_groups.replace_beams(self._worker_of(group), group, survivors)
 
     def rollback(self, worker_id: str) -> None:
         """No step in flight on this worker was executed: take them back. The next plan is a snapshot."""

@@ -102,6 +102,12 @@ class Sequence:
         return self.source is None and self.num_computed_tokens >= self.num_tokens_at_start
 
     @property
+    def has_gained_token(self) -> bool:
+        """Whether its present stay on a worker has brought it on; a beam's token does not count before it is chosen."""
+        num_tokens = len(self.token_ids) if self.group.awaits_host else self.num_tokens
+        return num_tokens > self.num_tokens_at_start
+
+    @property
     def sort_key(self) -> tuple[float, ...]:
         """The order in which running sequences are served; the members of a group stand together."""
         return (*self.group.order, self.seq_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sharing import have_same_tokens, shared_blocks
-from scheduler_svc.core.worker_state import WorkerState
+from scheduler_svc.core.worker_state import WorkerState, running_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
         if sequence.is_live:
             sequence.status = SequenceStatus.RUNNING
             sequence.num_tokens_at_start = sequence.num_tokens
-            insort(worker.running, sequence, key=_sort_key)
+            insort(worker.running, sequence, key=running_order)
 
 
 def count_prefix(worker: WorkerState, start: GroupStart) -> None:
@@ -140,7 +140,3 @@ def _start_after(worker: WorkerState, sequence: Sequence, source: Sequence, num_
     sequence.source = source
     sequence.num_shared_tokens = num_shared * worker.block_size
     sequence.num_offered_blocks = num_shared
-
-
-def _sort_key(sequence: Sequence) -> tuple[float, ...]:
-    return sequence.sort_key

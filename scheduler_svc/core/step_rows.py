@@ -47,8 +47,9 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
     end = position + num_new
     if end > len(sequence.block_table) * worker.block_size and not _append_block(worker, step, sequence):
         return 0
-    if not sequence.described_step:
-        sequence.described_step = plan.step_id
+    awaits_host = sequence.group.awaits_host
+    if awaits_host or not sequence.described_step:
+        sequence.described_step = sequence.described_step or plan.step_id
         plan.whole.append(sequence)
     row = len(plan.sequences)
     plan.sequences.append(sequence)
@@ -60,9 +61,12 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
     if num_new > 1:
         worker.offer_full_blocks(sequence, step)
     if is_last:
+        sequence.num_pending_tokens += 1
+    if is_last and awaits_host:
+        plan.candidate_rows.append(row)
+    elif is_last:
         plan.sampled_rows.append(row)
         plan.sampled_sequences.append(sequence)
-        sequence.num_pending_tokens += 1
         sample_for_forks(step, sequence, row)
         sequence.is_decoding = sequence.group.is_back
     return num_new
@@ -74,7 +78,7 @@ def force_preemption(worker: WorkerState, step: PlannedStep) -> None:
         return
     worker.forced_step_id = step.plan.step_id
     for sequence in reversed(worker.running):
-        if all(member.num_tokens > member.num_tokens_at_start for member in sequence.group.live):
+        if all(member.has_gained_token for member in sequence.group.live):
             _preempt(worker, step, sequence)
             return
 
@@ -88,6 +92,8 @@ def _may_compute(sequence: Sequence) -> bool:
         sequence.source = None
         sequence.num_computed_tokens = sequence.num_shared_tokens
     if sequence.is_back and not sequence.group.is_back:
+        return False
+    if sequence.group.awaits_host and sequence.num_computed_tokens == len(sequence.token_ids):
         return False
     return not sequence.has_all_tokens
 
@@ -103,7 +109,7 @@ def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) ->
             copy_tail(worker, step, sequence, block)
     sequence.block_table.append(block)
     assert sequence.slot is not None
-    if 0 < sequence.described_step < step.plan.step_id:
+    if 0 < sequence.described_step < step.plan.step_id and not sequence.group.awaits_host:
         step.plan.append_pairs += (sequence.slot, block)
     worker.offer_full_blocks(sequence, step)
     return True

@@ -38,6 +38,8 @@ def _undo_rows(worker: WorkerState, step: PlannedStep) -> None:
         worker.blocks.unregister(block)
     for sequence in plan.sampled_sequences:
         sequence.num_pending_tokens -= 1
+    for row in plan.candidate_rows:
+        plan.sequences[row].num_pending_tokens -= 1
     for sequence, position in zip(plan.sequences, plan.positions, strict=True):
         # A later stay here began in a step that is undone too; one on another worker is none of ours.
         if sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id:

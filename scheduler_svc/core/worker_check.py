@@ -19,6 +19,7 @@ def check_worker(worker: WorkerState) -> None:
     first_id = worker.next_step_id - len(worker.in_flight)
     assert [step.plan.step_id for step in worker.in_flight] == list(range(first_id, worker.next_step_id))
     pending = Counter(sequence for step in worker.in_flight for sequence in step.plan.sampled_sequences)
+    pending += Counter(step.plan.sequences[row] for step in worker.in_flight for row in step.plan.candidate_rows)
     for sequence in worker.running:
         assert sequence.num_pending_tokens == pending[sequence]
         _check_running(worker, sequence)
@@ -64,7 +65,8 @@ def _check_single_writers(worker: WorkerState) -> None:
 def _check_running(worker: WorkerState, sequence: Sequence) -> None:
     assert sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id
     assert sequence.slot is not None and sequence.group.worker_id == worker.worker_id
-    assert 0 <= sequence.num_computed_tokens < sequence.num_tokens <= sequence.worst_case_tokens
+    assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens <= sequence.worst_case_tokens
+    assert sequence.num_computed_tokens < sequence.num_tokens or sequence.group.awaits_host
     num_held = len(blocks_held(sequence))
     assert worker.num_blocks_for(sequence.num_computed_tokens) <= num_held <= worker.num_blocks_for(sequence.num_tokens)
     assert sequence.num_offered_blocks <= max(len(sequence.block_hashes), len(sequence.block_table))

@@ -103,9 +103,7 @@ class WorkerState:
         """Take slot and blocks from a member of a running group: now, or when its last step in flight is done."""
         step = self._step_in_flight(sequence.last_step)
         if sequence.status is SequenceStatus.RUNNING:
-            index = bisect_left(self.running, sequence.sort_key, key=_sort_key)
-            assert self.running[index] is sequence
-            del self.running[index]
+            self.take_from_running(sequence)
             self.offer_full_blocks(sequence, step)
         assert sequence.slot is not None
         release = Release(sequence.slot, sequence.described_step > 0, blocks_held(sequence))
@@ -115,6 +113,11 @@ class WorkerState:
             self.give_back(release)
         else:
             step.releases.append(release)
+
+    def take_from_running(self, sequence: Sequence) -> None:
+        index = bisect_left(self.running, sequence.sort_key, key=running_order)
+        assert self.running[index] is sequence
+        del self.running[index]
 
     def retire(self, group: SequenceGroup) -> None:
         """Stop the whole group, to be computed again. It keeps its tokens in flight, and is parked until they come."""
@@ -196,5 +199,5 @@ def blocks_held(sequence: Sequence) -> list[int]:
     return [*sequence.block_table, sequence.fork_tail]
 
 
-def _sort_key(sequence: Sequence) -> tuple[float, ...]:
+def running_order(sequence: Sequence) -> tuple[float, ...]:
     return sequence.sort_key

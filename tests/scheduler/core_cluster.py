@@ -13,7 +13,10 @@ from tests.scheduler.core_executor import (
     STOP_TOKEN_ID,
     EncodedStep,
     FakeWorker,
+    beam_candidates,
+    choose_survivors,
     encode,
+    unconstrained_beams,
     unconstrained_output,
 )
 
@@ -32,6 +35,10 @@ class Cluster:
         self.in_flight: dict[str, deque[EncodedStep]] = {}
         self.sequences: list[Sequence] = []
         self.num_plans = 0
+        self.candidate_sequences: dict[tuple[str, int], list[Sequence]] = {}  # by worker and step
+        self.candidates: dict[Sequence, list[tuple[int, int]]] = {}  # of beams, the latest
+        self.ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
+        self.scores: dict[Sequence, int] = {}  # of live beams
 
     def add_worker(self, worker_id: str = "w", *, num_blocks: int, block_size: int = 4, num_slots: int = 64) -> None:
         self.scheduler.add_worker(worker_id, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
@@ -81,6 +88,7 @@ class Cluster:
         priority: int = 0,
         hash_seed: bytes = b"",
         use_prefix_cache: bool = True,
+        is_beam: bool = False,
     ) -> SequenceGroup:
         sequences = [
             Sequence(
@@ -94,7 +102,7 @@ class Cluster:
             )
             for index in range(num_sequences)
         ]
-        group = SequenceGroup(sequences, arrival=len(self.sequences), priority=priority)
+        group = SequenceGroup(sequences, arrival=len(self.sequences), priority=priority, awaits_host=is_beam)
         self.sequences += sequences
         self.scheduler.add(group)
         return group
@@ -105,6 +113,8 @@ class Cluster:
             self.num_plans += 1
             assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
             self.in_flight[worker_id].append(encode(plan))
+            beams = [plan.sequences[row] for row in plan.candidate_rows]
+            self.candidate_sequences[worker_id, plan.step_id] = beams
         return plan
 
     def complete(self, worker_id: str = "w") -> list[Sequence]:
@@ -116,7 +126,30 @@ class Cluster:
             assert sequence.token_ids[-1] == token_id
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
+        self._search_on(worker_id, step.step_id)
         return [sequence for sequence, _ in appended]
+
+    def _search_on(self, worker_id: str, step_id: int) -> None:
+        """Beam search, as soon as the candidates of all beams of a group are there."""
+        beams = self.candidate_sequences.pop((worker_id, step_id))
+        for beam, last in zip(beams, self.workers[worker_id].last_of_candidates, strict=True):
+            self.candidates[beam] = beam_candidates(last, len(beam.group.sequences))
+        for group in dict.fromkeys(beam.group for beam in beams):
+            if group.live and group.awaits_decision:
+                live = self.by_rank(group)
+                scores = [self.scores.get(beam, 0) for beam in live]
+                survivors = choose_survivors(
+                    scores, [self.candidates.pop(beam) for beam in live], len(group.unfinished)
+                )
+                placed = self.scheduler.replace_beams(group, [(live[beam], token) for _, beam, token in survivors])
+                self.ranks[group] = placed
+                self.scores.update(zip(placed, (score for score, _, _ in survivors), strict=True))
+                if placed[0].num_output_tokens == placed[0].max_tokens:
+                    self.scheduler.finish_group(group)
+
+    def by_rank(self, group: SequenceGroup) -> list[Sequence]:
+        """The live beams, best first; at the beginning the only one."""
+        return self.ranks.get(group, group.live)
 
     def step(self, worker_id: str = "w") -> StepPlan:
         """A whole step at depth 1: there must be something to do."""
@@ -155,9 +188,19 @@ class Cluster:
         """Each output is what the model says alone; a sequence cut short has the beginning of it."""
         for s in self.sequences:
             prompt = s.token_ids[: s.num_prompt_tokens]
+            if s.group.awaits_host:
+                self._assert_beams_are_unconstrained(s.group, prompt)
+                continue
             sample_index = s.group.sequences.index(s)
             expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids, sample_index)
             assert s.output_token_ids == expected[: s.num_output_tokens]
+
+    def _assert_beams_are_unconstrained(self, group: SequenceGroup, prompt: list[int]) -> None:
+        """As far as the search came."""
+        beams = self.ranks.get(group, group.sequences[:1])
+        num_tokens = beams[0].num_output_tokens
+        expected = unconstrained_beams(prompt, num_tokens, len(group.sequences))
+        assert [beam.output_token_ids for beam in beams] == expected
 
     def assert_idle_and_unleaked(self) -> None:
         self.scheduler.check()

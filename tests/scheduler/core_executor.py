@@ -33,6 +33,32 @@ def next_token(last: KV, sample_index: int = 0) -> int:
     return (checksum(last[1], sample_index) if sample_index else last[1]) % VOCAB_SIZE
 
 
+def beam_candidates(last: KV, num_candidates: int) -> list[tuple[int, int]]:
+    """The most likely next tokens, best first, as (score, token): the score is lower the worse, and never above 0."""
+    scored = [(-(checksum(last[1], 1000 + token_id) % 1000), token_id) for token_id in range(VOCAB_SIZE)]
+    return sorted(scored, reverse=True)[:num_candidates]
+
+
+def choose_survivors(
+    scores: list[int], candidates: list[list[tuple[int, int]]], beam_width: int
+) -> list[tuple[int, int, int]]:
+    """A plain beam search's step: (score, beam, token) of the best continuations of all beams, best first."""
+    all_scored = [
+        (scores[beam] + score, beam, token_id) for beam, each in enumerate(candidates) for score, token_id in each
+    ]
+    return sorted(all_scored, key=lambda one: (-one[0], one[1], one[2]))[:beam_width]
+
+
+def unconstrained_beams(prompt: list[int], max_tokens: int, beam_width: int) -> list[list[int]]:
+    """The outputs of a beam search that nothing stands in the way of, best first."""
+    beams: list[tuple[int, list[int]]] = [(0, [])]
+    for _ in range(max_tokens):
+        candidates = [beam_candidates(context_kv(prompt + output)[-1], beam_width) for _, output in beams]
+        survivors = choose_survivors([score for score, _ in beams], candidates, beam_width)
+        beams = [(score, [*beams[beam][1], token_id]) for score, beam, token_id in survivors]
+    return [output for _, output in beams]
+
+
 def unconstrained_output(
     prompt: list[int], max_tokens: int, stop_token_ids: frozenset[int], sample_index: int = 0
 ) -> list[int]:
@@ -53,6 +79,7 @@ class Slot:
     block_table: list[int]
     token_ids: list[int]  # known, from `position` on
     sample_index: int  # in its group
+    is_beam: bool
 
 
 @dataclass(slots=True)
@@ -68,6 +95,7 @@ class EncodedStep:
     num_tokens: list[int]
     positions: list[int]
     samples: list[tuple[int, int]]  # (row, slot)
+    candidate_rows: list[int]
     copies: list[int]
     contexts: list[list[int] | None]  # for the checks alone: known tokens of the row, None where some are not
 
@@ -80,9 +108,10 @@ def encode(plan: StepPlan) -> EncodedStep:
         position = position_of.get(sequence, sequence.num_computed_tokens)
         token_ids = sequence.token_ids[position:]
         is_sampled = sequence in plan.sampled_sequences and sequence not in position_of
-        assert token_ids or is_sampled, "a slot described whole has a token to go on from, or gets it in this step"
+        is_beam = sequence.group.awaits_host
+        assert token_ids or is_sampled or is_beam, "a slot described whole has a token to go on from, or gets it now"
         sample_index = sequence.group.sequences.index(sequence)
-        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids, sample_index)
+        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids, sample_index, is_beam)
     ends = [position + n for position, n in zip(plan.positions, plan.num_tokens, strict=True)]
     return EncodedStep(
         step_id=plan.step_id,
@@ -98,6 +127,7 @@ def encode(plan: StepPlan) -> EncodedStep:
             for row, sequence in zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
             if sequence.slot is not None
         ],
+        candidate_rows=list(plan.candidate_rows),
         copies=list(plan.copies),
         contexts=[
             s.token_ids[:end] if end <= len(s.token_ids) else None for s, end in zip(plan.sequences, ends, strict=True)
@@ -115,6 +145,7 @@ class FakeWorker:
         self.slots: dict[int, Slot] = {}
         self.num_computed_tokens = 0
         self.num_copies = 0
+        self.last_of_candidates: list[KV] = []  # beside the candidate rows of the last step executed
         self._kv: list[KV | None] = [None] * (num_blocks * block_size)
         self._last_step_id: int | None = None
 
@@ -134,6 +165,10 @@ class FakeWorker:
             assert slot.position == step.positions[row] + step.num_tokens[row]
             slot.token_ids = [next_token(last[row], slot.sample_index)]
             sampled.append(slot.token_ids[0])
+        for row in step.candidate_rows:
+            slot = self.slots[step.rows[row]]
+            assert slot.is_beam and not slot.token_ids
+        self.last_of_candidates = [last[row] for row in step.candidate_rows]
         return sampled
 
     def scramble(self, step: EncodedStep) -> None:
@@ -156,7 +191,8 @@ class FakeWorker:
         for slot_id in step.freed_slots:
             del self.slots[slot_id]
         for slot_id, slot in step.whole.items():
-            assert 0 <= slot_id < self.num_slots and slot_id not in self.slots
+            assert 0 <= slot_id < self.num_slots
+            assert slot_id not in self.slots or (slot.is_beam and self.slots[slot_id].is_beam)
             self.slots[slot_id] = slot
         pairs = step.append_pairs
         for slot_id, block in zip(pairs[::2], pairs[1::2], strict=True):

@@ -93,6 +93,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_sequences = min(num_sequences, self.cluster.config.max_num_seqs)
         self.cluster.add_group(prompt, num_sequences, max_tokens, **options)
 
+    @rule(
+        prompt=prompts,
+        beam_width=st.integers(1, 4),
+        max_tokens=st.integers(1, 8),
+        priority=st.sampled_from([0, 0, 0, 1]),
+    )
+    def add_beams(self, prompt: list[int], beam_width: int, max_tokens: int, **options: Any) -> None:
+        beam_width = min(beam_width, self.cluster.config.max_num_seqs)
+        self.cluster.add_group(prompt, beam_width, max_tokens, is_beam=True, **options)
+
     @precondition(lambda self: self.cluster.workers)
     @rule()
     def fill_pipelines(self) -> None:
@@ -123,6 +133,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: Any) -> None:
         sequence = data.draw(st.sampled_from(self.unfinished()))
+        if sequence.group.awaits_host:  # the search knows its beams: they end together
+            self.cluster.scheduler.finish_group(sequence.group)
         self.cluster.scheduler.finish(sequence)
         self.cluster.scheduler.finish(sequence)
 
