@@ -23,6 +23,12 @@ def worker_stats(worker: WorkerState) -> WorkerStats:
         num_prefix_hit_tokens=worker.num_prefix_hit_tokens,
         num_preemptions=worker.num_preemptions,
         num_recomputed_tokens=worker.num_recomputed_tokens,
+        num_copied_blocks=worker.num_copied_blocks,
+        num_swaps=worker.num_swaps,
+        num_swapped_out_blocks=worker.num_swapped_out_blocks,
+        num_swapped_in_blocks=worker.num_swapped_in_blocks,
+        num_host_blocks=worker.host.num_blocks if worker.host is not None else 0,
+        num_used_host_blocks=worker.host.num_used_blocks if worker.host is not None else 0,
         num_in_flight_steps=len(worker.in_flight),
     )
 

@@ -7,7 +7,7 @@ if another suits better the head is left to that one's next plan.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.starting import GroupStart, has_room_for, plan_start
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -50,6 +50,19 @@ def has_free_slots(worker: WorkerState, group: SequenceGroup, limits: WorkerLimi
     )
 
 
+def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
+    """Whether it may start here although groups are swapped out here, of which the first in order waits to go on.
+
+    That one is preempted: within a priority nothing new goes before it, and of what is preempted the first in order.
+    """
+    if not worker.swapped:
+        return True
+    first = worker.swapped[0]
+    is_preempted = any(sequence.status is SequenceStatus.PREEMPTED for sequence in group.live)
+    is_before = group.priority < first.priority or (is_preempted and group.order < first.order)
+    return is_before and can_ever_hold(worker, group, limits)
+
+
 def claim(
     group: SequenceGroup,
     worker: WorkerState,
@@ -87,6 +100,8 @@ def _suits_better(
 ) -> bool:
     """A strict order, so two workers never leave a group to each other."""
     if not has_free_slots(other, group, limits) or not can_ever_hold(other, group, limits):
+        return False
+    if not goes_before_swapped(other, group, limits):
         return False
     start = plan_start(other, group)
     if start.num_prefix_blocks < num_prefix_blocks:

@@ -8,15 +8,24 @@ Pure: it knows nothing of the wire, clocks, requests or stop conditions; those c
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import get_args
 
 from scheduler_svc.core import beam_groups, placement
 from scheduler_svc.core.memory_use import worker_stats
-from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.placement import WorkerLimits, goes_before_swapped, has_free_slots
+from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.core.scheduler_stats import SchedulerStats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.starting import count_prefix, start_group
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
+from scheduler_svc.core.swapping import (
+    add_swapped,
+    forget_host_blocks,
+    has_room_to_swap_in,
+    lose_swapped,
+    swap_in,
+)
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_check import check_worker
@@ -32,6 +41,7 @@ class SchedulerConfig:
     watermark: float = 0.01  # part of the pool that admissions leave available
     pipeline_depth: int = 2
     enable_prefix_cache: bool = True
+    preemption: PreemptionMode = "auto"  # what happens to the blocks of a group that gives way
     preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
 
     def __post_init__(self) -> None:
@@ -40,6 +50,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is {self.watermark}: give a part of the pool, 0 or more and less than 1")
+        if self.preemption not in get_args(PreemptionMode):
+            raise ValueError(f"preemption is {self.preemption!r}: give one of {', '.join(get_args(PreemptionMode))}")
         if self.preempt_every is not None and self.preempt_every < 1:
             raise ValueError(f"preempt_every is {self.preempt_every}: give at least 1, or None")
 
@@ -66,6 +78,7 @@ class Scheduler:
         block_size: int,
         num_slots: int,
         max_num_batched_tokens: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """`max_num_batched_tokens`: the most it can compute in a step, if that is a limit.
 
@@ -92,6 +105,8 @@ class Scheduler:
             num_slots=num_slots,
             num_watermark_blocks=int(num_blocks * self._config.watermark),
             enable_prefix_cache=self._config.enable_prefix_cache,
+            num_host_blocks=num_host_blocks,
+            preemption=self._config.preemption,
         )
         for group in self._stranded:
             self._waiting.push(group)
@@ -109,8 +124,10 @@ class Scheduler:
             beams = [step.plan.sequences[row] for row in step.plan.candidate_rows]
             for sequence in [*step.plan.sampled_sequences, *beams]:
                 sequence.num_pending_tokens = 0
-        groups = dict.fromkeys([*(sequence.group for sequence in worker.running), *worker.parked])
-        for group in groups:
+        running = [sequence.group for sequence in worker.running]
+        groups = dict.fromkeys([*running, *worker.parked, *worker.swapped])
+        for group in list(groups):
+            lose_swapped(worker, group)
             for sequence in group.unfinished:
                 sequence.leave_worker()
                 sequence.lose_computed_tokens()
@@ -141,6 +158,8 @@ class Scheduler:
         group = sequence.group
         if sequence.slot is not None:
             self._worker_of(group).stop(sequence)
+        if sequence.host_blocks:
+            forget_host_blocks(self._worker_of(group), [sequence])
         sequence.status = SequenceStatus.FINISHED
         sequence.worker_id = None
         group.shares = None
@@ -185,6 +204,8 @@ class Scheduler:
         else:
             plan.whole = [sequence for sequence in worker.running if sequence.described_step]
             plan.append_pairs = []
+        plan.swap_out = worker.unsent_swap_out
+        worker.unsent_swap_out = []
         worker.freed_slots = []
         worker.needs_snapshot = False
         worker.next_step_id += 1
@@ -237,10 +258,17 @@ class Scheduler:
     def rollback(self, worker_id: str) -> None:
         """No step in flight on this worker was executed: take them back. The next plan is a snapshot."""
         worker = self._workers[worker_id]
-        for group in [*undo_steps(worker), *worker.parked]:
+        for group in undo_steps(worker):
             never_ran = all(not s.num_preemptions and not s.num_output_tokens for s in group.live)
             self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
-        worker.parked.clear()
+        for group in list(worker.parked):
+            self._unpark(worker, group)
+
+    def note_costs(self, worker_id: str, *, swap_blocks_per_s: float, prefill_tokens_per_s: float) -> None:
+        """What was measured of a worker; until then `auto` always recomputes."""
+        self._workers[worker_id].costs = PreemptionCosts(
+            swap_blocks_per_s=swap_blocks_per_s, prefill_tokens_per_s=prefill_tokens_per_s
+        )
 
     def request_snapshot(self, worker_id: str) -> None:
         """The next plan is a snapshot. It is made once no step is in flight."""
@@ -249,7 +277,7 @@ class Scheduler:
     def has_work(self, worker_id: str) -> bool:
         """Whether something runs or is in flight there, or waits in the shared queue."""
         worker = self._workers[worker_id]
-        return bool(worker.running or worker.in_flight or self._waiting)
+        return bool(worker.running or worker.in_flight or worker.swapped or self._waiting)
 
     def queue_size(self) -> tuple[int, int]:
         """Sequences in the queue, and their tokens; a prompt that a group shares counts once."""
@@ -271,10 +299,11 @@ class Scheduler:
         )
 
     def stats(self) -> SchedulerStats:
-        num_parked = sum(len(group.live) for worker in self._workers.values() for group in worker.parked)
+        workers = self._workers.values()
+        num_parked = sum(len(group.live) for worker in workers for group in [*worker.parked, *worker.swapped])
         return SchedulerStats(
             num_waiting=self.queue_size()[0] + num_parked,
-            workers=tuple(worker_stats(worker) for worker in self._workers.values()),
+            workers=tuple(worker_stats(worker) for worker in workers),
         )
 
     def check(self) -> None:
@@ -306,27 +335,42 @@ class Scheduler:
         self._waiting.push(group)
 
     def _unpark(self, worker: WorkerState, group: SequenceGroup) -> None:
-        """If it was preempted there, it waits for a place, once its tokens are known."""
+        """If it was preempted there, it waits for a place, once its tokens are known: here if it is swapped."""
         if group.num_pending_tokens or any(s.status is SequenceStatus.RUNNING for s in group.live):
             return
         worker.parked.pop(group, None)
-        if group.live:
+        if group.swap_step is None:
             self._wait(group, SequenceStatus.PREEMPTED)
+        elif group not in worker.swapped:
+            add_swapped(worker, group)
 
     def _end(self, group: SequenceGroup) -> None:
         """No member is live any more."""
         self._waiting.discard(group)
         self._stranded.pop(group, None)
         if group.worker_id is not None:
-            self._worker_of(group).parked.pop(group, None)
+            worker = self._worker_of(group)
+            worker.parked.pop(group, None)
+            if group in worker.swapped:
+                worker.swapped.remove(group)
             group.worker_id = None
 
     def _admit(self, worker: WorkerState, step: PlannedStep, budget: int) -> None:
         """Start waiting groups in order; the first that cannot be started here and now ends it."""
         while budget > 0 and worker.free_slots and not worker.parked:
             group = self._head()
+            if worker.swapped and (group is None or not goes_before_swapped(worker, group, self._limits)):
+                group = worker.swapped[0]
             if group is None or any(sequence.has_all_tokens for sequence in group.live):
                 return
+            if group.swap_step is not None:
+                if not has_free_slots(worker, group, self._limits):
+                    return
+                if not has_room_to_swap_in(worker, group, step.num_starved):
+                    return
+                swap_in(worker, group, step)
+                budget = _add_rows(worker, step, group, budget)
+                continue
             # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
             others = () if step.preempted else self._workers.values()
             is_busy = bool(step.plan.sequences)
@@ -336,9 +380,7 @@ class Scheduler:
             self._waiting.pop()
             start_group(worker, group, start)
             count_prefix(worker, start)
-            for sequence in group.live:
-                if budget > 0:
-                    budget -= add_row(worker, step, sequence, budget)
+            budget = _add_rows(worker, step, group, budget)
 
     def _head(self) -> SequenceGroup | None:
         """The first in the queue that a present worker could hold; those that none could step aside."""
@@ -347,3 +389,11 @@ class Scheduler:
                 return group
             self._stranded[self._waiting.pop()] = None
         return None
+
+
+def _add_rows(worker: WorkerState, step: PlannedStep, group: SequenceGroup, budget: int) -> int:
+    """Rows for a group that has just got its blocks. Returns the budget left."""
+    for sequence in group.live:
+        if budget > 0:
+            budget -= add_row(worker, step, sequence, budget)
+    return budget

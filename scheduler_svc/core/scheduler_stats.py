@@ -19,6 +19,12 @@ class WorkerStats:
     num_prefix_hit_tokens: int  # of those, found in the cache
     num_preemptions: int
     num_recomputed_tokens: int  # lost by preemption and not found in the cache
+    num_copied_blocks: int  # copy-on-write
+    num_swaps: int  # preemptions to the host pool
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+    num_host_blocks: int  # in the swap pool
+    num_used_host_blocks: int
     num_in_flight_steps: int
 
 

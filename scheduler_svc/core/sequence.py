@@ -42,6 +42,8 @@ class Sequence:
     num_pending_tokens: int = 0  # sampled by steps in flight, not yet known here
     block_table: list[int] = field(default_factory=list)  # one reference to each
     fork_tail: int | None = None  # one reference; see `forking`
+    host_blocks: list[int] = field(default_factory=list)  # while swapped; one reference to each
+    has_host_tail: bool = False  # the last of them is a fork_tail
     source: "Sequence | None" = None  # no row before this one has computed what the two share
     num_shared_tokens: int = 0  # that many, while there is a source
     is_decoding: bool = False  # the whole group is back, and each of its steps samples: one token at a time
@@ -147,6 +149,7 @@ class SequenceGroup:
 
     order: tuple[float, ...] = ()  # by the policy: priority first, then what it orders by
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
+    swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
 

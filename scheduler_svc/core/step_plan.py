@@ -26,4 +26,6 @@ class StepPlan:
     whole: list[Sequence] = field(default_factory=list)
     append_pairs: list[int] = field(default_factory=list)  # flat (slot, block), sequences not in `whole` only
     freed_slots: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
+    swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all that follows
+    swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after swap_out, before copies
     copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write

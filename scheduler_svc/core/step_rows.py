@@ -5,6 +5,7 @@ Functions over one worker's state and the step being planned; they know nothing 
 
 from scheduler_svc.core.forking import copy_tail, sample_for_forks, take_over_tail
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.swapping import should_swap, swap_out
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -136,5 +137,9 @@ def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bo
 
 
 def _preempt(worker: WorkerState, step: PlannedStep, victim: Sequence) -> None:
-    worker.preempt(victim.group)
-    step.preempted.append(victim.group)
+    group = victim.group
+    if should_swap(worker, group):
+        swap_out(worker, group, step.plan.step_id)
+    else:
+        worker.preempt(group)
+    step.preempted.append(group)

@@ -1,10 +1,11 @@
 """Taking back steps that a worker did not execute: counters, blocks and hashes as they were before them.
 
-Groups that were started, forked or given a copied block in such a step are computed again from the beginning: that
-is rare, and cheaper to get right than to reverse.
+Groups that were started, forked, swapped or given a copied block in such a step are computed again from the
+beginning: that is rare, and cheaper to get right than to reverse.
 """
 
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.swapping import lose_swapped
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -22,7 +23,13 @@ def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
         for sequence in group.live:
             if sequence.described_step >= first_id:
                 sequence.num_computed_tokens = 0  # not even its cached prefix: that may be undone as well
+            sequence.lose_computed_tokens()
         worker.retire(group)
+    for group in [*worker.swapped, *worker.parked]:
+        if group.swap_step is not None and group.swap_step >= first_id:
+            lose_swapped(worker, group)
+            worker.parked.pop(group, None)
+            lost.append(group)
     for sequence in worker.running:
         sequence.is_decoding = False
         num_needed = worker.num_blocks_for(sequence.num_tokens)

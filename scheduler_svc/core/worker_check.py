@@ -23,6 +23,7 @@ def check_worker(worker: WorkerState) -> None:
     for sequence in worker.running:
         assert sequence.num_pending_tokens == pending[sequence]
         _check_running(worker, sequence)
+    _check_host(worker)
     for group in worker.parked:
         assert group.num_pending_tokens > 0 and group.worker_id == worker.worker_id
         for sequence in group.live:
@@ -37,6 +38,24 @@ def _check_blocks(worker: WorkerState) -> None:
         held.append(step.copy_sources)
     worker.blocks.check(Counter(block for blocks in held for block in blocks))
     assert worker.copy_holds == Counter(block for step in worker.in_flight for block in step.copy_sources)
+
+
+def _check_host(worker: WorkerState) -> None:
+    swapped = [*worker.swapped, *(group for group in worker.parked if group.swap_step is not None)]
+    holders = Counter(block for group in swapped for sequence in group.live for block in sequence.host_blocks)
+    if worker.host is None:
+        assert not swapped
+        return
+    worker.host.check(holders)
+    unsent = worker.unsent_swap_out[1::2]
+    assert len(set(unsent)) == len(unsent) and set(unsent) <= holders.keys()
+    assert [group.order for group in worker.swapped] == sorted(group.order for group in worker.swapped)
+    for group in worker.swapped:
+        assert group.num_pending_tokens == 0 and group.worker_id == worker.worker_id and group not in worker.parked
+        for sequence in group.live:
+            assert sequence.status is SequenceStatus.PREEMPTED and sequence.slot is None and not sequence.block_table
+            num_filled = worker.num_blocks_for(sequence.num_computed_tokens)
+            assert len(sequence.host_blocks) == num_filled and sequence.num_computed_tokens < sequence.num_tokens
 
 
 def _check_slots(worker: WorkerState, groups: list[SequenceGroup]) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 
@@ -48,6 +49,8 @@ class WorkerState:
         num_watermark_blocks: int,
         max_num_batched_tokens: int,
         enable_prefix_cache: bool,
+        num_host_blocks: int,
+        preemption: PreemptionMode,
     ) -> None:
         self.worker_id = worker_id
         self.block_size = block_size
@@ -55,10 +58,15 @@ class WorkerState:
         self.num_watermark_blocks = num_watermark_blocks  # left available by admissions
         self.max_num_batched_tokens = max_num_batched_tokens  # in a step
         self.enable_prefix_cache = enable_prefix_cache
+        self.preemption: PreemptionMode = preemption
+        self.costs: PreemptionCosts | None = None  # unknown at first
         self.blocks = BlockManager(num_blocks)
+        self.host = BlockManager(num_host_blocks) if num_host_blocks else None
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
         self.num_members = 0  # of running groups, idle beams included: they hold slots
         self.parked: dict[SequenceGroup, None] = {}  # preempted here, and pending tokens are still to come
+        self.swapped: list[SequenceGroup] = []  # by order; preempted here, and their blocks are in the host pool
+        self.unsent_swap_out: list[int] = []  # flat (device block, host block), for the next plan
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it
         self.free_slots = list(range(num_slots - 1, -1, -1))
@@ -71,6 +79,9 @@ class WorkerState:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_copied_blocks = 0
+        self.num_swaps = 0
+        self.num_swapped_out_blocks = 0
+        self.num_swapped_in_blocks = 0
 
     @property
     def capacity_blocks(self) -> int:
@@ -119,19 +130,23 @@ class WorkerState:
         assert self.running[index] is sequence
         del self.running[index]
 
-    def retire(self, group: SequenceGroup) -> None:
-        """Stop the whole group, to be computed again. It keeps its tokens in flight, and is parked until they come."""
+    def retire(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
+        """Stop the whole group. It keeps its tokens in flight, and is parked until they come.
+
+        It is to be computed again, unless it `keeps_computed`: then its blocks are swapped out.
+        """
         for sequence in group.unfinished:
             self.stop(sequence)
-            sequence.lose_computed_tokens()
+            if not keeps_computed:
+                sequence.lose_computed_tokens()
             if sequence.is_live:
                 sequence.status = SequenceStatus.PREEMPTED
         if group.num_pending_tokens:
             self.parked[group] = None
 
-    def preempt(self, group: SequenceGroup) -> None:
+    def preempt(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
         """Retire it to make room. It has no row in a step that is being planned."""
-        self.retire(group)
+        self.retire(group, keeps_computed=keeps_computed)
         for sequence in group.live:
             sequence.num_preemptions += 1
         self.num_preemptions += 1

@@ -40,9 +40,23 @@ class Cluster:
         self.ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
         self.scores: dict[Sequence, int] = {}  # of live beams
 
-    def add_worker(self, worker_id: str = "w", *, num_blocks: int, block_size: int = 4, num_slots: int = 64) -> None:
-        self.scheduler.add_worker(worker_id, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
-        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots)
+    def add_worker(
+        self,
+        worker_id: str = "w",
+        *,
+        num_blocks: int,
+        block_size: int = 4,
+        num_slots: int = 64,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self.scheduler.add_worker(
+            worker_id,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            num_host_blocks=num_host_blocks,
+        )
+        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots, num_host_blocks)
         self.in_flight[worker_id] = deque()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:
@@ -208,3 +222,4 @@ class Cluster:
         assert stats.num_waiting == 0
         for worker in stats.workers:
             assert worker.num_used_blocks == worker.num_running == worker.num_in_flight_steps == 0
+            assert worker.num_used_host_blocks == 0

@@ -97,6 +97,8 @@ class EncodedStep:
     samples: list[tuple[int, int]]  # (row, slot)
     candidate_rows: list[int]
     copies: list[int]
+    swap_out: list[int]
+    swap_in: list[int]
     contexts: list[list[int] | None]  # for the checks alone: known tokens of the row, None where some are not
 
 
@@ -129,6 +131,8 @@ def encode(plan: StepPlan) -> EncodedStep:
         ],
         candidate_rows=list(plan.candidate_rows),
         copies=list(plan.copies),
+        swap_out=list(plan.swap_out),
+        swap_in=list(plan.swap_in),
         contexts=[
             s.token_ids[:end] if end <= len(s.token_ids) else None for s, end in zip(plan.sequences, ends, strict=True)
         ],
@@ -138,7 +142,7 @@ def encode(plan: StepPlan) -> EncodedStep:
 class FakeWorker:
     """Executes encoded steps in order, and asserts that each makes sense to it."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_slots = num_slots
@@ -147,11 +151,14 @@ class FakeWorker:
         self.num_copies = 0
         self.last_of_candidates: list[KV] = []  # beside the candidate rows of the last step executed
         self._kv: list[KV | None] = [None] * (num_blocks * block_size)
+        self._host_kv: list[KV | None] = [None] * (num_host_blocks * block_size)
         self._last_step_id: int | None = None
 
     def execute(self, step: EncodedStep) -> list[int]:
         """The sampled tokens, one for each sample."""
         self._update_slots(step)
+        _move(step.swap_out, self._kv, self._host_kv, self.block_size)
+        _move(step.swap_in, self._host_kv, self._kv, self.block_size)
         self._copy(step.copies)
         assert len(step.rows) == len(set(step.rows)) == len(step.positions) > 0
         self._check_single_writers(step)
@@ -203,10 +210,7 @@ class FakeWorker:
         """All at once, as a device does: no block is both source and destination, none twice a destination."""
         sources, destinations = pairs[::2], pairs[1::2]
         assert len(set(destinations)) == len(destinations) and not set(sources) & set(destinations)
-        size = self.block_size
-        for source, destination in zip(sources, destinations, strict=True):
-            kv = self._kv[source * size : (source + 1) * size]
-            self._kv[destination * size : (destination + 1) * size] = kv
+        _move(pairs, self._kv, self._kv, self.block_size)
         self.num_copies += len(sources)
 
     def _check_single_writers(self, step: EncodedStep) -> None:
@@ -243,3 +247,12 @@ class FakeWorker:
         block = block_table[position // self.block_size]
         assert 0 <= block < self.num_blocks
         return block * self.block_size + position % self.block_size
+
+
+def _move(pairs: list[int], sources: list[KV | None], destinations: list[KV | None], block_size: int) -> None:
+    """Copy whole blocks, flat pairs (source, destination)."""
+    assert len(set(pairs[1::2])) == len(pairs[1::2])
+    for source, destination in zip(pairs[::2], pairs[1::2], strict=True):
+        start, end = destination * block_size, (destination + 1) * block_size
+        assert 0 <= source * block_size < len(sources) and 0 <= start < len(destinations)
+        destinations[start:end] = sources[source * block_size : (source + 1) * block_size]

@@ -30,6 +30,7 @@ configs = st.builds(
     watermark=st.sampled_from([0.0, 0.15]),
     pipeline_depth=st.sampled_from([1, 2, 2, 3]),
     enable_prefix_cache=st.sampled_from([True, True, False]),
+    preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
     preempt_every=st.sampled_from([None, None, 1, 2, 5]),
 )
 prompts = st.builds(
@@ -63,11 +64,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         return sorted(worker_id for worker_id, steps in self.cluster.in_flight.items() if steps)
 
     @precondition(lambda self: len(self.cluster.workers) < len(WORKER_IDS))
-    @rule(num_tokens=st.integers(30, 70), num_slots=st.sampled_from([1, 4, 16]))
-    def add_worker(self, num_tokens: int, num_slots: int) -> None:
+    @rule(
+        num_tokens=st.integers(30, 70),
+        num_slots=st.sampled_from([1, 4, 16]),
+        num_host_tokens=st.sampled_from([0, 12, 40, 70]),
+    )
+    def add_worker(self, num_tokens: int, num_slots: int, num_host_tokens: int = 40) -> None:
         worker_id = next(w for w in WORKER_IDS if w not in self.cluster.workers)
-        num_blocks = num_tokens // self.block_size
-        self.cluster.add_worker(worker_id, num_blocks=num_blocks, block_size=self.block_size, num_slots=num_slots)
+        self.cluster.add_worker(
+            worker_id,
+            num_blocks=num_tokens // self.block_size,
+            block_size=self.block_size,
+            num_slots=num_slots,
+            num_host_blocks=num_host_tokens // self.block_size,
+        )
+        # The larger groups are cheaper to compute again, the smaller to swap.
+        self.cluster.scheduler.note_costs(worker_id, swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size)
 
     @rule(
         prompts=st.lists(prompts, min_size=1, max_size=3),
@@ -170,7 +182,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if len(self.cluster.workers) == len(WORKER_IDS):
             self.cluster.remove_worker("a")
-        self.cluster.add_worker("last", num_blocks=self.num_blocks_for_the_largest(), block_size=self.block_size)
+        num_blocks = self.num_blocks_for_the_largest()
+        self.cluster.add_worker("last", num_blocks=num_blocks, block_size=self.block_size, num_host_blocks=10)
         # Forced preemption may make it compute a sequence anew for each of its tokens, one token a plan.
         self.cluster.run_until_idle(sum(s.worst_case_tokens * (s.max_tokens + 1) for s in self.unfinished()))
         self.cluster.assert_outputs_are_unconstrained()
