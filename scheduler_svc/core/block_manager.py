@@ -16,6 +16,7 @@ class BlockManager:
             raise ValueError(f"num_blocks is {num_blocks}: a pool has at least 1")
         self.num_blocks = num_blocks
         self.num_references = 0  # of all holders to all blocks
+        self.num_shared_blocks = 0  # with more than one holder
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # hash -> the first block registered under it
@@ -69,6 +70,8 @@ class BlockManager:
                 del self._cached[block]
             self._ref_counts[block] += 1
             self.num_references += 1
+            if self._ref_counts[block] == 2:
+                self.num_shared_blocks += 1
 
     def free(self, block_table: Sequence[int]) -> None:
         """Give up one reference to each block of a table.
@@ -81,6 +84,8 @@ class BlockManager:
             assert ref_count >= 0, f"block {block} is freed more often than it was referenced"
             self._ref_counts[block] = ref_count
             self.num_references -= 1
+            if ref_count == 1:
+                self.num_shared_blocks -= 1
             if ref_count == 0:
                 if self._hashes[block] is None:
                     self._free.append(block)
@@ -130,6 +135,7 @@ class BlockManager:
     def check(self, holders: Mapping[int, int]) -> None:
         """Assert that nothing leaks. `holders` counts for each block the tables that list it."""
         assert self.num_references == sum(self._ref_counts)
+        assert self.num_shared_blocks == sum(1 for ref_count in self._ref_counts if ref_count > 1)
         for block, ref_count in enumerate(self._ref_counts):
             held = holders.get(block, 0)
             assert ref_count == held, f"block {block}: ref_count {ref_count}, {held} holders"

@@ -7,53 +7,24 @@ Pure: it knows nothing of the wire, clocks, requests or stop conditions; those c
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import get_args
 
-from scheduler_svc.core import beam_groups, placement
+from scheduler_svc.core import beam_groups, pins, placement
+from scheduler_svc.core.admitting import Admission, prefill_rate
+from scheduler_svc.core.deadlines import is_hopeless
 from scheduler_svc.core.memory_use import worker_stats
-from scheduler_svc.core.placement import WorkerLimits, goes_before_swapped, has_free_slots
-from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
+from scheduler_svc.core.ordering import running_rank
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import SchedulerStats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.starting import count_prefix, start_group
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
-from scheduler_svc.core.swapping import (
-    add_swapped,
-    forget_host_blocks,
-    has_room_to_swap_in,
-    lose_swapped,
-    swap_in,
-)
+from scheduler_svc.core.step_rows import add_running_rows, force_preemption
+from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_check import check_worker
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits are per worker."""
-
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 256
-    watermark: float = 0.01  # part of the pool that admissions leave available
-    pipeline_depth: int = 2
-    enable_prefix_cache: bool = True
-    preemption: PreemptionMode = "auto"  # what happens to the blocks of a group that gives way
-    preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "pipeline_depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark is {self.watermark}: give a part of the pool, 0 or more and less than 1")
-        if self.preemption not in get_args(PreemptionMode):
-            raise ValueError(f"preemption is {self.preemption!r}: give one of {', '.join(get_args(PreemptionMode))}")
-        if self.preempt_every is not None and self.preempt_every < 1:
-            raise ValueError(f"preempt_every is {self.preempt_every}: give at least 1, or None")
 
 
 class Scheduler:
@@ -67,8 +38,8 @@ class Scheduler:
         self._config = config
         self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
         self._workers: dict[str, WorkerState] = {}
-        self._waiting = WaitingQueue()
-        self._stranded: dict[SequenceGroup, None] = {}  # no present worker could ever hold them; they wait for one
+        self._waiting = WaitingQueue(config.order)
+        self._admission = Admission(self._waiting, self._limits)
 
     def add_worker(
         self,
@@ -108,9 +79,7 @@ class Scheduler:
             num_host_blocks=num_host_blocks,
             preemption=self._config.preemption,
         )
-        for group in self._stranded:
-            self._waiting.push(group)
-        self._stranded.clear()
+        self._waiting.take_back()
         if len(self._workers) == 1:
             for group in self._waiting:  # they may be of another block size
                 group.shares = None
@@ -145,7 +114,7 @@ class Scheduler:
             raise ValueError(f"group {group.arrival} was added before: its sequences are finished")
         if group.awaits_host:
             beam_groups.set_idle_beams(group)
-        group.order = (group.priority, group.arrival)
+        group.order = running_rank(self._config.order, group)
         self._waiting.push(group)
 
     def finish(self, sequence: Sequence) -> None:
@@ -180,8 +149,11 @@ class Scheduler:
         for sequence in reversed(group.sequences):  # those that wait for another go before it
             self.finish(sequence)
 
-    def schedule(self, worker_id: str) -> StepPlan | None:
-        """The next step of a worker. None: nothing to do now, or its pipeline is full."""
+    def schedule(self, worker_id: str, now_s: float = 0.0) -> StepPlan | None:
+        """The next step of a worker. None: nothing to do now, or its pipeline is full.
+
+        What cannot meet its deadline any more at `now_s` is not begun: see `expired`.
+        """
         worker = self._workers[worker_id]
         if len(worker.in_flight) >= self._config.pipeline_depth:
             return None
@@ -196,7 +168,7 @@ class Scheduler:
             self._unpark(worker, group)
         # What was preempted does not come back in the same breath, unless there is nothing else to do.
         if not (step.preempted and plan.sequences):
-            self._admit(worker, step, budget)
+            self._admission.admit(worker, self._workers.values(), step, budget, now_s)
         if not plan.sequences:
             return None
         if not plan.snapshot:
@@ -269,6 +241,35 @@ class Scheduler:
         self._workers[worker_id].costs = PreemptionCosts(
             swap_blocks_per_s=swap_blocks_per_s, prefill_tokens_per_s=prefill_tokens_per_s
         )
+        self._waiting.take_back()  # what seemed too late may be in time
+
+    def expired(self, now_s: float) -> list[SequenceGroup]:
+        """Groups that never ran and whose deadline passes before their prompt could be computed, for the caller to end.
+
+        Looks at all that wait.
+        """
+        rate = prefill_rate(self._workers.values())
+        return [group for group in self._waiting if is_hopeless(group, now_s, rate)]
+
+    def pin(self, worker_id: str, name: str, block_hashes: Seq[bytes]) -> bool:
+        """Keep the cached blocks with these hashes there until `unpin`. False: not all of them are there (any more).
+
+        Raises PinRefusedError if a group that was admitted might then not fit, ValueError for a name in use.
+        """
+        worker = self._workers[worker_id]
+        if name in worker.pins:
+            raise ValueError(f"{name} is pinned on worker {worker_id} already: unpin it first")
+        blocks = pins.pinned_blocks(worker, block_hashes)
+        if blocks is None:
+            return False
+        pins.check_promises(worker, blocks, self._workers.values(), self._waiting, self._limits)
+        pins.add_pin(worker, name, blocks)
+        return True
+
+    def unpin(self, worker_id: str, name: str) -> None:
+        """The blocks may be evicted again; harmless if there is no such pin."""
+        pins.remove_pin(self._workers[worker_id], name)
+        self._waiting.take_back()  # what was too large may fit now
 
     def request_snapshot(self, worker_id: str) -> None:
         """The next plan is a snapshot. It is made once no step is in flight."""
@@ -281,9 +282,7 @@ class Scheduler:
 
     def queue_size(self) -> tuple[int, int]:
         """Sequences in the queue, and their tokens; a prompt that a group shares counts once."""
-        num_stranded = sum(len(group.live) for group in self._stranded)
-        num_stranded_tokens = sum(group.num_distinct_tokens for group in self._stranded)
-        return self._waiting.num_sequences + num_stranded, self._waiting.num_tokens + num_stranded_tokens
+        return self._waiting.num_sequences, self._waiting.num_tokens
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
@@ -312,14 +311,12 @@ class Scheduler:
             check_worker(worker)
             assert len(worker.in_flight) <= self._config.pipeline_depth
             assert worker.num_members <= self._config.max_num_seqs
-        waiting = [*self._waiting, *self._stranded]
-        assert len(waiting) == len(set(waiting)) == len(self._waiting) + len(self._stranded)
-        for group in waiting:
+        for group in self._waiting:
             assert group.worker_id is None and group.live
             for sequence in group.live:
                 assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
                 assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
-                assert sequence.fork_tail is sequence.source is None
+                assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
                 assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
 
     def _worker_of(self, group: SequenceGroup) -> WorkerState:
@@ -347,53 +344,9 @@ class Scheduler:
     def _end(self, group: SequenceGroup) -> None:
         """No member is live any more."""
         self._waiting.discard(group)
-        self._stranded.pop(group, None)
         if group.worker_id is not None:
             worker = self._worker_of(group)
             worker.parked.pop(group, None)
             if group in worker.swapped:
                 worker.swapped.remove(group)
             group.worker_id = None
-
-    def _admit(self, worker: WorkerState, step: PlannedStep, budget: int) -> None:
-        """Start waiting groups in order; the first that cannot be started here and now ends it."""
-        while budget > 0 and worker.free_slots and not worker.parked:
-            group = self._head()
-            if worker.swapped and (group is None or not goes_before_swapped(worker, group, self._limits)):
-                group = worker.swapped[0]
-            if group is None or any(sequence.has_all_tokens for sequence in group.live):
-                return
-            if group.swap_step is not None:
-                if not has_free_slots(worker, group, self._limits):
-                    return
-                if not has_room_to_swap_in(worker, group, step.num_starved):
-                    return
-                swap_in(worker, group, step)
-                budget = _add_rows(worker, step, group, budget)
-                continue
-            # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
-            others = () if step.preempted else self._workers.values()
-            is_busy = bool(step.plan.sequences)
-            start = placement.claim(group, worker, others, self._limits, is_busy=is_busy)
-            if start is None:
-                return
-            self._waiting.pop()
-            start_group(worker, group, start)
-            count_prefix(worker, start)
-            budget = _add_rows(worker, step, group, budget)
-
-    def _head(self) -> SequenceGroup | None:
-        """The first in the queue that a present worker could hold; those that none could step aside."""
-        while (group := self._waiting.peek()) is not None:
-            if any(placement.can_ever_hold(worker, group, self._limits) for worker in self._workers.values()):
-                return group
-            self._stranded[self._waiting.pop()] = None
-        return None
-
-
-def _add_rows(worker: WorkerState, step: PlannedStep, group: SequenceGroup, budget: int) -> int:
-    """Rows for a group that has just got its blocks. Returns the budget left."""
-    for sequence in group.live:
-        if budget > 0:
-            budget -= add_row(worker, step, sequence, budget)
-    return budget

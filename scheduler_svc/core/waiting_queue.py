@@ -6,23 +6,30 @@ It knows the order and nothing else: not what a group needs, nor whether anybody
 import heapq
 from collections.abc import Iterator
 
+from scheduler_svc.core.ordering import OrderPolicy, waiting_rank
 from scheduler_svc.core.sequence import SequenceGroup
 
 
 class WaitingQueue:
-    """A heap by `group.order`. A discarded group leaves it when it reaches the top, or in a sweep."""
+    """A heap. A discarded group leaves it when it reaches the top, or in a sweep.
 
-    def __init__(self) -> None:
+    Groups that have been set aside wait too, out of order, until all are taken back.
+    """
+
+    def __init__(self, policy: OrderPolicy = "fcfs") -> None:
+        self._policy: OrderPolicy = policy
+        self._aside: dict[SequenceGroup, None] = {}
         self._heap: list[tuple[tuple[float, ...], SequenceGroup]] = []
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
         self.num_sequences = 0  # of all that wait
         self.num_tokens = 0  # a shared prompt counts once
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        """Those in order alone."""
+        return len(self._sizes) - len(self._aside)
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        """In no particular order."""
+        """All that wait, in no particular order."""
         return iter(self._sizes)
 
     def __contains__(self, group: SequenceGroup) -> bool:
@@ -30,11 +37,11 @@ class WaitingQueue:
 
     def push(self, group: SequenceGroup) -> None:
         assert group not in self._sizes, f"group {group.arrival} waits twice"
-        heapq.heappush(self._heap, (group.order, group))
+        heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
         self._count(group)
 
     def peek(self) -> SequenceGroup | None:
-        while self._heap and self._heap[0][1] not in self._sizes:
+        while self._heap and not self._is_in_order(self._heap[0][1]):
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
@@ -45,18 +52,38 @@ class WaitingQueue:
         self._forget(group)
         return group
 
+    def set_aside(self) -> None:
+        """The head: it cannot be served as things are."""
+        group = self.peek()
+        assert group is not None, "set_aside() on an empty queue"
+        heapq.heappop(self._heap)
+        self._aside[group] = None
+
+    def take_back(self) -> None:
+        """All that were set aside, in order again."""
+        for group in self._aside:
+            heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+        self._aside.clear()
+
     def discard(self, group: SequenceGroup) -> None:
         """Take it out if it is there. A discarded group is finished: it is never pushed again."""
         if group in self._sizes:
+            self._aside.pop(group, None)
             self._forget(group)
         if len(self._heap) > 2 * len(self._sizes) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._sizes]
+            self._heap = [entry for entry in self._heap if self._is_in_order(entry[1])]
             heapq.heapify(self._heap)
 
     def resize(self, group: SequenceGroup) -> None:
-        """A member of a waiting group is finished."""
+        """A member of a waiting group is finished; if it was set aside it may be served now."""
+        if group in self._aside:
+            del self._aside[group]
+            heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
         self._forget(group)
         self._count(group)
+
+    def _is_in_order(self, group: SequenceGroup) -> bool:
+        return group in self._sizes and group not in self._aside
 
     def _count(self, group: SequenceGroup) -> None:
         size = (len(group.live), group.num_distinct_tokens)

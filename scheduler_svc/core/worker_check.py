@@ -32,7 +32,8 @@ def check_worker(worker: WorkerState) -> None:
 
 
 def _check_blocks(worker: WorkerState) -> None:
-    held = [blocks_held(sequence) for sequence in worker.running]
+    held = [*(blocks_held(sequence) for sequence in worker.running), *worker.pins.values()]
+    assert worker.num_pinned_blocks == len({block for blocks in worker.pins.values() for block in blocks})
     for step in worker.in_flight:
         held += [release.blocks for release in step.releases]
         held.append(step.copy_sources)

@@ -62,6 +62,8 @@ class WorkerState:
         self.costs: PreemptionCosts | None = None  # unknown at first
         self.blocks = BlockManager(num_blocks)
         self.host = BlockManager(num_host_blocks) if num_host_blocks else None
+        self.pins: dict[str, list[int]] = {}  # by name; one reference to each block
+        self.num_pinned_blocks = 0  # a block counts once
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
         self.num_members = 0  # of running groups, idle beams included: they hold slots
         self.parked: dict[SequenceGroup, None] = {}  # preempted here, and pending tokens are still to come
@@ -86,7 +88,7 @@ class WorkerState:
     @property
     def capacity_blocks(self) -> int:
         """The most that a group may come to hold here, and so the largest that may be started."""
-        return self.blocks.num_blocks - self.num_watermark_blocks
+        return self.blocks.num_blocks - self.num_pinned_blocks - self.num_watermark_blocks
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

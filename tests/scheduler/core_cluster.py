@@ -5,10 +5,12 @@ Every sequence's output is compared with that of an unconstrained run.
 
 from collections import deque
 
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import WorkerStats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.worker_state import blocks_held
 from tests.scheduler.core_executor import (
     STOP_TOKEN_ID,
     EncodedStep,
@@ -77,6 +79,7 @@ class Cluster:
         *,
         stops: bool = False,
         priority: int = 0,
+        deadline_s: float | None = None,
         hash_seed: bytes = b"",
         use_prefix_cache: bool = True,
     ) -> Sequence:
@@ -87,6 +90,7 @@ class Cluster:
             max_tokens,
             stops=stops,
             priority=priority,
+            deadline_s=deadline_s,
             hash_seed=hash_seed,
             use_prefix_cache=use_prefix_cache,
         ).sequences
@@ -100,6 +104,7 @@ class Cluster:
         *,
         stops: bool = False,
         priority: int = 0,
+        deadline_s: float | None = None,
         hash_seed: bytes = b"",
         use_prefix_cache: bool = True,
         is_beam: bool = False,
@@ -116,7 +121,13 @@ class Cluster:
             )
             for index in range(num_sequences)
         ]
-        group = SequenceGroup(sequences, arrival=len(self.sequences), priority=priority, awaits_host=is_beam)
+        group = SequenceGroup(
+            sequences,
+            arrival=len(self.sequences),
+            priority=priority,
+            deadline_s=deadline_s,
+            awaits_host=is_beam,
+        )
         self.sequences += sequences
         self.scheduler.add(group)
         return group
@@ -215,6 +226,16 @@ class Cluster:
         num_tokens = beams[0].num_output_tokens
         expected = unconstrained_beams(prompt, num_tokens, len(group.sequences))
         assert [beam.output_token_ids for beam in beams] == expected
+
+    def assert_figures_add_up(self) -> None:
+        """Statistics against a count block by block."""
+        for worker in self.scheduler.stats().workers:
+            held = [blocks_held(s) for s in self.sequences if s.worker_id == worker.worker_id and s.slot is not None]
+            num_distinct = len({block for blocks in held for block in blocks})
+            assert worker.num_sequence_blocks == num_distinct
+            assert worker.num_saved_blocks == sum(map(len, held)) - num_distinct
+            assert 0 <= worker.num_filled_token_slots <= worker.num_allocated_token_slots
+            assert worker.num_reserved_token_slots >= 0 and worker.num_fragmented_token_slots >= 0
 
     def assert_idle_and_unleaked(self) -> None:
         self.scheduler.check()

@@ -5,7 +5,8 @@ Blocks hold 4 tokens; the pools are large unless said.
 
 import pytest
 
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from tests.scheduler.core_cluster import Cluster, single
 

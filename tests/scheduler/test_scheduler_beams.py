@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.core_executor import unconstrained_beams

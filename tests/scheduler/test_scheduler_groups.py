@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from tests.scheduler.core_cluster import Cluster, single
 

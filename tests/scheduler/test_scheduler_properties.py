@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 from tests.scheduler.core_cluster import Cluster
 
@@ -30,6 +31,7 @@ configs = st.builds(
     watermark=st.sampled_from([0.0, 0.15]),
     pipeline_depth=st.sampled_from([1, 2, 2, 3]),
     enable_prefix_cache=st.sampled_from([True, True, False]),
+    order=st.sampled_from(["fcfs", "edf"]),
     preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
     preempt_every=st.sampled_from([None, None, 1, 2, 5]),
 )
@@ -86,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         stops=st.booleans(),
         priority=st.sampled_from([0, 0, 0, 1]),
+        deadline_s=st.sampled_from([None, None, 5.0, 9.0]),
         use_prefix_cache=st.sampled_from([True, True, True, False]),
         hash_seed=st.sampled_from([b"", b"", b"", b"tenant"]),
     )
@@ -157,6 +160,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.scheduler.finish_group(group)
         self.cluster.scheduler.finish_group(group)
 
+    @precondition(lambda self: self.cluster.workers)
+    @rule(data=st.data(), name=st.sampled_from("xyz"), num_blocks=st.integers(1, 4))
+    def pin_or_unpin(self, data: Any, name: str, num_blocks: int) -> None:
+        scheduler = self.cluster.scheduler
+        worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
+        scheduler.unpin(worker_id, name)
+        known = [s.block_hashes[:num_blocks] for s in self.cluster.sequences if s.block_hashes]
+        if known:
+            try:
+                scheduler.pin(worker_id, name, data.draw(st.sampled_from(known)))
+            except PinRefusedError:
+                scheduler.check()
+
     @precondition(lambda self: self.busy())
     @rule(data=st.data())
     def fail_steps(self, data: Any) -> None:
@@ -176,6 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check(self) -> None:
         if hasattr(self, "cluster"):
             self.cluster.scheduler.check()
+            self.cluster.assert_figures_add_up()
 
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
@@ -187,6 +204,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Forced preemption may make it compute a sequence anew for each of its tokens, one token a plan.
         self.cluster.run_until_idle(sum(s.worst_case_tokens * (s.max_tokens + 1) for s in self.unfinished()))
         self.cluster.assert_outputs_are_unconstrained()
+        for worker_id in self.cluster.workers:
+            for name in "xyz":
+                self.cluster.scheduler.unpin(worker_id, name)
         self.cluster.assert_idle_and_unleaked()
 
 

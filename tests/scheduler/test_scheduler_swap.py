@@ -8,7 +8,7 @@ import random
 import pytest
 
 from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode, prefers_swap
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
 

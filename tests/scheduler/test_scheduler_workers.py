@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.placement import MAX_TIMES_LEFT
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from tests.scheduler.core_cluster import Cluster, single
 
