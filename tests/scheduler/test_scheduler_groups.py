@@ -117,8 +117,12 @@ def test_a_shared_block_that_others_can_find_is_copied_even_by_its_last_holder()
     tail = a.block_table[1]
     assert b.fork_tail == tail
     cluster.scheduler.finish(a)
-    plan = cluster.step()
-    assert plan.copies == [tail, b.block_table[1]]
+    num_cached_blocks = cluster.stats().num_cached_blocks
+    plan = cluster.start()
+    assert plan is not None and plan.copies == [tail, b.block_table[1]]
+    assert cluster.stats().num_cached_blocks == num_cached_blocks  # until it has been copied, nobody gets the block
+    cluster.complete()
+    assert cluster.stats().num_cached_blocks == num_cached_blocks + 1
     finish_and_compare(cluster)
 
 
@@ -333,6 +337,23 @@ def test_a_rollback_of_fork_and_copy_computes_the_group_again() -> None:
     assert (other.status, other.num_computed_tokens) == (SequenceStatus.RUNNING, 3)
     plan = cluster.step()
     assert plan.snapshot and plan.whole == [other, *group.sequences]
+    finish_and_compare(cluster)
+
+
+@pytest.mark.parametrize("is_owner_gone", [False, True])
+def test_a_rollback_of_the_copies_alone_computes_the_group_again(is_owner_gone: bool) -> None:
+    cluster = make_cluster(enable_prefix_cache=True)
+    group = cluster.add_group(PROMPT, 3, 8)
+    cluster.step()
+    if is_owner_gone:
+        cluster.scheduler.finish(group.sequences[0])
+        cluster.scheduler.finish(group.sequences[1])  # the third takes the block over
+    plan = cluster.start()
+    assert plan is not None and bool(plan.copies) != is_owner_gone
+    cluster.fail_steps()
+    cluster.scheduler.check()
+    assert all(s.status is SequenceStatus.PREEMPTED for s in group.live)
+    assert group.live[0].num_output_tokens == 1
     finish_and_compare(cluster)
 
 

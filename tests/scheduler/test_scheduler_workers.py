@@ -286,6 +286,7 @@ def test_a_rollback_takes_back_every_step_in_flight() -> None:
     assert plan.freed_slots == []
     assert plan.positions == [4, 0]  # what b had registered is forgotten
     cluster.run_until_idle()
+    assert cluster.stats("w").num_recomputed_tokens == 0  # nothing of b had been computed
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
 
