@@ -20,7 +20,8 @@ from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_g
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.stats import StatsReporter
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.records import Records

@@ -15,6 +15,8 @@ class BlockManager:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}: a pool has at least 1")
         self.num_blocks = num_blocks
+        self.num_references = 0  # of all holders to all blocks
+        self.num_shared_blocks = 0  # with more than one holder
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # hash -> the first block registered under it
@@ -41,6 +43,10 @@ class BlockManager:
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 
+    def is_findable(self, block: int) -> bool:
+        """Whether it has a hash, so that others may come to share it: its content stays as it is."""
+        return self._hashes[block] is not None
+
     def allocate_block(self) -> int:
         """A block with one reference and no hash; the least recently used cached one if none is free."""
         if self._free:
@@ -50,6 +56,7 @@ class BlockManager:
             block, _ = self._cached.popitem(last=False)
             self._forget_hash(block)
         self._ref_counts[block] = 1
+        self.num_references += 1
         return block
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -62,6 +69,9 @@ class BlockManager:
             if self._ref_counts[block] == 0:
                 del self._cached[block]
             self._ref_counts[block] += 1
+            self.num_references += 1
+            if self._ref_counts[block] == 2:
+                self.num_shared_blocks += 1
 
     def free(self, block_table: Sequence[int]) -> None:
         """Give up one reference to each block of a table.
@@ -73,6 +83,9 @@ class BlockManager:
             ref_count = self._ref_counts[block] - 1
             assert ref_count >= 0, f"block {block} is freed more often than it was referenced"
             self._ref_counts[block] = ref_count
+            self.num_references -= 1
+            if ref_count == 1:
+                self.num_shared_blocks -= 1
             if ref_count == 0:
                 if self._hashes[block] is None:
                     self._free.append(block)
@@ -121,6 +134,8 @@ class BlockManager:
 
     def check(self, holders: Mapping[int, int]) -> None:
         """Assert that nothing leaks. `holders` counts for each block the tables that list it."""
+        assert self.num_references == sum(self._ref_counts)
+        assert self.num_shared_blocks == sum(1 for ref_count in self._ref_counts if ref_count > 1)
         for block, ref_count in enumerate(self._ref_counts):
             held = holders.get(block, 0)
             assert ref_count == held, f"block {block}: ref_count {ref_count}, {held} holders"

@@ -7,7 +7,8 @@ if another suits better the head is left to that one's next plan.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.starting import GroupStart, has_room_for, plan_start
 from scheduler_svc.core.worker_state import WorkerState
 
 # A worker that stands still must not hold the queue for good: after so many plans the next best takes the head.
@@ -22,58 +23,93 @@ class WorkerLimits:
     pipeline_depth: int  # steps in flight
 
 
-def can_ever_hold(worker: WorkerState, sequence: Sequence) -> bool:
-    return sequence.worst_case_tokens <= worker.capacity_tokens
+def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
+    num_members = len(group.unfinished)
+    return (
+        num_members <= min(worker.num_slots, limits.max_num_seqs)
+        and group.worst_case_blocks(worker.block_size) <= worker.capacity_blocks
+    )
 
 
-def has_free_slot(worker: WorkerState, limits: WorkerLimits) -> bool:
-    """Nothing new while a sequence preempted here still waits for tokens that are in flight."""
-    return bool(worker.free_slots) and len(worker.running) < limits.max_num_seqs and not worker.parked
+def max_tokens_of_each(worker: WorkerState, limits: WorkerLimits, num_prompt_tokens: int, num_sequences: int) -> int:
+    """The longest prompt and output with which `num_sequences` of one prompt could be held together; 0 for none."""
+    if num_sequences > min(worker.num_slots, limits.max_num_seqs):
+        return 0
+    num_shared = num_prompt_tokens // worker.block_size
+    num_own = max(0, worker.capacity_blocks - num_shared) // num_sequences
+    return min(num_shared + num_own, worker.capacity_blocks) * worker.block_size
+
+
+def has_free_slots(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
+    """Nothing new while a group preempted here still waits for tokens that are in flight."""
+    num_members = len(group.unfinished)
+    return (
+        num_members <= len(worker.free_slots)
+        and worker.num_members + num_members <= limits.max_num_seqs
+        and not worker.parked
+    )
+
+
+def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
+    """Whether it may start here although groups are swapped out here, of which the first in order waits to go on.
+
+    That one is preempted: within a priority nothing new goes before it, and of what is preempted the first in order.
+    """
+    if not worker.swapped:
+        return True
+    first = worker.swapped[0]
+    is_preempted = any(sequence.status is SequenceStatus.PREEMPTED for sequence in group.live)
+    is_before = group.priority < first.priority or (is_preempted and group.order < first.order)
+    return is_before and can_ever_hold(worker, group, limits)
 
 
 def claim(
-    sequence: Sequence,
+    group: SequenceGroup,
     worker: WorkerState,
     others: Iterable[WorkerState],
     limits: WorkerLimits,
     *,
     is_busy: bool,
-) -> list[int] | None:
-    """The cached prefix with which `worker`, which has a slot and tokens to spare, may start the sequence now.
+) -> GroupStart | None:
+    """The start with which `worker`, which has tokens to spare, may take the group now.
 
     None: it has no room, or another worker suits better. `is_busy`: its plan has rows already, so it will be
-    asked again soon and can afford to leave the sequence to a worker whose pipeline is full at the moment.
+    asked again soon and can afford to leave the group to a worker whose pipeline is full at the moment.
     """
-    prefix = worker.find_prefix(sequence)
-    if not can_ever_hold(worker, sequence) or not worker.has_room_for(sequence, prefix):
+    if not has_free_slots(worker, group, limits) or not can_ever_hold(worker, group, limits):
         return None
-    if sequence.num_times_left >= MAX_TIMES_LEFT:
-        return prefix
+    start = plan_start(worker, group)
+    if not has_room_for(worker, start):
+        return None
+    if group.num_times_left >= MAX_TIMES_LEFT:
+        return start
     for other in others:
-        if other is not worker and _suits_better(other, worker, sequence, len(prefix), limits, is_busy):
-            sequence.num_times_left += 1
+        if other is not worker and _suits_better(other, worker, group, start.num_prefix_blocks, limits, is_busy):
+            group.num_times_left += 1
             return None
-    return prefix
+    return start
 
 
 def _suits_better(
     other: WorkerState,
     worker: WorkerState,
-    sequence: Sequence,
+    group: SequenceGroup,
     num_prefix_blocks: int,
     limits: WorkerLimits,
     is_busy: bool,
 ) -> bool:
-    """A strict order, so two workers never leave a sequence to each other."""
-    if not has_free_slot(other, limits) or not can_ever_hold(other, sequence):
+    """A strict order, so two workers never leave a group to each other."""
+    if not has_free_slots(other, group, limits) or not can_ever_hold(other, group, limits):
         return False
-    prefix = other.find_prefix(sequence)
-    if len(prefix) < num_prefix_blocks:
+    if not goes_before_swapped(other, group, limits):
         return False
-    has_longer_prefix = len(prefix) > num_prefix_blocks
+    start = plan_start(other, group)
+    if start.num_prefix_blocks < num_prefix_blocks:
+        return False
+    has_longer_prefix = start.num_prefix_blocks > num_prefix_blocks
     if not has_longer_prefix and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
         return False
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
     if is_pipeline_full and not (has_longer_prefix and is_busy):
         return False
-    return other.has_room_for(sequence, prefix) and other.num_spare_tokens() > 0
+    return has_room_for(other, start) and other.num_spare_tokens() > 0

@@ -1,46 +1,34 @@
 """The scheduler: who computes what in the next step of a worker, and what its results mean for the sequences.
 
 One rule: `num_computed_tokens` chases `num_tokens`. First come, first served within a priority, one waiting queue
-for all workers, chunked prefill under a token budget, preemption by recomputation.
+for all workers, chunked prefill under a token budget; groups are started, preempted and restored as a whole.
 Pure: it knows nothing of the wire, clocks, requests or stop conditions; those come in as calls.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
 
-from scheduler_svc.core import placement
+from scheduler_svc.core import beam_groups, pins, placement
+from scheduler_svc.core.admitting import Admission, prefill_rate
+from scheduler_svc.core.deadlines import is_hopeless
+from scheduler_svc.core.memory_use import worker_stats
+from scheduler_svc.core.ordering import running_rank
 from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import SchedulerStats
-from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
+from scheduler_svc.core.step_rows import add_running_rows, force_preemption
+from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
+from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_check import check_worker
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits are per worker."""
-
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 256
-    watermark: float = 0.01  # part of the pool that admissions leave available
-    pipeline_depth: int = 2
-    enable_prefix_cache: bool = True
-    preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "pipeline_depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark is {self.watermark}: give a part of the pool, 0 or more and less than 1")
-        if self.preempt_every is not None and self.preempt_every < 1:
-            raise ValueError(f"preempt_every is {self.preempt_every}: give at least 1, or None")
-
-
 class Scheduler:
-    """All sequences and all workers. Every call leaves a state in which `check()` holds.
+    """All groups and all workers. Every call leaves a state in which `check()` holds.
 
     After any call that changes something, every worker with `has_work()` should be asked to `schedule()`:
     one worker may leave the head of the queue to another.
@@ -50,8 +38,8 @@ class Scheduler:
         self._config = config
         self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
         self._workers: dict[str, WorkerState] = {}
-        self._waiting = WaitingQueue()
-        self._stranded: dict[int, Sequence] = {}  # no present worker could ever hold them; they wait for one
+        self._waiting = WaitingQueue(config.order)
+        self._admission = Admission(self._waiting, self._limits)
 
     def add_worker(
         self,
@@ -61,6 +49,7 @@ class Scheduler:
         block_size: int,
         num_slots: int,
         max_num_batched_tokens: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """`max_num_batched_tokens`: the most it can compute in a step, if that is a limit.
 
@@ -87,55 +76,84 @@ class Scheduler:
             num_slots=num_slots,
             num_watermark_blocks=int(num_blocks * self._config.watermark),
             enable_prefix_cache=self._config.enable_prefix_cache,
+            num_host_blocks=num_host_blocks,
+            preemption=self._config.preemption,
         )
-        for sequence in self._stranded.values():
-            self._waiting.push(sequence)
-        self._stranded.clear()
+        self._waiting.take_back()
         if len(self._workers) == 1:
-            for sequence in self._waiting:
-                sequence.block_hashes.clear()  # they may be of another block size
+            for group in self._waiting:  # they may be of another block size
+                group.shares = None
+                for sequence in group.sequences:
+                    sequence.block_hashes.clear()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         """It is gone, with the KV and the tokens in flight. Returns what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
         for step in worker.in_flight:
-            for row in step.plan.sampled_rows:
-                step.plan.sequences[row].num_pending_tokens = 0
-        for sequence in worker.running:
-            sequence.slot = None
-            sequence.block_table = []
-            sequence.num_offered_blocks = 0
-            sequence.lose_computed_tokens()
-        for sequence in [*worker.running, *worker.parked.values()]:
-            self._wait(sequence)
+            beams = [step.plan.sequences[row] for row in step.plan.candidate_rows]
+            for sequence in [*step.plan.sampled_sequences, *beams]:
+                sequence.num_pending_tokens = 0
+        running = [sequence.group for sequence in worker.running]
+        groups = dict.fromkeys([*running, *worker.parked, *worker.swapped])
+        for group in list(groups):
+            lose_swapped(worker, group)
+            for sequence in group.unfinished:
+                sequence.leave_worker()
+                sequence.lose_computed_tokens()
+            self._wait(group, SequenceStatus.PREEMPTED)
         return worker.running
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, group: SequenceGroup) -> None:
         """It waits for a worker. Tokens beyond its prompt are output of an earlier life, and are kept."""
-        if sequence.status is not SequenceStatus.WAITING or sequence in self._waiting:
-            raise ValueError(f"sequence {sequence.seq_id} was added before")
-        if sequence.has_all_tokens:
-            raise ValueError(f"sequence {sequence.seq_id} has its {sequence.max_tokens} tokens already")
-        self._waiting.push(sequence)
+        for sequence in group.live:
+            if sequence.status is not SequenceStatus.WAITING or group in self._waiting:
+                raise ValueError(f"sequence {sequence.seq_id} was added before")
+            if sequence.has_all_tokens:
+                raise ValueError(f"sequence {sequence.seq_id} has its {sequence.max_tokens} tokens already")
+        if group.is_finished:
+            raise ValueError(f"group {group.arrival} was added before: its sequences are finished")
+        if group.awaits_host:
+            beam_groups.set_idle_beams(group)
+        group.order = running_rank(self._config.order, group)
+        self._waiting.push(group)
 
     def finish(self, sequence: Sequence) -> None:
-        """Finished or cancelled, in whatever state; again is harmless.
+        """Finished or cancelled, in whatever state; again is harmless. A group ends with its last member.
 
         Blocks and slot are free at once, or when the last step in flight that uses them is done.
         """
-        if sequence.status is SequenceStatus.RUNNING:
-            assert sequence.worker_id is not None
-            self._workers[sequence.worker_id].stop(sequence)
-        elif sequence.status is not SequenceStatus.FINISHED:
-            self._waiting.discard(sequence)
-            self._stranded.pop(sequence.seq_id, None)
-            if sequence.worker_id is not None:
-                self._workers[sequence.worker_id].parked.pop(sequence.seq_id)
+        if sequence.is_finished:
+            return
+        group = sequence.group
+        if sequence.slot is not None:
+            self._worker_of(group).stop(sequence)
+        if sequence.host_blocks:
+            forget_host_blocks(self._worker_of(group), [sequence])
         sequence.status = SequenceStatus.FINISHED
         sequence.worker_id = None
+        group.shares = None
+        if not group.live:
+            for beam in group.unfinished:  # idle ones
+                self.finish(beam)
+            self._end(group)
+        elif group in self._waiting:
+            self._waiting.resize(group)
+        elif group.worker_id is not None:
+            worker = self._worker_of(group)
+            if any(other.source is sequence for other in group.live):
+                worker.preempt(group)  # who waited for its blocks to be computed begins anew
+            self._unpark(worker, group)
 
-    def schedule(self, worker_id: str) -> StepPlan | None:
-        """The next step of a worker. None: nothing to do now, or its pipeline is full."""
+    def finish_group(self, group: SequenceGroup) -> None:
+        """Finish every member; again is harmless."""
+        for sequence in reversed(group.sequences):  # those that wait for another go before it
+            self.finish(sequence)
+
+    def schedule(self, worker_id: str, now_s: float = 0.0) -> StepPlan | None:
+        """The next step of a worker. None: nothing to do now, or its pipeline is full.
+
+        What cannot meet its deadline any more at `now_s` is not begun: see `expired`.
+        """
         worker = self._workers[worker_id]
         if len(worker.in_flight) >= self._config.pipeline_depth:
             return None
@@ -147,19 +165,20 @@ class Scheduler:
         if self._config.preempt_every and plan.step_id % self._config.preempt_every == 0:
             force_preemption(worker, step)
         budget = add_running_rows(worker, step, worker.max_num_batched_tokens)
-        for sequence in step.preempted:
-            if not sequence.num_pending_tokens:
-                self._wait(sequence)
+        for group in step.preempted:
+            self._unpark(worker, group)
         # What was preempted does not come back in the same breath, unless there is nothing else to do.
         if not (step.preempted and plan.sequences):
-            self._admit(worker, step, budget)
+            self._admission.admit(worker, self._workers.values(), step, budget, now_s)
         if not plan.sequences:
             return None
         if not plan.snapshot:
             plan.freed_slots = worker.freed_slots
         else:
-            plan.whole = list(worker.running)
+            plan.whole = [sequence for sequence in worker.running if sequence.described_step]
             plan.append_pairs = []
+        plan.swap_out = worker.unsent_swap_out
+        worker.unsent_swap_out = []
         worker.freed_slots = []
         worker.needs_snapshot = False
         worker.next_step_id += 1
@@ -171,7 +190,7 @@ class Scheduler:
         self._workers[worker_id].offer_filled_blocks()
 
     def apply(self, worker_id: str, step_id: int, token_ids: Collection[int]) -> list[tuple[Sequence, int]]:
-        """Take the result of the oldest step in flight; `token_ids` stand beside its `sampled_rows`.
+        """Take the result of the oldest step in flight; `token_ids` stand beside its `sampled_sequences`.
 
         Returns each sequence that got a token, with the token. The caller decides what ends with it, and calls
         `finish`. Raises ValueError, and changes nothing, if the result is not that of the oldest step.
@@ -180,34 +199,82 @@ class Scheduler:
         plan = worker.in_flight[0].plan if worker.in_flight else None
         if plan is None or plan.step_id != step_id:
             raise ValueError(f"worker {worker_id}: result of step {step_id} out of turn")
-        if len(token_ids) != len(plan.sampled_rows):
-            num_samples = len(plan.sampled_rows)
+        if len(token_ids) != len(plan.sampled_sequences):
+            num_samples = len(plan.sampled_sequences)
             raise ValueError(f"worker {worker_id}: {len(token_ids)} tokens for {num_samples} samples")
         appended = []
-        sequences = plan.sequences
-        running, finished = SequenceStatus.RUNNING, SequenceStatus.FINISHED  # looking them up is slow
-        for row, token_id in zip(plan.sampled_rows, token_ids, strict=True):
-            sequence = sequences[row]
+        for sequence, token_id in zip(plan.sampled_sequences, token_ids, strict=True):
             sequence.num_pending_tokens -= 1
-            if sequence.status is finished:
+            if sequence.status is SequenceStatus.FINISHED:
                 continue
             sequence.token_ids.append(token_id)
             appended.append((sequence, token_id))
-            if sequence.status is not running and sequence.num_pending_tokens == 0:
-                self._wait(worker.parked.pop(sequence.seq_id))
+        for row in plan.candidate_rows:
+            plan.sequences[row].num_pending_tokens -= 1
         worker.complete_step()
+        for group in list(worker.parked):
+            self._unpark(worker, group)
         return appended
+
+    def replace_beams(self, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
+        """Decide how a beam group goes on, while it `awaits_decision`: each survivor is a live beam and its next token.
+
+        The first child of a beam goes on in its place; others fork from it into idle members, which share its blocks.
+        Beams without a child give back their blocks at once and are idle. Returns the beams beside the survivors.
+        Candidates that came before the group was preempted are void: the rows that give them are computed again.
+        Raises ValueError, and changes nothing, if the group does not await a decision or has no place for so many.
+        """
+        if not group.awaits_decision:
+            raise ValueError(f"group {group.arrival} awaits no decision: candidates of all its beams come first")
+        if not 1 <= len(survivors) <= len(group.unfinished):
+            raise ValueError(f"{len(survivors)} beams survive: give 1 to {len(group.unfinished)}")
+        if any(parent.group is not group or not parent.is_live for parent, _ in survivors):
+            raise ValueError(f"a survivor is no live beam of group {group.arrival}")
+        return beam_groups.replace_beams(self._worker_of(group), group, survivors)
 
     def rollback(self, worker_id: str) -> None:
         """No step in flight on this worker was executed: take them back. The next plan is a snapshot."""
         worker = self._workers[worker_id]
-        for sequence in worker.undo_steps():
-            self._wait(sequence)
-            if not sequence.num_preemptions and not sequence.num_output_tokens:
-                sequence.status = SequenceStatus.WAITING  # it never ran
-        for sequence in worker.parked.values():
-            self._wait(sequence)
-        worker.parked.clear()
+        for group in undo_steps(worker):
+            never_ran = all(not s.num_preemptions and not s.num_output_tokens for s in group.live)
+            self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
+        for group in list(worker.parked):
+            self._unpark(worker, group)
+
+    def note_costs(self, worker_id: str, *, swap_blocks_per_s: float, prefill_tokens_per_s: float) -> None:
+        """What was measured of a worker; until then `auto` always recomputes."""
+        self._workers[worker_id].costs = PreemptionCosts(
+            swap_blocks_per_s=swap_blocks_per_s, prefill_tokens_per_s=prefill_tokens_per_s
+        )
+        self._waiting.take_back()  # what seemed too late may be in time
+
+    def expired(self, now_s: float) -> list[SequenceGroup]:
+        """Groups that never ran and whose deadline passes before their prompt could be computed, for the caller to end.
+
+        Looks at all that wait.
+        """
+        rate = prefill_rate(self._workers.values())
+        return [group for group in self._waiting if is_hopeless(group, now_s, rate)]
+
+    def pin(self, worker_id: str, name: str, block_hashes: Seq[bytes]) -> bool:
+        """Keep the cached blocks with these hashes there until `unpin`. False: not all of them are there (any more).
+
+        Raises PinRefusedError if a group that was admitted might then not fit, ValueError for a name in use.
+        """
+        worker = self._workers[worker_id]
+        if name in worker.pins:
+            raise ValueError(f"{name} is pinned on worker {worker_id} already: unpin it first")
+        blocks = pins.pinned_blocks(worker, block_hashes)
+        if blocks is None:
+            return False
+        pins.check_promises(worker, blocks, self._workers.values(), self._waiting, self._limits)
+        pins.add_pin(worker, name, blocks)
+        return True
+
+    def unpin(self, worker_id: str, name: str) -> None:
+        """The blocks may be evicted again; harmless if there is no such pin."""
+        pins.remove_pin(self._workers[worker_id], name)
+        self._waiting.take_back()  # what was too large may fit now
 
     def request_snapshot(self, worker_id: str) -> None:
         """The next plan is a snapshot. It is made once no step is in flight."""
@@ -216,78 +283,75 @@ class Scheduler:
     def has_work(self, worker_id: str) -> bool:
         """Whether something runs or is in flight there, or waits in the shared queue."""
         worker = self._workers[worker_id]
-        return bool(worker.running or worker.in_flight or self._waiting)
+        return bool(worker.running or worker.in_flight or worker.swapped or self._waiting)
 
     def queue_size(self) -> tuple[int, int]:
-        """Sequences in the queue, and their tokens."""
-        num_stranded_tokens = sum(sequence.num_tokens for sequence in self._stranded.values())
-        return len(self._waiting) + len(self._stranded), self._waiting.num_tokens + num_stranded_tokens
+        """Sequences in the queue, and their tokens; a prompt that a group shares counts once."""
+        return self._waiting.num_sequences, self._waiting.num_tokens
 
-    def max_tokens_that_fit(self) -> int:
-        """Tokens (prompt and output) of the longest sequence that every present worker could hold alone."""
-        return min((worker.capacity_tokens for worker in self._workers.values()), default=0)
+    def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
+        """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
+
+        `num_prompt_tokens` are those that its `num_sequences` share. 0 with no worker.
+        """
+        return min(
+            (
+                placement.max_tokens_of_each(worker, self._limits, num_prompt_tokens, num_sequences)
+                for worker in self._workers.values()
+            ),
+            default=0,
+        )
 
     def stats(self) -> SchedulerStats:
-        num_parked = sum(len(worker.parked) for worker in self._workers.values())
+        workers = self._workers.values()
+        num_parked = sum(len(group.live) for worker in workers for group in [*worker.parked, *worker.swapped])
         return SchedulerStats(
-            num_waiting=len(self._waiting) + len(self._stranded) + num_parked,
-            workers=tuple(worker.stats() for worker in self._workers.values()),
+            num_waiting=self.queue_size()[0] + num_parked,
+            workers=tuple(worker_stats(worker) for worker in workers),
         )
 
     def check(self) -> None:
         """Assert the invariants of every worker and of the queue."""
         for worker in self._workers.values():
-            worker.check()
+            check_worker(worker)
             assert len(worker.in_flight) <= self._config.pipeline_depth
-            assert len(worker.running) <= self._config.max_num_seqs
-        waiting = [*self._waiting, *self._stranded.values()]
-        assert len(waiting) == len(self._waiting) + len(self._stranded)
-        for sequence in waiting:
-            assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-            assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
-            assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
+            assert worker.num_members <= self._config.max_num_seqs
+        for group in self._waiting:
+            assert group.worker_id is None and group.live
+            for sequence in group.live:
+                assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+                assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
+                assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
+                assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _worker_of(self, group: SequenceGroup) -> WorkerState:
+        assert group.worker_id is not None
+        return self._workers[group.worker_id]
+
+    def _wait(self, group: SequenceGroup, status: SequenceStatus) -> None:
         """Into the queue again, at the place of its arrival."""
-        sequence.status = SequenceStatus.PREEMPTED
-        sequence.worker_id = None
-        self._waiting.push(sequence)
+        group.worker_id = None
+        for sequence in group.live:
+            sequence.status = status
+            sequence.worker_id = None
+        self._waiting.push(group)
 
-    def _admit(self, worker: WorkerState, step: PlannedStep, budget: int) -> None:
-        """Start waiting sequences in order; the first that cannot be started here and now ends it."""
-        while budget > 0 and placement.has_free_slot(worker, self._limits):
-            sequence = self._head()
-            if sequence is None or sequence.has_all_tokens:
-                return
-            # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
-            others = () if step.preempted else self._workers.values()
-            is_busy = bool(step.plan.sequences)
-            prefix = placement.claim(sequence, worker, others, self._limits, is_busy=is_busy)
-            if prefix is None:
-                return
-            self._waiting.pop()
-            worker.start(sequence, prefix, step.plan.step_id)
-            _count_prefix(worker, sequence)
-            num_new = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            step.plan.whole.append(sequence)
-            add_row(worker, step, sequence, num_new, sequence.num_tokens)
-            budget -= num_new
+    def _unpark(self, worker: WorkerState, group: SequenceGroup) -> None:
+        """If it was preempted there, it waits for a place, once its tokens are known: here if it is swapped."""
+        if group.num_pending_tokens or any(s.status is SequenceStatus.RUNNING for s in group.live):
+            return
+        worker.parked.pop(group, None)
+        if group.swap_step is None:
+            self._wait(group, SequenceStatus.PREEMPTED)
+        elif group not in worker.swapped:
+            add_swapped(worker, group)
 
-    def _head(self) -> Sequence | None:
-        """The first in the queue that a present worker could hold; those that none could step aside."""
-        while (sequence := self._waiting.peek()) is not None:
-            if any(placement.can_ever_hold(worker, sequence) for worker in self._workers.values()):
-                return sequence
-            self._stranded[sequence.seq_id] = self._waiting.pop()
-        return None
-
-
-def _count_prefix(worker: WorkerState, sequence: Sequence) -> None:
-    """A sequence that has just been started: what the cache gave, what is computed a second time."""
-    num_hit = sequence.num_computed_tokens
-    if worker.enable_prefix_cache and sequence.use_prefix_cache and not sequence.num_preemptions:
-        worker.num_prefix_query_tokens += sequence.num_tokens
-        worker.num_prefix_hit_tokens += num_hit
-        sequence.num_cached_tokens = num_hit
-    worker.num_recomputed_tokens += max(0, sequence.num_lost_tokens - num_hit)
-    sequence.num_lost_tokens = 0
+    def _end(self, group: SequenceGroup) -> None:
+        """No member is live any more."""
+        self._waiting.discard(group)
+        if group.worker_id is not None:
+            worker = self._worker_of(group)
+            worker.parked.pop(group, None)
+            if group in worker.swapped:
+                worker.swapped.remove(group)
+            group.worker_id = None

@@ -13,13 +13,35 @@ class WorkerStats:
     num_cached_blocks: int  # unreferenced, reusable by hash
     num_free_blocks: int
     num_running: int
+    num_pinned_blocks: int  # of the used ones, kept as cache
+    num_shared_blocks: int  # with more than one holder
+    num_saved_blocks: int  # blocks that the sequences would hold in addition if none were shared
+    num_sequence_blocks: int  # blocks that the sequences hold
     num_allocated_token_slots: int  # in used blocks
     num_filled_token_slots: int  # of those, with a computed token
+    num_reserved_token_slots: int  # of those, for a token that exists and is yet to be computed
     num_prefix_query_tokens: int  # of sequences scheduled for the first time
     num_prefix_hit_tokens: int  # of those, found in the cache
     num_preemptions: int
     num_recomputed_tokens: int  # lost by preemption and not found in the cache
+    num_copied_blocks: int  # copy-on-write
+    num_swaps: int  # preemptions to the host pool
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+    num_host_blocks: int  # in the swap pool
+    num_used_host_blocks: int
     num_in_flight_steps: int
+
+    @property
+    def num_fragmented_token_slots(self) -> int:
+        """Allocated, and no token for them exists: the rest of last blocks."""
+        return self.num_allocated_token_slots - self.num_filled_token_slots - self.num_reserved_token_slots
+
+    @property
+    def block_saving(self) -> float:
+        """Part of the blocks that sharing saves now, as the paper's Fig. 15: saved / blocks without sharing."""
+        num_without_sharing = self.num_sequence_blocks + self.num_saved_blocks
+        return self.num_saved_blocks / num_without_sharing if num_without_sharing else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

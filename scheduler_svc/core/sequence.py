@@ -1,7 +1,7 @@
-"""A sequence of tokens that is being served: what was asked, what is known, and where it stands.
+"""A sequence of tokens that is being served, and the group of sequences that one request is.
 
-Its state is written by the scheduler (and the worker state beside it) alone; everybody may read it.
-It knows nothing of requests, text, streams or sampling parameters.
+Their state is written by the scheduler (and the files beside it) alone; everybody may read it.
+They know nothing of requests, text, streams or sampling parameters.
 """
 
 from dataclasses import dataclass, field
@@ -9,11 +9,15 @@ from enum import Enum
 
 
 class SequenceStatus(Enum):
-    """WAITING was never run; PREEMPTED lost its blocks and waits again, in the same queue."""
+    """WAITING was never run; PREEMPTED lost its place on a worker and waits again.
+
+    IDLE is the place of a beam that no hypothesis takes at the moment.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    IDLE = "idle"
     FINISHED = "finished"
 
 
@@ -27,25 +31,30 @@ class Sequence:
     max_tokens: int  # bound of output tokens
     stop_token_ids: frozenset[int]  # empty for ignore_eos
     min_tokens: int = 0
-    priority: int = 0  # lower is served first
     hash_seed: bytes = b""  # root of the hash chain: tenant and cache salt
     use_prefix_cache: bool = True  # lookup only; its own blocks are cached for others in any case
 
+    group: "SequenceGroup" = field(init=False, repr=False)  # set by the group that takes it
     status: SequenceStatus = SequenceStatus.WAITING
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
     slot: int | None = None
     num_computed_tokens: int = 0  # KV is in the blocks, or will be once the steps in flight are done
     num_pending_tokens: int = 0  # sampled by steps in flight, not yet known here
     block_table: list[int] = field(default_factory=list)  # one reference to each
+    fork_tail: int | None = None  # one reference; see `forking`
+    host_blocks: list[int] = field(default_factory=list)  # while swapped; one reference to each
+    has_host_tail: bool = False  # the last of them is a fork_tail
+    source: "Sequence | None" = None  # no row before this one has computed what the two share
+    num_shared_tokens: int = 0  # that many, while there is a source
+    is_decoding: bool = False  # the whole group is back, and each of its steps samples: one token at a time
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, made once
     num_cached_tokens: int = 0  # prefix found in the cache when it was first scheduled
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed, then lost with the blocks; to be computed again
     num_offered_blocks: int = 0  # leading blocks of the table already offered to the prefix cache
     num_tokens_at_start: int = 0  # num_tokens when its present stay on a worker began
-    num_times_left: int = 0  # as head of the queue: how often a worker left it to another
-    admitted_step: int = 0  # first step of its present stay on a worker
-    last_step: int = 0  # latest step with a row of it
+    described_step: int = 0  # first step of its present stay that tells the worker of its slot; 0: none yet
+    last_step: int = 0  # latest step with a row or a sample of it
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_prompt_tokens <= len(self.token_ids):
@@ -85,14 +94,40 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
     @property
-    def sort_key(self) -> tuple[int, int]:
-        """First come, first served within a priority."""
-        return (self.priority, self.seq_id)
+    def is_live(self) -> bool:
+        """Whether it has tokens to go on from: neither finished nor an idle beam."""
+        return self.status is not SequenceStatus.FINISHED and self.status is not SequenceStatus.IDLE
+
+    @property
+    def is_back(self) -> bool:
+        """Whether all is computed that existed when its present stay began."""
+        return self.source is None and self.num_computed_tokens >= self.num_tokens_at_start
+
+    @property
+    def has_gained_token(self) -> bool:
+        """Whether its present stay on a worker has brought it on; a beam's token does not count before it is chosen."""
+        num_tokens = len(self.token_ids) if self.group.awaits_host else self.num_tokens
+        return num_tokens > self.num_tokens_at_start
+
+    @property
+    def sort_key(self) -> tuple[float, ...]:
+        """The order in which running sequences are served; the members of a group stand together."""
+        return (*self.group.order, self.seq_id)
 
     def lose_computed_tokens(self) -> None:
         """The blocks are gone: everything is to be computed again."""
         self.num_lost_tokens = max(self.num_lost_tokens, self.num_computed_tokens)
         self.num_computed_tokens = 0
+
+    def leave_worker(self) -> None:
+        """Forget slot and blocks; whoever held them for it has given them back, or they are gone with the worker."""
+        self.slot = None
+        self.block_table = []
+        self.fork_tail = None
+        self.source = None
+        self.is_decoding = False
+        self.num_offered_blocks = 0
+        self.described_step = 0
 
     def ends_with_stop_token(self) -> bool:
         """Whether the last confirmed token is a stop token that counts (`min_tokens` reached)."""
@@ -100,3 +135,68 @@ class Sequence:
         return (
             num_output_tokens > 0 and num_output_tokens >= self.min_tokens and self.token_ids[-1] in self.stop_token_ids
         )
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """The sequences of one request: they have one prompt, and are started, preempted and restored together."""
+
+    sequences: list[Sequence]  # at least one, by seq_id; the first computes the prompt, the others fork from it
+    arrival: int  # unique, rising
+    priority: int = 0  # lower is served first
+    deadline_s: float | None = None  # monotonic
+    awaits_host: bool = False  # beams: each next token is chosen by the host, from candidates
+
+    order: tuple[float, ...] = ()  # by the policy: priority first, then what it orders by
+    worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
+    swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
+    num_times_left: int = 0  # as head of the queue: how often a worker left it to another
+    shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
+
+    def __post_init__(self) -> None:
+        if not self.sequences:
+            raise ValueError("a group without a sequence: give at least 1")
+        for sequence in self.sequences:
+            sequence.group = self
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Its members that have something to compute, or had until their last token was sampled."""
+        return [sequence for sequence in self.sequences if sequence.is_live]
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Its members that need a slot while it runs, idle beams included."""
+        return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.unfinished
+
+    @property
+    def is_back(self) -> bool:
+        """Whether every member has computed what it had when the group was started; before that none decodes."""
+        return all(sequence.is_back for sequence in self.live)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        return sum(sequence.num_pending_tokens for sequence in self.live)
+
+    @property
+    def awaits_decision(self) -> bool:
+        """Beams: whether the candidates of every live one are known, so that `replace_beams` may be called."""
+        return self.awaits_host and all(
+            s.status is SequenceStatus.RUNNING and not s.num_pending_tokens and s.num_computed_tokens == s.num_tokens
+            for s in self.live
+        )
+
+    @property
+    def num_distinct_tokens(self) -> int:
+        """The prompt once, and the output of every live member."""
+        prompt = self.sequences[0].num_prompt_tokens
+        return prompt + sum(sequence.num_tokens - prompt for sequence in self.live)
+
+    def worst_case_blocks(self, block_size: int) -> int:
+        """Blocks that it holds when every member is at its longest and they share no more than the prompt."""
+        num_shared = self.sequences[0].num_prompt_tokens // block_size
+        return num_shared + sum(-(-s.worst_case_tokens // block_size) - num_shared for s in self.unfinished)

@@ -20,7 +20,12 @@ class StepPlan:
     num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1
     positions: list[int] = field(default_factory=list)  # beside sequences: position of the row's first token
     sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens
-    whole: list[Sequence] = field(default_factory=list)  # newly scheduled or restored; in a snapshot all running
+    sampled_sequences: list[Sequence] = field(default_factory=list)  # beside sampled_rows: whose token it is
+    candidate_rows: list[int] = field(default_factory=list)  # rows at the end of their tokens whose beam the host moves
+    # Newly scheduled, restored or forked, and beams with a row; in a snapshot all that the worker is to know.
+    whole: list[Sequence] = field(default_factory=list)
     append_pairs: list[int] = field(default_factory=list)  # flat (slot, block), sequences not in `whole` only
     freed_slots: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
+    swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all that follows
+    swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after swap_out, before copies
     copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write

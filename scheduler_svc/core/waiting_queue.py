@@ -1,53 +1,97 @@
-"""The sequences that wait for a worker, all workers' together, in the order in which they are served.
+"""The groups that wait for a worker, all workers' together, in the order in which they are served.
 
-It knows the order and nothing else: not what a sequence needs, nor whether anybody can take it.
+It knows the order and nothing else: not what a group needs, nor whether anybody can take it.
 """
 
 import heapq
 from collections.abc import Iterator
 
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.ordering import OrderPolicy, waiting_rank
+from scheduler_svc.core.sequence import SequenceGroup
 
 
 class WaitingQueue:
-    """A heap by (priority, arrival). A discarded sequence leaves it when it reaches the top, or in a sweep."""
+    """A heap. A discarded group leaves it when it reaches the top, or in a sweep.
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
-        self._sizes: dict[int, int] = {}  # who is really waiting, and with how many tokens
-        self.num_tokens = 0  # of all that wait
+    Groups that have been set aside wait too, out of order, until all are taken back.
+    """
+
+    def __init__(self, policy: OrderPolicy = "fcfs") -> None:
+        self._policy: OrderPolicy = policy
+        self._aside: dict[SequenceGroup, None] = {}
+        self._heap: list[tuple[tuple[float, ...], SequenceGroup]] = []
+        self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
+        self.num_sequences = 0  # of all that wait
+        self.num_tokens = 0  # a shared prompt counts once
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        """Those in order alone."""
+        return len(self._sizes) - len(self._aside)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """In no particular order."""
-        return (sequence for *_, sequence in self._heap if sequence.seq_id in self._sizes)
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        """All that wait, in no particular order."""
+        return iter(self._sizes)
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.seq_id in self._sizes
+    def __contains__(self, group: SequenceGroup) -> bool:
+        return group in self._sizes
 
-    def push(self, sequence: Sequence) -> None:
-        assert sequence.seq_id not in self._sizes, f"sequence {sequence.seq_id} waits twice"
-        self._sizes[sequence.seq_id] = sequence.num_tokens
-        self.num_tokens += sequence.num_tokens
-        heapq.heappush(self._heap, (sequence.priority, sequence.seq_id, sequence))
+    def push(self, group: SequenceGroup) -> None:
+        assert group not in self._sizes, f"group {group.arrival} waits twice"
+        heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+        self._count(group)
 
-    def peek(self) -> Sequence | None:
-        while self._heap and self._heap[0][1] not in self._sizes:
+    def peek(self) -> SequenceGroup | None:
+        while self._heap and not self._is_in_order(self._heap[0][1]):
             heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        return self._heap[0][1] if self._heap else None
 
-    def pop(self) -> Sequence:
-        sequence = self.peek()
-        assert sequence is not None, "pop() from an empty queue"
+    def pop(self) -> SequenceGroup:
+        group = self.peek()
+        assert group is not None, "pop() from an empty queue"
         heapq.heappop(self._heap)
-        self.num_tokens -= self._sizes.pop(sequence.seq_id)
-        return sequence
+        self._forget(group)
+        return group
 
-    def discard(self, sequence: Sequence) -> None:
-        """Take it out if it is there. A discarded sequence is finished: it is never pushed again."""
-        self.num_tokens -= self._sizes.pop(sequence.seq_id, 0)
+    def set_aside(self) -> None:
+        """The head: it cannot be served as things are."""
+        group = self.peek()
+        assert group is not None, "set_aside() on an empty queue"
+        heapq.heappop(self._heap)
+        self._aside[group] = None
+
+    def take_back(self) -> None:
+        """All that were set aside, in order again."""
+        for group in self._aside:
+            heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+        self._aside.clear()
+
+    def discard(self, group: SequenceGroup) -> None:
+        """Take it out if it is there. A discarded group is finished: it is never pushed again."""
+        if group in self._sizes:
+            self._aside.pop(group, None)
+            self._forget(group)
         if len(self._heap) > 2 * len(self._sizes) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._sizes]
+            self._heap = [entry for entry in self._heap if self._is_in_order(entry[1])]
             heapq.heapify(self._heap)
+
+    def resize(self, group: SequenceGroup) -> None:
+        """A member of a waiting group is finished; if it was set aside it may be served now."""
+        if group in self._aside:
+            del self._aside[group]
+            heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+        self._forget(group)
+        self._count(group)
+
+    def _is_in_order(self, group: SequenceGroup) -> bool:
+        return group in self._sizes and group not in self._aside
+
+    def _count(self, group: SequenceGroup) -> None:
+        size = (len(group.live), group.num_distinct_tokens)
+        self._sizes[group] = size
+        self.num_sequences += size[0]
+        self.num_tokens += size[1]
+
+    def _forget(self, group: SequenceGroup) -> None:
+        num_sequences, num_tokens = self._sizes.pop(group)
+        self.num_sequences -= num_sequences
+        self.num_tokens -= num_tokens

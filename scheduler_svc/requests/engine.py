@@ -16,7 +16,7 @@ from common.step import StepResult
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
@@ -79,7 +79,7 @@ class Engine:
         if request.checks_stop_strings:
             self._with_stop_strings.add(sequence.seq_id)
         self.sampling_of[sequence.seq_id] = request.slot_sampling
-        self.scheduler.add(sequence)
+        self.scheduler.add(SequenceGroup([sequence], arrival=sequence.seq_id))
         self.wake_workers()
 
     async def wait_until_empty(self) -> None:
@@ -109,7 +109,7 @@ class Engine:
         check_result(plan, result)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
         self.output_tokens += len(appended)
-        invalid = {plan.sequences[plan.sampled_rows[sample]].seq_id for sample in result.invalid_samples}
+        invalid = {plan.sampled_sequences[sample].seq_id for sample in result.invalid_samples}
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(plan, result)
         if result.logprobs:
@@ -285,7 +285,7 @@ class Engine:
 
     def _keep_logprobs(self, plan: StepPlan, result: StepResult, seq_ids: set[int]) -> None:
         for sample, rows in result.logprobs.items():
-            seq_id = plan.sequences[plan.sampled_rows[sample]].seq_id
+            seq_id = plan.sampled_sequences[sample].seq_id
             if seq_id in seq_ids:
                 self._by_sequence[seq_id].pending_logprobs.extend(token_logprobs([result.token_ids[sample]], rows))
 

@@ -6,7 +6,7 @@ from scheduler_svc.core.step_plan import StepPlan
 
 def check_result(plan: StepPlan, result: StepResult) -> None:
     """Raises ValueError if the result does not fit the plan."""
-    num_samples = len(plan.sampled_rows)
+    num_samples = len(plan.sampled_sequences)
     if len(result.token_ids) != num_samples:
         raise ValueError(f"step {plan.step_id}: {len(result.token_ids)} tokens came for {num_samples} samples")
     if num_samples and min(result.token_ids) < 0:

@@ -30,10 +30,11 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
             )
             for sequence in plan.whole
         ]
-    rows = [sequence.slot for sequence in plan.sequences]
+    rows = [_slot_of(sequence) for sequence in plan.sequences]
     samples: list[int] | None = None
-    if len(plan.sampled_rows) != len(rows):
-        samples = [number for row in plan.sampled_rows for number in (row, rows[row] or 0)]
+    if plan.sampled_sequences != plan.sequences:  # rows that feed no sample, or several
+        pairs = zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
+        samples = [number for row, sequence in pairs for number in (row, _slot_of(sequence))]
     all_single = len(plan.num_tokens) == sum(plan.num_tokens)
     return Step(
         epoch=epoch,
@@ -42,17 +43,18 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
         freed_slots=plan.freed_slots,
         whole=whole,
         append_pairs=plan.append_pairs,
+        swap_out=plan.swap_out,
+        swap_in=plan.swap_in,
         copies=plan.copies,
-        rows=[slot for slot in rows if slot is not None],
+        rows=rows,
         num_tokens=() if all_single else plan.num_tokens,
         samples=samples,
     )
 
 
 def _slot_state(sequence: Sequence, position: int, sampling: SlotSampling) -> SlotState:
-    assert sequence.slot is not None, "a scheduled sequence has a slot"
     return SlotState(
-        slot=sequence.slot,
+        slot=_slot_of(sequence),
         position=position,
         block_table=sequence.block_table,
         token_ids=sequence.token_ids[position:],
@@ -60,3 +62,8 @@ def _slot_state(sequence: Sequence, position: int, sampling: SlotSampling) -> Sl
         num_prompt_tokens=sequence.num_prompt_tokens,
         sampling=sampling,
     )
+
+
+def _slot_of(sequence: Sequence) -> int:
+    assert sequence.slot is not None, "a scheduled sequence has a slot"
+    return sequence.slot

@@ -5,17 +5,26 @@ Every sequence's output is compared with that of an unconstrained run.
 
 from collections import deque
 
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import WorkerStats
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.worker_state import blocks_held
 from tests.scheduler.core_executor import (
     STOP_TOKEN_ID,
     EncodedStep,
     FakeWorker,
+    beam_candidates,
+    choose_survivors,
     encode,
+    unconstrained_beams,
     unconstrained_output,
 )
+
+
+def single(sequence: Sequence, priority: int = 0) -> SequenceGroup:
+    return SequenceGroup([sequence], arrival=sequence.seq_id, priority=priority)
 
 
 class Cluster:
@@ -28,16 +37,40 @@ class Cluster:
         self.in_flight: dict[str, deque[EncodedStep]] = {}
         self.sequences: list[Sequence] = []
         self.num_plans = 0
+        self.candidate_sequences: dict[tuple[str, int], list[Sequence]] = {}  # by worker and step
+        self.candidates: dict[Sequence, list[tuple[int, int]]] = {}  # of beams, the latest
+        self.ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
+        self.scores: dict[Sequence, int] = {}  # of live beams
 
-    def add_worker(self, worker_id: str = "w", *, num_blocks: int, block_size: int = 4, num_slots: int = 64) -> None:
-        self.scheduler.add_worker(worker_id, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
-        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots)
+    def add_worker(
+        self,
+        worker_id: str = "w",
+        *,
+        num_blocks: int,
+        block_size: int = 4,
+        num_slots: int = 64,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self.scheduler.add_worker(
+            worker_id,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            num_host_blocks=num_host_blocks,
+        )
+        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots, num_host_blocks)
         self.in_flight[worker_id] = deque()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         del self.workers[worker_id]
         del self.in_flight[worker_id]
         return self.scheduler.remove_worker(worker_id)
+
+    def remove_all_memory(self, worker_id: str, *, num_blocks: int) -> list[Sequence]:
+        """The worker dies, and comes back empty."""
+        moved = self.remove_worker(worker_id)
+        self.add_worker(worker_id, num_blocks=num_blocks)
+        return moved
 
     def add(
         self,
@@ -46,23 +79,58 @@ class Cluster:
         *,
         stops: bool = False,
         priority: int = 0,
+        deadline_s: float | None = None,
         hash_seed: bytes = b"",
         use_prefix_cache: bool = True,
     ) -> Sequence:
-        """`stops`: it may end early, by the stop token."""
-        sequence = Sequence(
-            seq_id=len(self.sequences),
-            token_ids=list(prompt),
-            num_prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
-            stop_token_ids=frozenset({STOP_TOKEN_ID}) if stops else frozenset(),
+        """A group of one. `stops`: it may end early, by the stop token."""
+        (sequence,) = self.add_group(
+            prompt,
+            1,
+            max_tokens,
+            stops=stops,
             priority=priority,
+            deadline_s=deadline_s,
             hash_seed=hash_seed,
             use_prefix_cache=use_prefix_cache,
-        )
-        self.sequences.append(sequence)
-        self.scheduler.add(sequence)
+        ).sequences
         return sequence
+
+    def add_group(
+        self,
+        prompt: list[int],
+        num_sequences: int,
+        max_tokens: int = 4,
+        *,
+        stops: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        hash_seed: bytes = b"",
+        use_prefix_cache: bool = True,
+        is_beam: bool = False,
+    ) -> SequenceGroup:
+        sequences = [
+            Sequence(
+                seq_id=len(self.sequences) + index,
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
+                stop_token_ids=frozenset({STOP_TOKEN_ID}) if stops else frozenset(),
+                hash_seed=hash_seed,
+                use_prefix_cache=use_prefix_cache,
+            )
+            for index in range(num_sequences)
+        ]
+        group = SequenceGroup(
+            sequences,
+            arrival=len(self.sequences),
+            priority=priority,
+            deadline_s=deadline_s,
+            awaits_host=is_beam,
+        )
+        self.sequences += sequences
+        self.scheduler.add(group)
+        return group
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
         plan = self.scheduler.schedule(worker_id)
@@ -70,6 +138,8 @@ class Cluster:
             self.num_plans += 1
             assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
             self.in_flight[worker_id].append(encode(plan))
+            beams = [plan.sequences[row] for row in plan.candidate_rows]
+            self.candidate_sequences[worker_id, plan.step_id] = beams
         return plan
 
     def complete(self, worker_id: str = "w") -> list[Sequence]:
@@ -81,7 +151,30 @@ class Cluster:
             assert sequence.token_ids[-1] == token_id
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
+        self._search_on(worker_id, step.step_id)
         return [sequence for sequence, _ in appended]
+
+    def _search_on(self, worker_id: str, step_id: int) -> None:
+        """Beam search, as soon as the candidates of all beams of a group are there."""
+        beams = self.candidate_sequences.pop((worker_id, step_id))
+        for beam, last in zip(beams, self.workers[worker_id].last_of_candidates, strict=True):
+            self.candidates[beam] = beam_candidates(last, len(beam.group.sequences))
+        for group in dict.fromkeys(beam.group for beam in beams):
+            if group.live and group.awaits_decision:
+                live = self.by_rank(group)
+                scores = [self.scores.get(beam, 0) for beam in live]
+                survivors = choose_survivors(
+                    scores, [self.candidates.pop(beam) for beam in live], len(group.unfinished)
+                )
+                placed = self.scheduler.replace_beams(group, [(live[beam], token) for _, beam, token in survivors])
+                self.ranks[group] = placed
+                self.scores.update(zip(placed, (score for score, _, _ in survivors), strict=True))
+                if placed[0].num_output_tokens == placed[0].max_tokens:
+                    self.scheduler.finish_group(group)
+
+    def by_rank(self, group: SequenceGroup) -> list[Sequence]:
+        """The live beams, best first; at the beginning the only one."""
+        return self.ranks.get(group, group.live)
 
     def step(self, worker_id: str = "w") -> StepPlan:
         """A whole step at depth 1: there must be something to do."""
@@ -120,8 +213,29 @@ class Cluster:
         """Each output is what the model says alone; a sequence cut short has the beginning of it."""
         for s in self.sequences:
             prompt = s.token_ids[: s.num_prompt_tokens]
-            expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids)
+            if s.group.awaits_host:
+                self._assert_beams_are_unconstrained(s.group, prompt)
+                continue
+            sample_index = s.group.sequences.index(s)
+            expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids, sample_index)
             assert s.output_token_ids == expected[: s.num_output_tokens]
+
+    def _assert_beams_are_unconstrained(self, group: SequenceGroup, prompt: list[int]) -> None:
+        """As far as the search came."""
+        beams = self.ranks.get(group, group.sequences[:1])
+        num_tokens = beams[0].num_output_tokens
+        expected = unconstrained_beams(prompt, num_tokens, len(group.sequences))
+        assert [beam.output_token_ids for beam in beams] == expected
+
+    def assert_figures_add_up(self) -> None:
+        """Statistics against a count block by block."""
+        for worker in self.scheduler.stats().workers:
+            held = [blocks_held(s) for s in self.sequences if s.worker_id == worker.worker_id and s.slot is not None]
+            num_distinct = len({block for blocks in held for block in blocks})
+            assert worker.num_sequence_blocks == num_distinct
+            assert worker.num_saved_blocks == sum(map(len, held)) - num_distinct
+            assert 0 <= worker.num_filled_token_slots <= worker.num_allocated_token_slots
+            assert worker.num_reserved_token_slots >= 0 and worker.num_fragmented_token_slots >= 0
 
     def assert_idle_and_unleaked(self) -> None:
         self.scheduler.check()
@@ -129,3 +243,4 @@ class Cluster:
         assert stats.num_waiting == 0
         for worker in stats.workers:
             assert worker.num_used_blocks == worker.num_running == worker.num_in_flight_steps == 0
+            assert worker.num_used_host_blocks == 0

@@ -28,17 +28,45 @@ def context_kv(token_ids: list[int]) -> list[KV]:
     return kv
 
 
-def next_token(last: KV) -> int:
-    """The model: a pure function of the whole context."""
-    return last[1] % VOCAB_SIZE
+def next_token(last: KV, sample_index: int = 0) -> int:
+    """The model: a pure function of the whole context and of the sample's noise."""
+    return (checksum(last[1], sample_index) if sample_index else last[1]) % VOCAB_SIZE
 
 
-def unconstrained_output(prompt: list[int], max_tokens: int, stop_token_ids: frozenset[int]) -> list[int]:
+def beam_candidates(last: KV, num_candidates: int) -> list[tuple[int, int]]:
+    """The most likely next tokens, best first, as (score, token): the score is lower the worse, and never above 0."""
+    scored = [(-(checksum(last[1], 1000 + token_id) % 1000), token_id) for token_id in range(VOCAB_SIZE)]
+    return sorted(scored, reverse=True)[:num_candidates]
+
+
+def choose_survivors(
+    scores: list[int], candidates: list[list[tuple[int, int]]], beam_width: int
+) -> list[tuple[int, int, int]]:
+    """A plain beam search's step: (score, beam, token) of the best continuations of all beams, best first."""
+    all_scored = [
+        (scores[beam] + score, beam, token_id) for beam, each in enumerate(candidates) for score, token_id in each
+    ]
+    return sorted(all_scored, key=lambda one: (-one[0], one[1], one[2]))[:beam_width]
+
+
+def unconstrained_beams(prompt: list[int], max_tokens: int, beam_width: int) -> list[list[int]]:
+    """The outputs of a beam search that nothing stands in the way of, best first."""
+    beams: list[tuple[int, list[int]]] = [(0, [])]
+    for _ in range(max_tokens):
+        candidates = [beam_candidates(context_kv(prompt + output)[-1], beam_width) for _, output in beams]
+        survivors = choose_survivors([score for score, _ in beams], candidates, beam_width)
+        beams = [(score, [*beams[beam][1], token_id]) for score, beam, token_id in survivors]
+    return [output for _, output in beams]
+
+
+def unconstrained_output(
+    prompt: list[int], max_tokens: int, stop_token_ids: frozenset[int], sample_index: int = 0
+) -> list[int]:
     """What the model says when nothing stands in its way."""
     output: list[int] = []
     last = context_kv(prompt)[-1]
     while len(output) < max_tokens and not (output and output[-1] in stop_token_ids):
-        output.append(next_token(last))
+        output.append(next_token(last, sample_index))
         last = (output[-1], checksum(last[1], output[-1]))
     return output
 
@@ -50,6 +78,8 @@ class Slot:
     position: int
     block_table: list[int]
     token_ids: list[int]  # known, from `position` on
+    sample_index: int  # in its group
+    is_beam: bool
 
 
 @dataclass(slots=True)
@@ -64,7 +94,11 @@ class EncodedStep:
     rows: list[int]
     num_tokens: list[int]
     positions: list[int]
-    sampled_rows: list[int]
+    samples: list[tuple[int, int]]  # (row, slot)
+    candidate_rows: list[int]
+    copies: list[int]
+    swap_out: list[int]
+    swap_in: list[int]
     contexts: list[list[int] | None]  # for the checks alone: known tokens of the row, None where some are not
 
 
@@ -75,8 +109,11 @@ def encode(plan: StepPlan) -> EncodedStep:
         assert sequence.slot is not None and sequence.slot not in whole
         position = position_of.get(sequence, sequence.num_computed_tokens)
         token_ids = sequence.token_ids[position:]
-        assert token_ids, "a slot described whole has a known token to go on from"
-        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids)
+        is_sampled = sequence in plan.sampled_sequences and sequence not in position_of
+        is_beam = sequence.group.awaits_host
+        assert token_ids or is_sampled or is_beam, "a slot described whole has a token to go on from, or gets it now"
+        sample_index = sequence.group.sequences.index(sequence)
+        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids, sample_index, is_beam)
     ends = [position + n for position, n in zip(plan.positions, plan.num_tokens, strict=True)]
     return EncodedStep(
         step_id=plan.step_id,
@@ -87,7 +124,15 @@ def encode(plan: StepPlan) -> EncodedStep:
         rows=[sequence.slot for sequence in plan.sequences if sequence.slot is not None],
         num_tokens=list(plan.num_tokens),
         positions=list(plan.positions),
-        sampled_rows=list(plan.sampled_rows),
+        samples=[
+            (row, sequence.slot)
+            for row, sequence in zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
+            if sequence.slot is not None
+        ],
+        candidate_rows=list(plan.candidate_rows),
+        copies=list(plan.copies),
+        swap_out=list(plan.swap_out),
+        swap_in=list(plan.swap_in),
         contexts=[
             s.token_ids[:end] if end <= len(s.token_ids) else None for s, end in zip(plan.sequences, ends, strict=True)
         ],
@@ -97,26 +142,40 @@ def encode(plan: StepPlan) -> EncodedStep:
 class FakeWorker:
     """Executes encoded steps in order, and asserts that each makes sense to it."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_slots = num_slots
         self.slots: dict[int, Slot] = {}
         self.num_computed_tokens = 0
+        self.num_copies = 0
+        self.last_of_candidates: list[KV] = []  # beside the candidate rows of the last step executed
         self._kv: list[KV | None] = [None] * (num_blocks * block_size)
+        self._host_kv: list[KV | None] = [None] * (num_host_blocks * block_size)
         self._last_step_id: int | None = None
 
     def execute(self, step: EncodedStep) -> list[int]:
-        """The sampled tokens, one for each sampled row."""
+        """The sampled tokens, one for each sample."""
         self._update_slots(step)
+        _move(step.swap_out, self._kv, self._host_kv, self.block_size)
+        _move(step.swap_in, self._host_kv, self._kv, self.block_size)
+        self._copy(step.copies)
         assert len(step.rows) == len(set(step.rows)) == len(step.positions) > 0
+        self._check_single_writers(step)
         last = [self._compute(step, row) for row in range(len(step.rows))]
         sampled = []
-        for row in step.sampled_rows:
-            slot = self.slots[step.rows[row]]
-            assert not slot.token_ids, "a row samples at the end of its tokens only"
-            slot.token_ids = [next_token(last[row])]
+        assert len({slot_id for _, slot_id in step.samples}) == len(step.samples)
+        for row, slot_id in step.samples:
+            slot = self.slots[slot_id]
+            assert not self.slots[step.rows[row]].token_ids or slot_id != step.rows[row]
+            assert not slot.token_ids, "a slot samples at the end of its tokens only"
+            assert slot.position == step.positions[row] + step.num_tokens[row]
+            slot.token_ids = [next_token(last[row], slot.sample_index)]
             sampled.append(slot.token_ids[0])
+        for row in step.candidate_rows:
+            slot = self.slots[step.rows[row]]
+            assert slot.is_beam and not slot.token_ids
+        self.last_of_candidates = [last[row] for row in step.candidate_rows]
         return sampled
 
     def scramble(self, step: EncodedStep) -> None:
@@ -139,12 +198,27 @@ class FakeWorker:
         for slot_id in step.freed_slots:
             del self.slots[slot_id]
         for slot_id, slot in step.whole.items():
-            assert 0 <= slot_id < self.num_slots and slot_id not in self.slots
+            assert 0 <= slot_id < self.num_slots
+            assert slot_id not in self.slots or (slot.is_beam and self.slots[slot_id].is_beam)
             self.slots[slot_id] = slot
         pairs = step.append_pairs
         for slot_id, block in zip(pairs[::2], pairs[1::2], strict=True):
             assert slot_id not in step.whole
             self.slots[slot_id].block_table.append(block)
+
+    def _copy(self, pairs: list[int]) -> None:
+        """All at once, as a device does: no block is both source and destination, none twice a destination."""
+        sources, destinations = pairs[::2], pairs[1::2]
+        assert len(set(destinations)) == len(destinations) and not set(sources) & set(destinations)
+        _move(pairs, self._kv, self._kv, self.block_size)
+        self.num_copies += len(sources)
+
+    def _check_single_writers(self, step: EncodedStep) -> None:
+        writer_of: dict[int, int] = {}
+        for slot_id, position, num_tokens in zip(step.rows, step.positions, step.num_tokens, strict=True):
+            for p in range(position, position + num_tokens):
+                block = self.slots[slot_id].block_table[p // self.block_size]
+                assert writer_of.setdefault(block, slot_id) == slot_id, "two rows write one block"
 
     def _compute(self, step: EncodedStep, row: int) -> KV:
         """Write the KV of a row's tokens, read its context back, return the last."""
@@ -173,3 +247,12 @@ class FakeWorker:
         block = block_table[position // self.block_size]
         assert 0 <= block < self.num_blocks
         return block * self.block_size + position % self.block_size
+
+
+def _move(pairs: list[int], sources: list[KV | None], destinations: list[KV | None], block_size: int) -> None:
+    """Copy whole blocks, flat pairs (source, destination)."""
+    assert len(set(pairs[1::2])) == len(pairs[1::2])
+    for source, destination in zip(pairs[::2], pairs[1::2], strict=True):
+        start, end = destination * block_size, (destination + 1) * block_size
+        assert 0 <= source * block_size < len(sources) and 0 <= start < len(destinations)
+        destinations[start:end] = sources[source * block_size : (source + 1) * block_size]

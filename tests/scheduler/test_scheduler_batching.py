@@ -5,9 +5,10 @@ Blocks hold 4 tokens; the pools are large unless said.
 
 import pytest
 
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
-from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.core_cluster import Cluster, single
 
 
 def make_cluster(
@@ -195,7 +196,7 @@ def test_output_of_an_earlier_life_is_kept_and_counts() -> None:
     cluster.run_until_idle()
     again = Sequence(1, once.token_ids[:7], 3, 6, frozenset())
     cluster.sequences.append(again)
-    cluster.scheduler.add(again)
+    cluster.scheduler.add(single(again))
     plan = cluster.step()
     assert plan.positions == [4] and plan.num_tokens == [3]  # its first block is still in the cache
     cluster.run_until_idle()
@@ -220,12 +221,12 @@ def test_a_sequence_is_added_once_and_only_with_something_to_do() -> None:
     cluster = make_cluster()
     a = cluster.add([1])
     with pytest.raises(ValueError, match="added before"):
-        cluster.scheduler.add(a)
+        cluster.scheduler.add(a.group)
     cluster.scheduler.finish(a)
     with pytest.raises(ValueError, match="added before"):
-        cluster.scheduler.add(a)
+        cluster.scheduler.add(a.group)
     with pytest.raises(ValueError, match="has its 1 tokens already"):
-        cluster.scheduler.add(Sequence(7, [1, 2], 1, 1, frozenset()))
+        cluster.scheduler.add(single(Sequence(7, [1, 2], 1, 1, frozenset())))
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
@@ -244,7 +245,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 def test_without_a_worker_sequences_wait_and_nothing_fits() -> None:
     scheduler = Scheduler(SchedulerConfig())
-    scheduler.add(Sequence(0, [1, 2], 2, 4, frozenset()))
+    scheduler.add(single(Sequence(0, [1, 2], 2, 4, frozenset())))
     assert scheduler.max_tokens_that_fit() == 0
     assert scheduler.stats().num_waiting == 1
     assert scheduler.queue_size() == (1, 2)

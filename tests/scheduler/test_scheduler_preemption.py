@@ -3,7 +3,7 @@
 Blocks hold 4 tokens. A sequence of 4k + 1 tokens needs k + 1 blocks.
 """
 
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
 

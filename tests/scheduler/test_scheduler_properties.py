@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 from tests.scheduler.core_cluster import Cluster
 
@@ -30,6 +31,8 @@ configs = st.builds(
     watermark=st.sampled_from([0.0, 0.15]),
     pipeline_depth=st.sampled_from([1, 2, 2, 3]),
     enable_prefix_cache=st.sampled_from([True, True, False]),
+    order=st.sampled_from(["fcfs", "edf"]),
+    preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
     preempt_every=st.sampled_from([None, None, 1, 2, 5]),
 )
 prompts = st.builds(
@@ -50,6 +53,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(num_workers):
             self.add_worker(50, 8)
 
+    def num_blocks_for_the_largest(self) -> int:
+        """Of the smallest pool that holds each unfinished group alone, above the watermark."""
+        num_needed = max((s.group.worst_case_blocks(self.block_size) for s in self.unfinished()), default=1)
+        watermark = self.cluster.config.watermark
+        return next(n for n in range(num_needed, 2 * num_needed + 9) if n - int(n * watermark) >= num_needed)
+
     def unfinished(self) -> list[Sequence]:
         return [s for s in self.cluster.sequences if not s.is_finished]
 
@@ -57,23 +66,57 @@ class SchedulerMachine(RuleBasedStateMachine):
         return sorted(worker_id for worker_id, steps in self.cluster.in_flight.items() if steps)
 
     @precondition(lambda self: len(self.cluster.workers) < len(WORKER_IDS))
-    @rule(num_tokens=st.integers(30, 70), num_slots=st.sampled_from([1, 4, 16]))
-    def add_worker(self, num_tokens: int, num_slots: int) -> None:
+    @rule(
+        num_tokens=st.integers(30, 70),
+        num_slots=st.sampled_from([1, 4, 16]),
+        num_host_tokens=st.sampled_from([0, 12, 40, 70]),
+    )
+    def add_worker(self, num_tokens: int, num_slots: int, num_host_tokens: int = 40) -> None:
         worker_id = next(w for w in WORKER_IDS if w not in self.cluster.workers)
-        num_blocks = num_tokens // self.block_size
-        self.cluster.add_worker(worker_id, num_blocks=num_blocks, block_size=self.block_size, num_slots=num_slots)
+        self.cluster.add_worker(
+            worker_id,
+            num_blocks=num_tokens // self.block_size,
+            block_size=self.block_size,
+            num_slots=num_slots,
+            num_host_blocks=num_host_tokens // self.block_size,
+        )
+        # The larger groups are cheaper to compute again, the smaller to swap.
+        self.cluster.scheduler.note_costs(worker_id, swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size)
 
     @rule(
         prompts=st.lists(prompts, min_size=1, max_size=3),
         max_tokens=st.integers(1, 20),
         stops=st.booleans(),
         priority=st.sampled_from([0, 0, 0, 1]),
+        deadline_s=st.sampled_from([None, None, 5.0, 9.0]),
         use_prefix_cache=st.sampled_from([True, True, True, False]),
         hash_seed=st.sampled_from([b"", b"", b"", b"tenant"]),
     )
     def add(self, prompts: list[list[int]], max_tokens: int, **options: Any) -> None:
         for prompt in prompts:
             self.cluster.add(prompt, max_tokens, **options)
+
+    @rule(
+        prompt=prompts,
+        num_sequences=st.integers(2, 4),
+        max_tokens=st.integers(1, 9),
+        stops=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        use_prefix_cache=st.sampled_from([True, True, True, False]),
+    )
+    def add_group(self, prompt: list[int], num_sequences: int, max_tokens: int, **options: Any) -> None:
+        num_sequences = min(num_sequences, self.cluster.config.max_num_seqs)
+        self.cluster.add_group(prompt, num_sequences, max_tokens, **options)
+
+    @rule(
+        prompt=prompts,
+        beam_width=st.integers(1, 4),
+        max_tokens=st.integers(1, 8),
+        priority=st.sampled_from([0, 0, 0, 1]),
+    )
+    def add_beams(self, prompt: list[int], beam_width: int, max_tokens: int, **options: Any) -> None:
+        beam_width = min(beam_width, self.cluster.config.max_num_seqs)
+        self.cluster.add_group(prompt, beam_width, max_tokens, is_beam=True, **options)
 
     @precondition(lambda self: self.cluster.workers)
     @rule()
@@ -105,8 +148,30 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: Any) -> None:
         sequence = data.draw(st.sampled_from(self.unfinished()))
+        if sequence.group.awaits_host:  # the search knows its beams: they end together
+            self.cluster.scheduler.finish_group(sequence.group)
         self.cluster.scheduler.finish(sequence)
         self.cluster.scheduler.finish(sequence)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data())
+    def finish_group(self, data: Any) -> None:
+        group = data.draw(st.sampled_from(self.unfinished())).group
+        self.cluster.scheduler.finish_group(group)
+        self.cluster.scheduler.finish_group(group)
+
+    @precondition(lambda self: self.cluster.workers)
+    @rule(data=st.data(), name=st.sampled_from("xyz"), num_blocks=st.integers(1, 4))
+    def pin_or_unpin(self, data: Any, name: str, num_blocks: int) -> None:
+        scheduler = self.cluster.scheduler
+        worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
+        scheduler.unpin(worker_id, name)
+        known = [s.block_hashes[:num_blocks] for s in self.cluster.sequences if s.block_hashes]
+        if known:
+            try:
+                scheduler.pin(worker_id, name, data.draw(st.sampled_from(known)))
+            except PinRefusedError:
+                scheduler.check()
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data())
@@ -127,17 +192,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check(self) -> None:
         if hasattr(self, "cluster"):
             self.cluster.scheduler.check()
+            self.cluster.assert_figures_add_up()
 
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
             return
         if len(self.cluster.workers) == len(WORKER_IDS):
             self.cluster.remove_worker("a")
-        # Barely larger than the largest sequence (24 + 4 + 20 tokens), watermark included.
-        self.cluster.add_worker("last", num_blocks=60 // self.block_size, block_size=self.block_size)
+        num_blocks = self.num_blocks_for_the_largest()
+        self.cluster.add_worker("last", num_blocks=num_blocks, block_size=self.block_size, num_host_blocks=10)
         # Forced preemption may make it compute a sequence anew for each of its tokens, one token a plan.
         self.cluster.run_until_idle(sum(s.worst_case_tokens * (s.max_tokens + 1) for s in self.unfinished()))
         self.cluster.assert_outputs_are_unconstrained()
+        for worker_id in self.cluster.workers:
+            for name in "xyz":
+                self.cluster.scheduler.unpin(worker_id, name)
         self.cluster.assert_idle_and_unleaked()
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from scheduler_svc.core.placement import MAX_TIMES_LEFT
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
-from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.core_cluster import Cluster, single
 
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
 
@@ -227,7 +227,7 @@ def test_a_worker_computes_no_more_tokens_in_a_step_than_it_can() -> None:
     cluster = make_cluster({}, budget=8)
     for worker_id, limit in [("weak", 3), ("strong", 100)]:
         cluster.scheduler.add_worker(worker_id, num_blocks=20, block_size=4, num_slots=4, max_num_batched_tokens=limit)
-        cluster.scheduler.add(Sequence(limit, list(range(1, 21)), 20, 4, frozenset()))
+        cluster.scheduler.add(single(Sequence(limit, list(range(1, 21)), 20, 4, frozenset())))
         plan = cluster.scheduler.schedule(worker_id)
         assert plan is not None and plan.num_tokens == [min(limit, 8)]
 
@@ -286,6 +286,7 @@ def test_a_rollback_takes_back_every_step_in_flight() -> None:
     assert plan.freed_slots == []
     assert plan.positions == [4, 0]  # what b had registered is forgotten
     cluster.run_until_idle()
+    assert cluster.stats("w").num_recomputed_tokens == 0  # nothing of b had been computed
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
 

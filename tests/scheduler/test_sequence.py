@@ -5,8 +5,9 @@ import hashlib
 import pytest
 
 from scheduler_svc.core.block_hash import extend_block_hashes, hash_block, root_hash
-from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from tests.scheduler.core_cluster import single
 
 
 def make_sequence(
@@ -16,7 +17,6 @@ def make_sequence(
     num_prompt_tokens: int | None = None,
     max_tokens: int = 4,
     min_tokens: int = 0,
-    priority: int = 0,
 ) -> Sequence:
     return Sequence(
         seq_id=seq_id,
@@ -25,7 +25,6 @@ def make_sequence(
         max_tokens=max_tokens,
         stop_token_ids=frozenset({9}),
         min_tokens=min_tokens,
-        priority=priority,
     )
 
 
@@ -92,29 +91,35 @@ def test_a_hash_that_is_there_is_not_made_again() -> None:
     assert len(hashes) == 3
 
 
+def make_group(seq_id: int, priority: int = 0) -> SequenceGroup:
+    group = single(make_sequence(seq_id=seq_id), priority)
+    group.order = (priority, seq_id)
+    return group
+
+
 def test_the_queue_serves_by_priority_then_arrival() -> None:
     queue = WaitingQueue()
     for seq_id, priority in [(5, 0), (3, 1), (4, 0), (1, 1), (2, 2)]:
-        queue.push(make_sequence(seq_id=seq_id, priority=priority))
-    assert [queue.pop().seq_id for _ in range(5)] == [4, 5, 1, 3, 2]
+        queue.push(make_group(seq_id, priority))
+    assert [queue.pop().arrival for _ in range(5)] == [4, 5, 1, 3, 2]
     assert queue.peek() is None
 
 
-def test_a_discarded_sequence_is_gone_from_head_and_middle() -> None:
+def test_a_discarded_group_is_gone_from_head_and_middle() -> None:
     queue = WaitingQueue()
-    sequences = [make_sequence(seq_id=seq_id) for seq_id in range(200)]
-    for sequence in sequences:
-        queue.push(sequence)
-    for sequence in sequences:
-        if sequence.seq_id % 50 != 7:
-            queue.discard(sequence)
-            queue.discard(sequence)
-    assert len(queue) == 4
+    groups = [make_group(seq_id) for seq_id in range(200)]
+    for group in groups:
+        queue.push(group)
+    for group in groups:
+        if group.arrival % 50 != 7:
+            queue.discard(group)
+            queue.discard(group)
+    assert len(queue) == queue.num_sequences == 4
     assert queue.num_tokens == 4 * 3
-    assert {sequence.seq_id for sequence in queue} == {7, 57, 107, 157}
-    assert sequences[57] in queue and sequences[58] not in queue
-    assert [queue.pop().seq_id for _ in range(4)] == [7, 57, 107, 157]
-    assert queue.num_tokens == 0
+    assert {group.arrival for group in queue} == {7, 57, 107, 157}
+    assert groups[57] in queue and groups[58] not in queue
+    assert [queue.pop().arrival for _ in range(4)] == [7, 57, 107, 157]
+    assert queue.num_tokens == queue.num_sequences == 0
 
 
 def test_a_new_sequence_waits_with_nothing_computed() -> None:

@@ -1,0 +1,77 @@
+"""Who starts on a worker in the step being planned: what is swapped out there, and the head of the queue, in order."""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core import placement
+from scheduler_svc.core.deadlines import is_hopeless
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.starting import count_prefix, start_group
+from scheduler_svc.core.step_rows import add_row
+from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
+
+
+class Admission:
+    """The queue that all workers share, and the rules by which a group leaves it."""
+
+    def __init__(self, queue: WaitingQueue, limits: WorkerLimits) -> None:
+        self._queue = queue
+        self._limits = limits
+
+    def admit(
+        self, worker: WorkerState, workers: Iterable[WorkerState], step: PlannedStep, budget: int, now_s: float
+    ) -> None:
+        """Start groups in order; the first that cannot be started here and now ends it."""
+        workers = list(workers)
+        while budget > 0 and worker.free_slots and not worker.parked:
+            group = self._head(workers, now_s)
+            if worker.swapped and (group is None or not placement.goes_before_swapped(worker, group, self._limits)):
+                group = worker.swapped[0]
+            if group is None or any(sequence.has_all_tokens for sequence in group.live):
+                return
+            is_started = (
+                self._start(worker, workers, step, group)
+                if group.swap_step is None
+                else self._restore(worker, step, group)
+            )
+            if not is_started:
+                return
+            for sequence in group.live:
+                if budget > 0:
+                    budget -= add_row(worker, step, sequence, budget)
+
+    def _start(self, worker: WorkerState, workers: list[WorkerState], step: PlannedStep, group: SequenceGroup) -> bool:
+        # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
+        others = [] if step.preempted else workers
+        is_busy = bool(step.plan.sequences)
+        start = placement.claim(group, worker, others, self._limits, is_busy=is_busy)
+        if start is None:
+            return False
+        self._queue.pop()
+        start_group(worker, group, start)
+        count_prefix(worker, start)
+        return True
+
+    def _restore(self, worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> bool:
+        if not placement.has_free_slots(worker, group, self._limits):
+            return False
+        if not has_room_to_swap_in(worker, group, step.num_starved):
+            return False
+        swap_in(worker, group, step)
+        return True
+
+    def _head(self, workers: list[WorkerState], now_s: float) -> SequenceGroup | None:
+        """The first in the queue that a present worker could hold, and in time; others step aside."""
+        while (group := self._queue.peek()) is not None:
+            can_be_held = any(placement.can_ever_hold(worker, group, self._limits) for worker in workers)
+            if can_be_held and not is_hopeless(group, now_s, prefill_rate(workers)):
+                return group
+            self._queue.set_aside()
+        return None
+
+
+def prefill_rate(workers: Iterable[WorkerState]) -> float | None:
+    """Tokens per second of the quickest worker; None if nothing was measured."""
+    return max((w.costs.prefill_tokens_per_s for w in workers if w.costs is not None), default=None)

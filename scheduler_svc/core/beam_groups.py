@@ -1,0 +1,68 @@
+"""How the blocks of a beam group follow its hypotheses: a beam goes on, is forked, or is dropped.
+
+Which do what is decided elsewhere, from the candidates of all of them; here are places, blocks and tokens.
+"""
+
+from bisect import insort
+from collections.abc import Sequence as Seq
+
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.starting import share_all_blocks
+from scheduler_svc.core.worker_state import WorkerState, running_order
+
+
+def set_idle_beams(group: SequenceGroup) -> None:
+    """Before a beam group runs: only the first has a hypothesis, or, in a later life, those that have output."""
+    has_output = any(sequence.num_output_tokens for sequence in group.sequences)
+    for sequence in group.sequences[0 if has_output else 1 :]:
+        if not sequence.num_output_tokens and not sequence.is_finished:
+            sequence.status = SequenceStatus.IDLE
+
+
+def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
+    """See `Scheduler.replace_beams`. Nothing of the group is in flight, so what is given up is free at once."""
+    parents = dict.fromkeys(parent for parent, _ in survivors)
+    for beam in group.live:
+        if beam not in parents:
+            _drop(worker, beam)
+    idle = [beam for beam in group.sequences if beam.status is SequenceStatus.IDLE]
+    placed: list[Sequence] = []
+    gone_on: set[Sequence] = set()
+    for parent, _ in survivors:
+        if parent in gone_on:
+            child = idle.pop(0)
+            _fork(worker, parent, child)
+            placed.append(child)
+        else:
+            gone_on.add(parent)
+            placed.append(parent)
+    for beam, (_, token_id) in zip(placed, survivors, strict=True):
+        beam.token_ids.append(token_id)
+    return placed
+
+
+def _drop(worker: WorkerState, beam: Sequence) -> None:
+    """It keeps its slot for a later fork, but the worker may forget it."""
+    slot, is_described = beam.slot, beam.described_step > 0
+    assert slot is not None
+    worker.take_from_running(beam)
+    worker.offer_full_blocks(beam, None)
+    worker.blocks.free(beam.block_table)
+    if is_described:
+        worker.freed_slots.append(slot)
+    beam.leave_worker()
+    beam.slot = slot
+    beam.num_computed_tokens = 0
+    beam.status = SequenceStatus.IDLE
+
+
+def _fork(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
+    assert parent.fork_tail is None, "a beam that has been computed has its own last block"
+    child.token_ids = list(parent.token_ids)
+    child.block_hashes = list(parent.block_hashes)
+    share_all_blocks(worker, parent, child)
+    child.num_computed_tokens = parent.num_computed_tokens
+    child.num_offered_blocks = min(parent.num_offered_blocks, len(child.block_table))
+    child.num_tokens_at_start = parent.num_tokens_at_start
+    child.status = SequenceStatus.RUNNING
+    insort(worker.running, child, key=running_order)

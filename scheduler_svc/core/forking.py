@@ -1,0 +1,49 @@
+"""Fork and copy-on-write: sequences that go on from the same blocks.
+
+A forked sequence has the full blocks of its parent in its table. The parent's partial block stays in the parent's
+table alone, where the parent goes on to fill it; the child holds a reference to it, `fork_tail`, and never writes to
+it while anybody else holds it. At the child's first write the block is copied into one of its own, or taken over
+if the child is its last holder. So no block is ever in two tables of which one is written.
+"""
+
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
+
+
+def sample_for_forks(step: PlannedStep, parent: Sequence, row: int) -> None:
+    """The parent's row computes the last of its tokens: whoever waited for all of them samples from that row too."""
+    plan = step.plan
+    for child in parent.group.sequences:
+        if child.source is not parent or child.num_shared_tokens != child.num_tokens:
+            continue
+        child.source = None
+        child.num_computed_tokens = child.num_shared_tokens
+        child.num_pending_tokens += 1
+        child.block_hashes = list(parent.block_hashes)
+        child.num_offered_blocks = min(parent.num_offered_blocks, len(child.block_table))
+        child.described_step = child.last_step = plan.step_id
+        plan.sampled_rows.append(row)
+        plan.sampled_sequences.append(child)
+        plan.whole.append(child)
+
+
+def take_over_tail(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> int | None:
+    """The block that it shares, if it is now the last to hold it and nobody can find it: it is written in place."""
+    tail = sequence.fork_tail
+    if tail is None or worker.num_holders(tail) > 1 or worker.blocks.is_findable(tail):
+        return None
+    sequence.fork_tail = None
+    step.reshaped.append(sequence.group)
+    return tail
+
+
+def copy_tail(worker: WorkerState, step: PlannedStep, sequence: Sequence, block: int) -> None:
+    """Copy what it shares into `block`, before the step computes."""
+    tail = sequence.fork_tail
+    assert tail is not None
+    step.plan.copies += (tail, block)
+    worker.hold_copy_source(tail, step)
+    worker.blocks.free([tail])
+    worker.num_copied_blocks += 1
+    sequence.fork_tail = None
+    step.reshaped.append(sequence.group)

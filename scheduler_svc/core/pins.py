@@ -1,0 +1,62 @@
+"""Pinned prefixes: cached blocks of one worker that are kept out of eviction until they are unpinned.
+
+A pin holds one reference to each of its blocks. It is refused where it would leave too little memory for a group that
+was admitted: nothing admitted is ever given up for lack of memory.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from scheduler_svc.core.placement import WorkerLimits, can_ever_hold
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.worker_state import WorkerState
+
+
+class PinRefusedError(ValueError):
+    """The pin would take memory that was promised. Nothing has changed."""
+
+
+def pinned_blocks(worker: WorkerState, block_hashes: Sequence[bytes]) -> list[int] | None:
+    """The blocks with these hashes, if all are there and computed."""
+    blocks = worker.blocks.lookup(block_hashes)
+    in_trust = {block for step in worker.in_flight for block in step.registered}
+    if len(blocks) < len(block_hashes) or not in_trust.isdisjoint(blocks):
+        return None
+    return blocks
+
+
+def check_promises(
+    worker: WorkerState,
+    blocks: list[int],
+    workers: Iterable[WorkerState],
+    waiting: Iterable[SequenceGroup],
+    limits: WorkerLimits,
+) -> None:
+    """Raise PinRefusedError if these blocks, pinned too, would leave too few to an admitted group."""
+    promised = list(dict.fromkeys([*(s.group for s in worker.running), *worker.parked, *worker.swapped]))
+    for group in waiting:
+        holders = [other for other in workers if can_ever_hold(other, group, limits)]
+        if holders == [worker]:
+            promised.append(group)
+    num_left = worker.capacity_blocks - len(set(blocks) - _all_pinned(worker))
+    num_needed = max((group.worst_case_blocks(worker.block_size) for group in promised), default=0)
+    if num_needed > num_left:
+        raise PinRefusedError(
+            f"the pin would leave {num_left} blocks of worker {worker.worker_id} for a group, and one that was "
+            f"admitted may need {num_needed}: wait until it has finished, or unpin something"
+        )
+
+
+def add_pin(worker: WorkerState, name: str, blocks: list[int]) -> None:
+    worker.blocks.share(blocks)
+    worker.pins[name] = blocks
+    worker.num_pinned_blocks = len(_all_pinned(worker))
+
+
+def remove_pin(worker: WorkerState, name: str) -> None:
+    """Harmless if there is none. The blocks stay in the cache as others do."""
+    worker.blocks.free(worker.pins.pop(name, []))
+    worker.num_pinned_blocks = len(_all_pinned(worker))
+
+
+def _all_pinned(worker: WorkerState) -> set[int]:
+    return {block for blocks in worker.pins.values() for block in blocks}

@@ -1,0 +1,33 @@
+"""The scheduler's settings, checked when they are made."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from scheduler_svc.core.ordering import OrderPolicy
+from scheduler_svc.core.preemption import PreemptionMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits are per worker."""
+
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 256
+    watermark: float = 0.01  # part of the pool that admissions leave available
+    pipeline_depth: int = 2
+    enable_prefix_cache: bool = True
+    order: OrderPolicy = "fcfs"  # within a priority
+    preemption: PreemptionMode = "auto"  # what happens to the blocks of a group that gives way
+    preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "pipeline_depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark is {self.watermark}: give a part of the pool, 0 or more and less than 1")
+        for name, choices in (("order", get_args(OrderPolicy)), ("preemption", get_args(PreemptionMode))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(choices)}")
+        if self.preempt_every is not None and self.preempt_every < 1:
+            raise ValueError(f"preempt_every is {self.preempt_every}: give at least 1, or None")

@@ -1,0 +1,142 @@
+"""How a waiting group starts on a worker: what it finds there, what its members share, what it takes.
+
+The first member computes what all have in common; the others hold the same blocks from the start, and wait for it.
+Nothing here decides whether a group is to start.
+"""
+
+from bisect import insort
+from dataclasses import dataclass
+
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.sharing import have_same_tokens, shared_blocks
+from scheduler_svc.core.worker_state import WorkerState, running_order
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStart:
+    """What a member begins with: cached blocks, or the first blocks of an earlier member."""
+
+    sequence: Sequence
+    prefix: list[int]
+    source: Sequence | None = None
+    num_shared_blocks: int = 0  # of the source's; full ones
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStart:
+    """A group's start on one worker, as it would be now."""
+
+    members: list[MemberStart]  # the live ones
+    is_fork: bool  # all have the same tokens: the first computes them, all sample from its last row
+    num_new_blocks: int
+    num_unreferenced: int  # cached blocks that are taken out of the available ones
+
+    @property
+    def num_prefix_blocks(self) -> int:
+        return len(self.members[0].prefix)
+
+
+def plan_start(worker: WorkerState, group: SequenceGroup) -> GroupStart:
+    """What the group would take. Changes nothing but hashes and shares that the group keeps."""
+    live = group.live
+    if have_same_tokens(live):
+        prefix = worker.find_prefix(live[0])
+        members = [MemberStart(live[0], prefix)]
+        members += [MemberStart(sequence, [], live[0]) for sequence in live[1:]]
+        num_new = worker.num_blocks_for(live[0].num_tokens) - len(prefix)
+        return GroupStart(members, True, num_new, worker.blocks.num_unreferenced(prefix))
+    if group.shares is None:
+        group.shares = shared_blocks(live, worker.block_size)
+    members = []
+    num_new = 0
+    found: set[int] = set()
+    for sequence, (earlier, num_shared) in zip(live, group.shares, strict=True):
+        prefix = worker.find_prefix(sequence)
+        if len(prefix) >= num_shared:
+            members.append(MemberStart(sequence, prefix))
+            found.update(prefix)
+        else:
+            members.append(MemberStart(sequence, [], live[earlier], num_shared))
+        num_new += worker.num_blocks_for(sequence.num_tokens) - max(num_shared, len(prefix))
+    return GroupStart(members, False, num_new, worker.blocks.num_unreferenced(found))
+
+
+def has_room_for(worker: WorkerState, start: GroupStart) -> bool:
+    """Whether the present tokens of all its members fit above the watermark."""
+    num_needed = start.num_new_blocks + start.num_unreferenced
+    return num_needed + worker.num_watermark_blocks <= worker.blocks.num_available_blocks
+
+
+def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart) -> None:
+    """Give every member a slot, and every live one blocks for all its present tokens."""
+    for member in start.members:
+        worker.blocks.share(member.prefix)  # before anything is allocated, which could evict it
+    for member in start.members:
+        if member.source is None:
+            _start_alone(worker, member.sequence, member.prefix)
+        elif start.is_fork:
+            share_all_blocks(worker, member.source, member.sequence)
+            member.sequence.source = member.source
+            member.sequence.num_shared_tokens = member.sequence.num_tokens
+        else:
+            _start_after(worker, member.sequence, member.source, member.num_shared_blocks)
+    seat_members(worker, group)
+
+
+def share_all_blocks(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
+    """The child's table is that of the parent, without its partial block: that one is held to be copied."""
+    num_full, num_in_tail = divmod(parent.num_tokens - parent.num_pending_tokens, worker.block_size)
+    child.block_table = parent.block_table[:num_full]
+    child.fork_tail = parent.block_table[num_full] if num_in_tail else None
+    worker.blocks.share(child.block_table)
+    if child.fork_tail is not None:
+        worker.blocks.share([child.fork_tail])
+    child.num_computed_tokens = 0
+
+
+def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
+    """The group runs here from now on: slots for all members, a place in the running set for the live ones."""
+    group.worker_id = worker.worker_id
+    group.num_times_left = 0
+    group.shares = None
+    for sequence in group.unfinished:
+        worker.num_members += 1
+        sequence.slot = worker.free_slots.pop()
+        sequence.worker_id = worker.worker_id
+        sequence.last_step = 0
+        if sequence.is_live:
+            sequence.status = SequenceStatus.RUNNING
+            sequence.num_tokens_at_start = sequence.num_tokens
+            insort(worker.running, sequence, key=running_order)
+
+
+def count_prefix(worker: WorkerState, start: GroupStart) -> None:
+    """A group has just been started: what the cache gave, what is computed a second time."""
+    first = start.members[0].sequence
+    if worker.enable_prefix_cache and first.use_prefix_cache and not first.num_preemptions:
+        worker.num_prefix_query_tokens += first.num_tokens
+        worker.num_prefix_hit_tokens += first.num_computed_tokens
+        for member in start.members:
+            member.sequence.num_cached_tokens = first.num_computed_tokens
+    for member in start.members:
+        sequence = member.sequence
+        num_saved = sequence.num_computed_tokens if sequence.source is None else sequence.num_shared_tokens
+        worker.num_recomputed_tokens += max(0, sequence.num_lost_tokens - num_saved)
+        sequence.num_lost_tokens = 0
+
+
+def _start_alone(worker: WorkerState, sequence: Sequence, prefix: list[int]) -> None:
+    num_new = worker.num_blocks_for(sequence.num_tokens) - len(prefix)
+    sequence.block_table = prefix + worker.blocks.allocate(num_new)
+    sequence.num_computed_tokens = len(prefix) * worker.block_size
+    sequence.num_offered_blocks = len(prefix)
+
+
+def _start_after(worker: WorkerState, sequence: Sequence, source: Sequence, num_shared: int) -> None:
+    shared = source.block_table[:num_shared]
+    worker.blocks.share(shared)
+    num_new = worker.num_blocks_for(sequence.num_tokens) - num_shared
+    sequence.block_table = shared + worker.blocks.allocate(num_new)
+    sequence.source = source
+    sequence.num_shared_tokens = num_shared * worker.block_size
+    sequence.num_offered_blocks = num_shared

@@ -1,0 +1,123 @@
+"""Swap: the blocks of a preempted group move to the worker's host pool, and back before it goes on.
+
+A block that members share is copied once, and shared again on the other side. Steps execute in order, and each takes
+its swap-outs first, then its swap-ins, then its copies, then computes. So a device block may be used again in the
+very plan that swaps it out, and a host block in the plan after the one that swaps it in.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.preemption import prefers_swap
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.starting import seat_members
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
+
+
+def should_swap(worker: WorkerState, group: SequenceGroup) -> bool:
+    """Whether that is the better way out for it, and possible: the host pool has room, nobody waits for a source."""
+    host = worker.host
+    if host is None or worker.preemption == "recompute" or any(s.source is not None for s in group.live):
+        return False
+    tables = [_filled_blocks(worker, sequence) for sequence in group.live]
+    num_blocks = len({block for table in tables for block in table})
+    if num_blocks > host.num_available_blocks:
+        return False
+    num_shared = sum(len(table) for table in tables) - num_blocks
+    num_tokens = sum(s.num_computed_tokens for s in group.live) - num_shared * worker.block_size
+    return prefers_swap(worker.preemption, worker.costs, num_blocks, num_tokens)
+
+
+def swap_out(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
+    """Preempt the group, which has no row in the step planned; it keeps what it has computed."""
+    assert worker.host is not None
+    host_of: dict[int, int] = {}
+    for sequence in group.live:
+        if group.awaits_host and sequence.num_computed_tokens == len(sequence.token_ids):
+            sequence.num_computed_tokens -= 1  # its candidates are void: the last token gives them again
+        filled = _filled_blocks(worker, sequence)
+        sequence.host_blocks = [_counterpart(worker.host, host_of, block) for block in filled]
+        sequence.has_host_tail = sequence.fork_tail is not None
+    for block, host_block in host_of.items():
+        worker.unsent_swap_out += (block, host_block)
+    worker.num_swapped_out_blocks += len(host_of)
+    worker.num_swaps += 1
+    group.swap_step = step_id
+    worker.preempt(group, keeps_computed=True)
+
+
+def has_room_to_swap_in(worker: WorkerState, group: SequenceGroup, num_starved: int) -> bool:
+    """Whether its blocks fit above the watermark, and those that its members write next."""
+    num_needed = len({block for sequence in group.live for block in sequence.host_blocks})
+    for sequence in group.live:
+        num_needed += worker.num_blocks_for(sequence.num_tokens) - len(sequence.host_blocks) + sequence.has_host_tail
+    return num_needed + worker.num_watermark_blocks + num_starved <= worker.blocks.num_available_blocks
+
+
+def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> None:
+    """Give a swapped group its blocks and slots again. The caller has seen that there is room."""
+    block_of: dict[int, int] = {}
+    for sequence in group.live:
+        table = [_counterpart(worker.blocks, block_of, host_block) for host_block in sequence.host_blocks]
+        if sequence.has_host_tail:
+            sequence.fork_tail = table.pop()
+        else:
+            table += worker.blocks.allocate(worker.num_blocks_for(sequence.num_tokens) - len(table))
+        sequence.block_table = table
+    for host_block, block in block_of.items():
+        step.plan.swap_in += (host_block, block)
+    worker.num_swapped_in_blocks += len(block_of)
+    worker.swapped.remove(group)
+    _free_host_blocks(worker, group.live)
+    group.swap_step = None
+    step.reshaped.append(group)
+    seat_members(worker, group)
+
+
+def forget_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
+    """They are finished or to be computed again: what was to be copied for them alone is not copied any more."""
+    _free_host_blocks(worker, sequences)
+    if worker.unsent_swap_out and worker.host is not None:
+        pairs = zip(worker.unsent_swap_out[::2], worker.unsent_swap_out[1::2], strict=True)
+        kept = [pair for pair in pairs if worker.host.ref_count(pair[1])]
+        worker.unsent_swap_out = [block for pair in kept for block in pair]
+
+
+def lose_swapped(worker: WorkerState, group: SequenceGroup) -> None:
+    """What the host pool has of it is of no use: it will be computed again, wherever."""
+    forget_host_blocks(worker, group.live)
+    for sequence in group.live:
+        sequence.lose_computed_tokens()
+    group.swap_step = None
+    if group in worker.swapped:
+        worker.swapped.remove(group)
+
+
+def add_swapped(worker: WorkerState, group: SequenceGroup) -> None:
+    """It waits for its place here, in the order of all that wait so."""
+    insort(worker.swapped, group, key=lambda one: one.order)
+
+
+def _free_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
+    for sequence in sequences:
+        if sequence.host_blocks:
+            assert worker.host is not None
+            worker.host.free(sequence.host_blocks)
+        sequence.host_blocks = []
+        sequence.has_host_tail = False
+
+
+def _filled_blocks(worker: WorkerState, sequence: Sequence) -> list[int]:
+    """Those with something computed, the tail that it has yet to copy included."""
+    table = sequence.block_table[: worker.num_blocks_for(sequence.num_computed_tokens)]
+    return table if sequence.fork_tail is None else [*table, sequence.fork_tail]
+
+
+def _counterpart(pool: BlockManager, known: dict[int, int], block: int) -> int:
+    """The block of the other pool that stands for it, with one more reference."""
+    if block in known:
+        pool.share([known[block]])
+    else:
+        known[block] = pool.allocate_block()
+    return known[block]

@@ -1,0 +1,65 @@
+"""Taking back steps that a worker did not execute: counters, blocks and hashes as they were before them.
+
+Groups that were started, forked, swapped or given a copied block in such a step are computed again from the
+beginning: that is rare, and cheaper to get right than to reverse.
+"""
+
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.swapping import lose_swapped
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
+
+
+def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
+    """No step in flight was executed. Returns the groups that must start anew; they are stopped."""
+    undone = list(worker.in_flight)
+    worker.in_flight.clear()
+    for step in reversed(undone):
+        _undo_rows(worker, step)
+    for step in undone:
+        worker.let_go(step)
+    first_id = undone[0].plan.step_id if undone else worker.next_step_id
+    lost = _lost_groups(worker, undone, first_id)
+    for group in lost:
+        for sequence in group.live:
+            if sequence.described_step >= first_id:
+                sequence.num_computed_tokens = 0  # not even its cached prefix: that may be undone as well
+            sequence.lose_computed_tokens()
+        worker.retire(group)
+    for group in [*worker.swapped, *worker.parked]:
+        if group.swap_step is not None and group.swap_step >= first_id:
+            lose_swapped(worker, group)
+            worker.parked.pop(group, None)
+            lost.append(group)
+    for sequence in worker.running:
+        sequence.is_decoding = False
+        num_needed = worker.num_blocks_for(sequence.num_tokens)
+        worker.blocks.free(sequence.block_table[num_needed:])
+        del sequence.block_table[num_needed:]
+    worker.needs_snapshot = True
+    return lost
+
+
+def _undo_rows(worker: WorkerState, step: PlannedStep) -> None:
+    plan = step.plan
+    for block in step.registered:
+        worker.blocks.unregister(block)
+    for sequence in plan.sampled_sequences:
+        sequence.num_pending_tokens -= 1
+    for row in plan.candidate_rows:
+        plan.sequences[row].num_pending_tokens -= 1
+    for sequence, position in zip(plan.sequences, plan.positions, strict=True):
+        # A later stay here began in a step that is undone too; one on another worker is none of ours.
+        if sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id:
+            sequence.num_computed_tokens = position
+            sequence.num_offered_blocks = 0  # offering a block again does no harm
+
+
+def _lost_groups(worker: WorkerState, undone: list[PlannedStep], first_id: int) -> list[SequenceGroup]:
+    """In the order in which they run, each once."""
+    reshaped = {group for step in undone for group in step.reshaped}
+    lost = {
+        sequence.group: None
+        for sequence in worker.running
+        if sequence.group in reshaped or sequence.described_step >= first_id
+    }
+    return list(lost)

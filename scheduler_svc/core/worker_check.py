@@ -1,0 +1,97 @@
+"""The invariants of one worker: blocks, slots, pending tokens, and that no block is written by two.
+
+Assertions only, for tests and for an idle engine; nothing here changes anything.
+"""
+
+from collections import Counter
+
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.worker_state import WorkerState, blocks_held
+
+
+def check_worker(worker: WorkerState) -> None:
+    """Assert that everything adds up."""
+    groups = list(dict.fromkeys(sequence.group for sequence in worker.running))
+    _check_blocks(worker)
+    _check_slots(worker, groups)
+    _check_single_writers(worker)
+    assert [s.sort_key for s in worker.running] == sorted(s.sort_key for s in worker.running)
+    first_id = worker.next_step_id - len(worker.in_flight)
+    assert [step.plan.step_id for step in worker.in_flight] == list(range(first_id, worker.next_step_id))
+    pending = Counter(sequence for step in worker.in_flight for sequence in step.plan.sampled_sequences)
+    pending += Counter(step.plan.sequences[row] for step in worker.in_flight for row in step.plan.candidate_rows)
+    for sequence in worker.running:
+        assert sequence.num_pending_tokens == pending[sequence]
+        _check_running(worker, sequence)
+    _check_host(worker)
+    for group in worker.parked:
+        assert group.num_pending_tokens > 0 and group.worker_id == worker.worker_id
+        for sequence in group.live:
+            assert sequence.status is SequenceStatus.PREEMPTED and not sequence.block_table
+            assert sequence.num_pending_tokens == pending[sequence]
+
+
+def _check_blocks(worker: WorkerState) -> None:
+    held = [*(blocks_held(sequence) for sequence in worker.running), *worker.pins.values()]
+    assert worker.num_pinned_blocks == len({block for blocks in worker.pins.values() for block in blocks})
+    for step in worker.in_flight:
+        held += [release.blocks for release in step.releases]
+        held.append(step.copy_sources)
+    worker.blocks.check(Counter(block for blocks in held for block in blocks))
+    assert worker.copy_holds == Counter(block for step in worker.in_flight for block in step.copy_sources)
+
+
+def _check_host(worker: WorkerState) -> None:
+    swapped = [*worker.swapped, *(group for group in worker.parked if group.swap_step is not None)]
+    holders = Counter(block for group in swapped for sequence in group.live for block in sequence.host_blocks)
+    if worker.host is None:
+        assert not swapped
+        return
+    worker.host.check(holders)
+    unsent = worker.unsent_swap_out[1::2]
+    assert len(set(unsent)) == len(unsent) and set(unsent) <= holders.keys()
+    assert [group.order for group in worker.swapped] == sorted(group.order for group in worker.swapped)
+    for group in worker.swapped:
+        assert group.num_pending_tokens == 0 and group.worker_id == worker.worker_id and group not in worker.parked
+        for sequence in group.live:
+            assert sequence.status is SequenceStatus.PREEMPTED and sequence.slot is None and not sequence.block_table
+            num_filled = worker.num_blocks_for(sequence.num_computed_tokens)
+            assert len(sequence.host_blocks) == num_filled and sequence.num_computed_tokens < sequence.num_tokens
+
+
+def _check_slots(worker: WorkerState, groups: list[SequenceGroup]) -> None:
+    members = [sequence for group in groups for sequence in group.unfinished]
+    assert len(members) == worker.num_members
+    slots = worker.free_slots + [release.slot for step in worker.in_flight for release in step.releases]
+    slots += [sequence.slot for sequence in members if sequence.slot is not None]
+    assert sorted(slots) == list(range(worker.num_slots)), "a slot is lost or held twice"
+
+
+def _check_single_writers(worker: WorkerState) -> None:
+    """Each block that may still be written is in one table only, or in those that wait for its writer."""
+    writer_of: dict[int, Sequence] = {}
+    for sequence in worker.running:
+        num_read = sequence.num_computed_tokens if sequence.source is None else sequence.num_shared_tokens
+        for block in sequence.block_table[num_read // worker.block_size :]:
+            assert block not in writer_of, f"block {block} has two writers"
+            assert not worker.blocks.is_findable(block), f"block {block} can be found and is written"
+            writer_of[block] = sequence
+    for sequence in worker.running:
+        if sequence.source is None:
+            for block in sequence.block_table:
+                assert writer_of.get(block, sequence) is sequence, f"block {block} is written under a reader"
+
+
+def _check_running(worker: WorkerState, sequence: Sequence) -> None:
+    assert sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id
+    assert sequence.slot is not None and sequence.group.worker_id == worker.worker_id
+    assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens <= sequence.worst_case_tokens
+    assert sequence.num_computed_tokens < sequence.num_tokens or sequence.group.awaits_host
+    num_held = len(blocks_held(sequence))
+    assert worker.num_blocks_for(sequence.num_computed_tokens) <= num_held <= worker.num_blocks_for(sequence.num_tokens)
+    assert sequence.num_offered_blocks <= max(len(sequence.block_hashes), len(sequence.block_table))
+    if sequence.source is not None:
+        assert sequence.num_computed_tokens == sequence.described_step == 0
+        assert sequence.source.status is SequenceStatus.RUNNING and sequence.source.group is sequence.group
+    if sequence.is_decoding:
+        assert sequence.group.is_back and sequence.num_tokens - sequence.num_computed_tokens == 1

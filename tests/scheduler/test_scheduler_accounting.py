@@ -1,0 +1,98 @@
+"""What the statistics say of shared, saved, half-filled and reserved memory. Blocks hold 4 tokens."""
+
+from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from tests.scheduler.core_cluster import Cluster
+
+PROMPT = [11, 12, 13, 14, 15, 16]  # a block and a half
+
+
+def make_cluster(*, budget: int = 64, enable_prefix_cache: bool = False, num_blocks: int = 20) -> Cluster:
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget, watermark=0.0, pipeline_depth=1, enable_prefix_cache=enable_prefix_cache
+    )
+    cluster = Cluster(config)
+    cluster.add_worker(num_blocks=num_blocks)
+    return cluster
+
+
+def test_what_sharing_saves_is_the_sum_over_tables_less_the_distinct_blocks() -> None:
+    cluster = make_cluster()
+    group = cluster.add_group(PROMPT, 3, 8)
+    cluster.step()
+    # Each of the three has two blocks, both shared by all.
+    stats = cluster.stats()
+    assert (stats.num_sequence_blocks, stats.num_saved_blocks, stats.num_shared_blocks) == (2, 4, 2)
+    assert stats.block_saving == 4 / 6
+    assert group_blocks(group) == GroupBlocks(num_blocks=2, num_shared=2, num_saved=4)
+    cluster.step()
+    # The second block has been copied for two of them.
+    stats = cluster.stats()
+    assert (stats.num_sequence_blocks, stats.num_saved_blocks, stats.num_shared_blocks) == (4, 2, 1)
+    assert stats.num_copied_blocks == 2
+    assert group_blocks(group) == GroupBlocks(num_blocks=4, num_shared=1, num_saved=2)
+    cluster.run_until_idle()
+    assert cluster.stats().block_saving == 0.0
+    assert group_blocks(group) == GroupBlocks(0, 0, 0)
+
+
+def test_a_prefix_shared_between_requests_is_saved_too_and_a_pin_is_not_a_saving() -> None:
+    cluster = make_cluster(enable_prefix_cache=True)
+    first = cluster.add([*range(1, 9), 20], 5)
+    cluster.step()
+    assert cluster.scheduler.pin("w", "prefix", first.block_hashes[:2])
+    stats = cluster.stats()
+    assert (stats.num_sequence_blocks, stats.num_saved_blocks, stats.num_pinned_blocks) == (3, 0, 2)
+    cluster.add([*range(1, 9), 21], 5)
+    cluster.step()
+    assert (cluster.stats().num_sequence_blocks, cluster.stats().num_saved_blocks) == (4, 2)
+    cluster.run_until_idle()
+    assert (cluster.stats().num_sequence_blocks, cluster.stats().num_used_blocks) == (0, 2)
+
+
+def test_token_slots_are_filled_reserved_fragmented_or_free() -> None:
+    cluster = make_cluster(budget=6, num_blocks=10)
+    cluster.add(list(range(1, 11)), 5)  # 10 tokens in 3 blocks
+    cluster.start()
+    stats = cluster.stats()
+    assert stats.num_allocated_token_slots == 12
+    assert (stats.num_filled_token_slots, stats.num_reserved_token_slots, stats.num_fragmented_token_slots) == (6, 4, 2)
+    cluster.complete()
+    cluster.step()
+    stats = cluster.stats()
+    # The sampled token exists, and has its slot in the last block.
+    assert (stats.num_filled_token_slots, stats.num_reserved_token_slots, stats.num_fragmented_token_slots) == (
+        10,
+        1,
+        1,
+    )
+
+
+def test_a_forked_block_counts_once_whoever_holds_it() -> None:
+    cluster = make_cluster()
+    a, b, c = cluster.add_group(PROMPT, 3, 8).sequences
+    cluster.step()
+    stats = cluster.stats()
+    assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (8, 6)
+    cluster.scheduler.finish(a)  # the block that b and c are yet to copy is in no table now
+    stats = cluster.stats()
+    assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (8, 6)
+    assert b.fork_tail == c.fork_tail
+    cluster.step()
+    stats = cluster.stats()
+    assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (12, 4 + 3 + 3)
+
+
+def test_members_that_wait_for_the_common_prefix_count_it_once() -> None:
+    cluster = make_cluster(budget=5, num_blocks=40)
+    group = cluster.add_group(PROMPT, 3, 30)
+    for _ in range(6):
+        cluster.step()
+    cluster.remove_all_memory("w", num_blocks=40)
+    lengths = [len(s.token_ids) for s in group.sequences]
+    cluster.step()
+    stats = cluster.stats()
+    assert stats.num_filled_token_slots == 5
+    # The first computes all its tokens, the others theirs but the shared block.
+    assert stats.num_reserved_token_slots == lengths[0] - 5 + lengths[1] - 4 + lengths[2] - 4
+    assert stats.num_fragmented_token_slots >= 0
