@@ -19,7 +19,8 @@ from protos import inference_pb2 as pb
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.stats import StatsReporter
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records

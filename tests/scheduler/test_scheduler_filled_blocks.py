@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
 
 
