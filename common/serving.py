@@ -39,9 +39,8 @@ class GrpcServer:
         return f"{listen.rsplit(':', 1)[0]}:{port}"
 
     async def start(self) -> None:
-        """Begins to serve; the process itself ("") is healthy from here on."""
-        await self.set_serving("", True)
-        for service in self._services:
+        """Begins to serve, with nothing healthy yet: not the services, and not the process itself ("")."""
+        for service in ("", *self._services):
             await self.set_serving(service, False)
         await self.grpc.start()
 

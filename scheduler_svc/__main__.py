@@ -94,7 +94,8 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(admission, stats), server.grpc)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), server.grpc)
     await server.start()
-    await server.set_serving(CLUSTER, True)
+    for ready in ("", CLUSTER):
+        await server.set_serving(ready, True)
     if not store.durable:
         log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
     log.info("listening", address=address, store=store.kind, epoch=epoch)

@@ -48,7 +48,6 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
     servicer = WorkerServicer(worker_id, uuid.uuid4().hex)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
     await server.start()
-    await server.set_serving("", False)
     log.info("listening", address=bound, worker_id=worker_id)
     thread = ExecutionThread()
     try:
