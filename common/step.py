@@ -53,6 +53,7 @@ class Step:
     rows: Ints = ()  # slots
     num_tokens: Ints = ()  # beside rows; empty: 1 each
     samples: Ints | None = None  # (row, slot); None: every row into its own slot
+    candidates: Ints = ()  # (row, k): nothing is sampled there, the k best next tokens are answered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +77,15 @@ class PromptLogprobs:
 
 
 @dataclass(slots=True, kw_only=True)
+class Candidates:
+    """The best next tokens of a row, best first; none if its logits were not finite."""
+
+    token_ids: Ints
+    logprobs: Floats  # beside token_ids, after the slot's edits; -inf for one that is not allowed
+    rows: LogprobRows | None = None  # beside token_ids, of the model's own distribution, if the slot asked for it
+
+
+@dataclass(slots=True, kw_only=True)
 class StepResult:
     """The answer to one step."""
 
@@ -90,3 +100,5 @@ class StepResult:
     queue_ns: int = 0
     exec_ns: int = 0
     total_ns: int = 0
+    swap_ns: int = 0  # of exec_ns, moving blocks between device and host
+    candidates: list[Candidates] = field(default_factory=list)  # in the order of the step's

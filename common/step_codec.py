@@ -6,6 +6,7 @@ Decoding raises ValueError where the bytes cannot be what the field says; meanin
 from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
 from common.slot_sampling import SlotSampling
 from common.step import (
+    Candidates,
     LogprobRows,
     PromptLogprobs,
     SlotState,
@@ -34,6 +35,8 @@ def step_to_pb(step: Step) -> pb.StepRequest:
     )
     if step.samples is not None:
         message.samples = pack_int32(step.samples)
+    if step.candidates:
+        message.candidates = pack_int32(step.candidates)
     return message
 
 
@@ -53,6 +56,7 @@ def step_from_pb(message: pb.StepRequest) -> Step:
         rows=unpack_int32(message.rows),
         num_tokens=unpack_int32(message.num_tokens),
         samples=_unpack_pairs("samples", message.samples) if message.HasField("samples") else None,
+        candidates=_unpack_pairs("candidates", message.candidates),
     )
 
 
@@ -73,6 +77,8 @@ def result_to_pb(result: StepResult) -> pb.StepResponse:
         queue_ns=result.queue_ns,
         exec_ns=result.exec_ns,
         total_ns=result.total_ns,
+        swap_ns=result.swap_ns,
+        candidates=[_candidates_to_pb(each) for each in result.candidates],
     )
 
 
@@ -93,6 +99,8 @@ def result_from_pb(message: pb.StepResponse) -> StepResult:
         queue_ns=message.queue_ns,
         exec_ns=message.exec_ns,
         total_ns=message.total_ns,
+        swap_ns=message.swap_ns,
+        candidates=[_candidates_from_pb(each) for each in message.candidates],
     )
 
 
@@ -171,6 +179,22 @@ def _sampling_from_pb(message: pb.SlotSampling) -> SlotSampling:
         suppressed_until=message.suppressed_until,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+    )
+
+
+def _candidates_to_pb(candidates: Candidates) -> pb.Candidates:
+    return pb.Candidates(
+        token_ids=pack_int32(candidates.token_ids),
+        logprobs=pack_float32(candidates.logprobs),
+        rows=_rows_to_pb(candidates.rows) if candidates.rows is not None else None,
+    )
+
+
+def _candidates_from_pb(message: pb.Candidates) -> Candidates:
+    return Candidates(
+        token_ids=unpack_int32(message.token_ids),
+        logprobs=unpack_float32(message.logprobs),
+        rows=_rows_from_pb(message.rows) if message.HasField("rows") else None,
     )
 
 

@@ -52,6 +52,34 @@ ON_DISCONNECT_CONTINUE: OnDisconnect.ValueType  # 2
 """ON_DISCONNECT_CONTINUE lets it run to its end; GetRequest or a later attachment reads it."""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """EARLY_STOPPING_UNSPECIFIED means FALSE."""
+    EARLY_STOPPING_FALSE: _EarlyStopping.ValueType  # 1
+    """EARLY_STOPPING_FALSE: when the best live beam, scored at its present length, beats none of them."""
+    EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 2
+    """EARLY_STOPPING_TRUE: at once."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """EARLY_STOPPING_NEVER: when the best live beam could not beat one even at max_tokens."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """EarlyStopping is when a search with beam_width finished hypotheses ends."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""EARLY_STOPPING_UNSPECIFIED means FALSE."""
+EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 1
+"""EARLY_STOPPING_FALSE: when the best live beam, scored at its present length, beats none of them."""
+EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 2
+"""EARLY_STOPPING_TRUE: at once."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""EARLY_STOPPING_NEVER: when the best live beam could not beat one even at max_tokens."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -145,6 +173,8 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ON_DISCONNECT_FIELD_NUMBER: _builtins.int
+    BEAM_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id names the request for its whole life: at most 128 characters of [A-Za-z0-9._:-].
     Empty: the server makes one. Choose it yourself to be able to retry a submission safely.
@@ -163,6 +193,10 @@ class GenerateRequest(_message.Message):
     """
     on_disconnect: Global___OnDisconnect.ValueType
     """on_disconnect says what becomes of the request when its last reader is gone. Unspecified: CANCEL."""
+    priority: _builtins.int
+    """priority is the class of the request: lower is served first, preempted last; within a class the server's order
+    counts. Default: 0.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """chat is rendered by the model's chat template. FAILED_PRECONDITION if the model has none."""
@@ -183,6 +217,12 @@ class GenerateRequest(_message.Message):
     def output(self) -> Global___OutputParams:
         """output says what to send back besides text. Absent: text only."""
 
+    @_builtins.property
+    def beam(self) -> Global___BeamParams:
+        """beam, if set, searches for the most likely outputs instead of drawing: `n` of SamplingParams is then how many of
+        the best hypotheses come back, at most beam_width.
+        """
+
     def __init__(
         self,
         *,
@@ -197,10 +237,12 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         timeout_ms: _builtins.int | None = ...,
         on_disconnect: Global___OnDisconnect.ValueType = ...,
+        beam: Global___BeamParams | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "cache_salt", b"cache_salt", "chat", b"chat", "on_disconnect", b"on_disconnect", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "cache_salt", b"cache_salt", "chat", b"chat", "on_disconnect", b"on_disconnect", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_ms: _TypeAlias = _typing.Literal["timeout_ms"]  # noqa: Y015
     _WhichOneofArgType__timeout_ms: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms"]  # noqa: Y015
@@ -332,6 +374,8 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     FIRST_SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    BEST_OF_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """temperature divides the logits, 0 to 100; 0 is greedy. Default: 1."""
     top_k: _builtins.int
@@ -356,6 +400,13 @@ class SamplingParams(_message.Message):
     """first_sample_index is the sample index of the request's first sample, so that one sample of a larger set can
     be drawn alone. Default: 0.
     """
+    n: _builtins.int
+    """n outputs come back, 1 to 128. The prompt is computed once and its memory shared. Default: 1."""
+    best_of: _builtins.int
+    """best_of outputs are drawn, n to 128, of which the n with the highest mean log-probability per token come back,
+    best first; sample i of them draws the noise of sample index first_sample_index + i. They stream as they are made
+    if best_of equals n, else they come at the end. Default: n.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """logit_bias is added to the logits of these token ids, each -100 to 100; at most 1,024 entries."""
@@ -378,15 +429,21 @@ class SamplingParams(_message.Message):
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         seed: _builtins.int | None = ...,
         first_sample_index: _builtins.int = ...,
+        n: _builtins.int | None = ...,
+        best_of: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "first_sample_index", b"first_sample_index", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "best_of", b"best_of", "first_sample_index", b"first_sample_index", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
+    _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
@@ -400,9 +457,13 @@ class SamplingParams(_message.Message):
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload
@@ -417,6 +478,43 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class BeamParams(_message.Message):
+    """BeamParams is a beam search as `transformers` defines it. Nothing is drawn: `temperature` (other than 0), `top_k`,
+    `top_p`, `min_p`, `best_of` and `first_sample_index` are refused beside it, and so are stop strings. Penalties, bias,
+    allowed tokens and `min_tokens` act on the log-probabilities. Stop tokens end a hypothesis as end-of-sequence
+    tokens do. What all hypotheses that may yet come back have in common streams in sample 0 as it becomes known; all
+    else comes at the end, best hypothesis first. There may be fewer than `n` if fewer sequences are allowed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEAM_WIDTH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    beam_width: _builtins.int
+    """beam_width is how many hypotheses live at once, 2 to 64."""
+    length_penalty: _builtins.float
+    """length_penalty: a hypothesis scores its summed log-probability / num_tokens ** length_penalty. Default: 1."""
+    early_stopping: Global___EarlyStopping.ValueType
+    """early_stopping says when beam_width finished hypotheses are enough. Unspecified: FALSE."""
+    def __init__(
+        self,
+        *,
+        beam_width: _builtins.int = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "beam_width", b"beam_width", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+
+Global___BeamParams: _TypeAlias = BeamParams  # noqa: Y015
 
 @_typing.final
 class StoppingParams(_message.Message):
@@ -558,6 +656,7 @@ class Accepted(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request, as given or as made by the server."""
     num_prompt_tokens: _builtins.int
@@ -568,6 +667,8 @@ class Accepted(_message.Message):
     """seed in force, as given or as drawn by the server."""
     attached: _builtins.bool
     """attached is true if the request was known before and has not been started anew."""
+    num_samples: _builtins.int
+    """num_samples that will come back, `n`."""
     def __init__(
         self,
         *,
@@ -576,10 +677,11 @@ class Accepted(_message.Message):
         max_tokens: _builtins.int = ...,
         seed: _builtins.int = ...,
         attached: _builtins.bool = ...,
+        num_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_samples", b"num_samples", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -619,7 +721,7 @@ class Chunk(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """prompt_logprobs of prompt tokens 1 to the last, if asked for, with the chunk at position 0."""
+        """prompt_logprobs of prompt tokens 1 to the last, if asked for, with the chunk at position 0 of sample 0."""
 
     @_builtins.property
     def finish(self) -> Global___SampleFinish:
@@ -697,6 +799,8 @@ class SampleFinish(_message.Message):
     EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """reason it ended."""
     eos_token_id: _builtins.int
@@ -705,6 +809,12 @@ class SampleFinish(_message.Message):
     """stop_token_id is the stop token that was sampled."""
     stop_string: _builtins.str
     """stop_string is the stop string that appeared."""
+    score: _builtins.float
+    """score by which the sample was ranked, higher is better: of a beam its length-penalised log-probability, of one
+    of best_of its mean log-probability per token. Absent where nothing was ranked.
+    """
+    sample_index: _builtins.int
+    """sample_index of the noise that the sample drew. 0 for beams."""
     def __init__(
         self,
         *,
@@ -712,13 +822,20 @@ class SampleFinish(_message.Message):
         eos_token_id: _builtins.int = ...,
         stop_token_id: _builtins.int = ...,
         stop_string: _builtins.str = ...,
+        score: _builtins.float | None = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "eos_token_id", b"eos_token_id", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "cause", b"cause", "eos_token_id", b"eos_token_id", "score", b"score", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "eos_token_id", b"eos_token_id", "reason", b"reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "cause", b"cause", "eos_token_id", b"eos_token_id", "reason", b"reason", "sample_index", b"sample_index", "score", b"score", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
     _WhichOneofReturnType_cause: _TypeAlias = _typing.Literal["eos_token_id", "stop_token_id", "stop_string"]  # noqa: Y015
     _WhichOneofArgType_cause: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_cause) -> _WhichOneofReturnType_cause | None: ...
 
 Global___SampleFinish: _TypeAlias = SampleFinish  # noqa: Y015
@@ -733,6 +850,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     state: Global___RequestState.ValueType
     """state is terminal."""
     error: _builtins.str
@@ -745,6 +863,10 @@ class Finished(_message.Message):
     def timings(self) -> Global___Timings:
         """timings of the request."""
 
+    @_builtins.property
+    def memory(self) -> Global___RequestMemory:
+        """memory that the request took, as its first sample ended."""
+
     def __init__(
         self,
         *,
@@ -752,14 +874,67 @@ class Finished(_message.Message):
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
         error: _builtins.str = ...,
+        memory: Global___RequestMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "memory", b"memory", "state", b"state", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class RequestMemory(_message.Message):
+    """RequestMemory is what a request takes of its worker's KV memory, and what was done for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    """blocks that it holds on the device."""
+    shared_blocks: _builtins.int
+    """shared_blocks are those of them that several of its samples hold."""
+    saved_blocks: _builtins.int
+    """saved_blocks it would hold in addition if its samples shared none. The saving of the paper's Fig. 15 is
+    saved_blocks / (blocks + saved_blocks).
+    """
+    host_blocks: _builtins.int
+    """host_blocks that it holds in the swap pool."""
+    copied_blocks: _builtins.int
+    """copied_blocks so far, by copy-on-write."""
+    swapped_out_blocks: _builtins.int
+    """swapped_out_blocks so far."""
+    swapped_in_blocks: _builtins.int
+    """swapped_in_blocks so far."""
+    recomputed_tokens: _builtins.int
+    """recomputed_tokens so far: their KV was given up by a preemption, or lost with a worker, and computed again."""
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+        shared_blocks: _builtins.int = ...,
+        saved_blocks: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+        copied_blocks: _builtins.int = ...,
+        swapped_out_blocks: _builtins.int = ...,
+        swapped_in_blocks: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "copied_blocks", b"copied_blocks", "host_blocks", b"host_blocks", "recomputed_tokens", b"recomputed_tokens", "saved_blocks", b"saved_blocks", "shared_blocks", b"shared_blocks", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestMemory: _TypeAlias = RequestMemory  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -774,11 +949,11 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """prompt_tokens of the prompt."""
     completion_tokens: _builtins.int
-    """completion_tokens of all samples together."""
+    """completion_tokens of all samples that come back, together."""
     cached_tokens: _builtins.int
     """cached_tokens are prompt tokens whose KV was found in the prefix cache when the request first ran."""
     num_preemptions: _builtins.int
-    """num_preemptions of the request's sequences."""
+    """num_preemptions of the request, all its samples at once."""
     def __init__(
         self,
         *,
@@ -948,7 +1123,7 @@ class SessionResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionEvent]:
-        """events, at most one of each kind for a handle."""
+        """events, at most one of each kind for a handle; of chunks at most one for each of its samples."""
 
     def __init__(
         self,
@@ -1122,6 +1297,7 @@ class GetRequestResponse(_message.Message):
     CREATED_UNIX_NS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request."""
     state: Global___RequestState.ValueType
@@ -1146,6 +1322,10 @@ class GetRequestResponse(_message.Message):
     def timings(self) -> Global___Timings:
         """timings so far."""
 
+    @_builtins.property
+    def memory(self) -> Global___RequestMemory:
+        """memory that it takes now; after its end, as in Finished."""
+
     def __init__(
         self,
         *,
@@ -1158,10 +1338,11 @@ class GetRequestResponse(_message.Message):
         created_unix_ns: _builtins.int = ...,
         seed: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        memory: Global___RequestMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ns", b"created_unix_ns", "error", b"error", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ns", b"created_unix_ns", "error", b"error", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1319,6 +1500,215 @@ class DetokenizeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
+
+@_typing.final
+class PinPrefixRequest(_message.Message):
+    """PinPrefixRequest names a prefix to keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name of the pin, unique within the tenant: 1 to 128 characters of [A-Za-z0-9._:-]."""
+    text: _builtins.str
+    """text is tokenised as a prompt's text is."""
+    tenant: _builtins.str
+    """tenant whose requests share the prefix."""
+    cache_salt: _builtins.str
+    """cache_salt of the requests that share it."""
+    @_builtins.property
+    def chat(self) -> Global___ChatPrompt:
+        """chat is rendered as a prompt's chat is, without a generation prompt unless it says otherwise."""
+
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """token_ids are used as they are."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        text: _builtins.str = ...,
+        chat: Global___ChatPrompt | None = ...,
+        token_ids: Global___TokenIds | None = ...,
+        tenant: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prefix", b"prefix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "name", b"name", "prefix", b"prefix", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prefix) -> _WhichOneofReturnType_prefix | None: ...
+
+Global___PinPrefixRequest: _TypeAlias = PinPrefixRequest  # noqa: Y015
+
+@_typing.final
+class PinPrefixResponse(_message.Message):
+    """PinPrefixResponse is the pin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    created: _builtins.bool
+    """created is false if it was pinned before."""
+    @_builtins.property
+    def prefix(self) -> Global___PinnedPrefix:
+        """prefix as it is kept."""
+
+    def __init__(
+        self,
+        *,
+        prefix: Global___PinnedPrefix | None = ...,
+        created: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinPrefixResponse: _TypeAlias = PinPrefixResponse  # noqa: Y015
+
+@_typing.final
+class PinnedPrefix(_message.Message):
+    """PinnedPrefix is a prefix that is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name of the pin."""
+    tenant: _builtins.str
+    """tenant whose requests share it."""
+    cache_salt: _builtins.str
+    """cache_salt of the requests that share it."""
+    num_tokens: _builtins.int
+    """num_tokens kept, those of its full blocks."""
+    num_blocks: _builtins.int
+    """num_blocks that it takes on each worker that has it."""
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """worker_ids of the workers that have it now."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "name", b"name", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "tenant", b"tenant", "worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinnedPrefix: _TypeAlias = PinnedPrefix  # noqa: Y015
+
+@_typing.final
+class UnpinPrefixRequest(_message.Message):
+    """UnpinPrefixRequest names a pin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name of the pin."""
+    tenant: _builtins.str
+    """tenant that it belongs to."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinPrefixRequest: _TypeAlias = UnpinPrefixRequest  # noqa: Y015
+
+@_typing.final
+class UnpinPrefixResponse(_message.Message):
+    """UnpinPrefixResponse has no fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinPrefixResponse: _TypeAlias = UnpinPrefixResponse  # noqa: Y015
+
+@_typing.final
+class ListPrefixesRequest(_message.Message):
+    """ListPrefixesRequest names a tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant whose pins are listed."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPrefixesRequest: _TypeAlias = ListPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class ListPrefixesResponse(_message.Message):
+    """ListPrefixesResponse lists pins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinnedPrefix]:
+        """prefixes by name."""
+
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___PinnedPrefix] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPrefixesResponse: _TypeAlias = ListPrefixesResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
@@ -1491,6 +1881,14 @@ class WorkerStats(_message.Message):
     OVERHEAD_NS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPS_FIELD_NUMBER: _builtins.int
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAP_BLOCKS_PER_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker_id of the worker."""
     address: _builtins.str
@@ -1507,6 +1905,22 @@ class WorkerStats(_message.Message):
     """num_preemptions so far."""
     recomputed_tokens: _builtins.int
     """recomputed_tokens so far, because of preemption."""
+    host_blocks: _builtins.int
+    """host_blocks of its swap pool."""
+    used_host_blocks: _builtins.int
+    """used_host_blocks of them."""
+    num_swaps: _builtins.int
+    """num_swaps so far: preemptions that moved a group's blocks to the host."""
+    swapped_out_blocks: _builtins.int
+    """swapped_out_blocks so far."""
+    swapped_in_blocks: _builtins.int
+    """swapped_in_blocks so far."""
+    copied_blocks: _builtins.int
+    """copied_blocks so far, by copy-on-write."""
+    swap_blocks_per_s: _builtins.float
+    """swap_blocks_per_s is the moving average of the speed of swaps, in one direction. 0: not known yet."""
+    prefill_tokens_per_s: _builtins.float
+    """prefill_tokens_per_s is the moving average of the speed of prefill. 0: not known yet."""
     @_builtins.property
     def blocks(self) -> Global___BlockStats:
         """blocks of its KV pool."""
@@ -1523,10 +1937,18 @@ class WorkerStats(_message.Message):
         overhead_ns: _builtins.int = ...,
         num_preemptions: _builtins.int = ...,
         recomputed_tokens: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+        used_host_blocks: _builtins.int = ...,
+        num_swaps: _builtins.int = ...,
+        swapped_out_blocks: _builtins.int = ...,
+        swapped_in_blocks: _builtins.int = ...,
+        copied_blocks: _builtins.int = ...,
+        swap_blocks_per_s: _builtins.float = ...,
+        prefill_tokens_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "overhead_ns", b"overhead_ns", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1544,9 +1966,14 @@ class BlockStats(_message.Message):
     FREE_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     FILLED_SLOTS_FIELD_NUMBER: _builtins.int
-    WASTED_SLOTS_FIELD_NUMBER: _builtins.int
+    FRAGMENTED_SLOTS_FIELD_NUMBER: _builtins.int
     PREFIX_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    RESERVED_SLOTS_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    SEQUENCE_BLOCKS_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     """total blocks in the pool."""
     used: _builtins.int
@@ -1558,15 +1985,27 @@ class BlockStats(_message.Message):
     block_size: _builtins.int
     """block_size in tokens."""
     filled_slots: _builtins.int
-    """filled_slots are token slots of used blocks that hold a token's KV."""
-    wasted_slots: _builtins.int
-    """wasted_slots are token slots of used blocks that hold none (internal fragmentation and slots for tokens
-    still to come, as in the paper's Fig. 2).
+    """filled_slots are token slots of used blocks that hold a token's KV (the token states of the paper's Fig. 2)."""
+    fragmented_slots: _builtins.int
+    """fragmented_slots are token slots of used blocks for which no token exists: the rest of last blocks (internal
+    fragmentation). filled_slots + reserved_slots + fragmented_slots = used * block_size.
     """
     prefix_query_tokens: _builtins.int
     """prefix_query_tokens looked up in the prefix cache so far."""
     prefix_hit_tokens: _builtins.int
     """prefix_hit_tokens found there so far."""
+    reserved_slots: _builtins.int
+    """reserved_slots are token slots of used blocks for tokens that exist and are yet to be computed (reservation)."""
+    pinned: _builtins.int
+    """pinned blocks, of the used ones."""
+    shared: _builtins.int
+    """shared blocks: used ones that are held more than once."""
+    sequence_blocks: _builtins.int
+    """sequence_blocks are the used blocks that sequences hold."""
+    saved: _builtins.int
+    """saved blocks that sequences would hold in addition if none were shared, now. The saving of the paper's Fig. 15
+    is saved / (sequence_blocks + saved).
+    """
     def __init__(
         self,
         *,
@@ -1576,13 +2015,18 @@ class BlockStats(_message.Message):
         free: _builtins.int = ...,
         block_size: _builtins.int = ...,
         filled_slots: _builtins.int = ...,
-        wasted_slots: _builtins.int = ...,
+        fragmented_slots: _builtins.int = ...,
         prefix_query_tokens: _builtins.int = ...,
         prefix_hit_tokens: _builtins.int = ...,
+        reserved_slots: _builtins.int = ...,
+        pinned: _builtins.int = ...,
+        shared: _builtins.int = ...,
+        sequence_blocks: _builtins.int = ...,
+        saved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cached", b"cached", "filled_slots", b"filled_slots", "free", b"free", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "total", b"total", "used", b"used", "wasted_slots", b"wasted_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cached", b"cached", "filled_slots", b"filled_slots", "fragmented_slots", b"fragmented_slots", "free", b"free", "pinned", b"pinned", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "reserved_slots", b"reserved_slots", "saved", b"saved", "sequence_blocks", b"sequence_blocks", "shared", b"shared", "total", b"total", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,21 @@ class InferenceStub(object):
                 request_serializer=protos_dot_inference__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/quire.v1.Inference/PinPrefix',
+                request_serializer=protos_dot_inference__pb2.PinPrefixRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.PinPrefixResponse.FromString,
+                _registered_method=True)
+        self.UnpinPrefix = channel.unary_unary(
+                '/quire.v1.Inference/UnpinPrefix',
+                request_serializer=protos_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.UnpinPrefixResponse.FromString,
+                _registered_method=True)
+        self.ListPrefixes = channel.unary_unary(
+                '/quire.v1.Inference/ListPrefixes',
+                request_serializer=protos_dot_inference__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.ListPrefixesResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
@@ -145,6 +160,30 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinPrefix(self, request, context):
+        """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
+        on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
+        answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
+        too little memory for a request that was accepted. A worker that comes back computes it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinPrefix(self, request, context):
+        """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrefixes(self, request, context):
+        """ListPrefixes lists the pinned prefixes of one tenant, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +226,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=protos_dot_inference__pb2.GetStatsRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=protos_dot_inference__pb2.PinPrefixRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.PinPrefixResponse.SerializeToString,
+            ),
+            'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinPrefix,
+                    request_deserializer=protos_dot_inference__pb2.UnpinPrefixRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.UnpinPrefixResponse.SerializeToString,
+            ),
+            'ListPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrefixes,
+                    request_deserializer=protos_dot_inference__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.ListPrefixesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -406,6 +460,87 @@ class Inference(object):
             '/quire.v1.Inference/GetStats',
             protos_dot_inference__pb2.GetStatsRequest.SerializeToString,
             protos_dot_inference__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/PinPrefix',
+            protos_dot_inference__pb2.PinPrefixRequest.SerializeToString,
+            protos_dot_inference__pb2.PinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/UnpinPrefix',
+            protos_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
+            protos_dot_inference__pb2.UnpinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/ListPrefixes',
+            protos_dot_inference__pb2.ListPrefixesRequest.SerializeToString,
+            protos_dot_inference__pb2.ListPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

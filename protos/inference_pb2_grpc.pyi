@@ -69,6 +69,16 @@ class InferenceStub:
     """GetModel describes the model being served. UNAVAILABLE, with a retry delay, until a worker has registered."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetStatsRequest, _inference_pb2.GetStatsResponse]
     """GetStats tells what runs, what waits and how the KV memory is used, at this moment."""
+    PinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PinPrefixRequest, _inference_pb2.PinPrefixResponse]
+    """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
+    on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
+    answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
+    too little memory for a request that was accepted. A worker that comes back computes it again.
+    """
+    UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]
+    """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
+    ListPrefixes: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListPrefixesRequest, _inference_pb2.ListPrefixesResponse]
+    """ListPrefixes lists the pinned prefixes of one tenant, by name."""
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -102,6 +112,16 @@ class InferenceAsyncStub(InferenceStub):
     """GetModel describes the model being served. UNAVAILABLE, with a retry delay, until a worker has registered."""
     GetStats: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetStatsRequest, _inference_pb2.GetStatsResponse]  # type: ignore[assignment]
     """GetStats tells what runs, what waits and how the KV memory is used, at this moment."""
+    PinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.PinPrefixRequest, _inference_pb2.PinPrefixResponse]  # type: ignore[assignment]
+    """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
+    on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
+    answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
+    too little memory for a request that was accepted. A worker that comes back computes it again.
+    """
+    UnpinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]  # type: ignore[assignment]
+    """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
+    ListPrefixes: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListPrefixesRequest, _inference_pb2.ListPrefixesResponse]  # type: ignore[assignment]
+    """ListPrefixes lists the pinned prefixes of one tenant, by name."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Inference serves generation requests. It is answered by the scheduler."""
@@ -180,5 +200,33 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetStatsResponse, _abc.Awaitable[_inference_pb2.GetStatsResponse]]:
         """GetStats tells what runs, what waits and how the KV memory is used, at this moment."""
+
+    @_abc_1.abstractmethod
+    def PinPrefix(
+        self,
+        request: _inference_pb2.PinPrefixRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.PinPrefixResponse, _abc.Awaitable[_inference_pb2.PinPrefixResponse]]:
+        """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
+        on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
+        answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
+        too little memory for a request that was accepted. A worker that comes back computes it again.
+        """
+
+    @_abc_1.abstractmethod
+    def UnpinPrefix(
+        self,
+        request: _inference_pb2.UnpinPrefixRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.UnpinPrefixResponse, _abc.Awaitable[_inference_pb2.UnpinPrefixResponse]]:
+        """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
+
+    @_abc_1.abstractmethod
+    def ListPrefixes(
+        self,
+        request: _inference_pb2.ListPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListPrefixesResponse, _abc.Awaitable[_inference_pb2.ListPrefixesResponse]]:
+        """ListPrefixes lists the pinned prefixes of one tenant, by name."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class JournalEntry(_message.Message):
     """JournalEntry is one group commit: all that happened while the entry before it was on its way.
-    A reader applies admissions, then deltas, then finishes.
+    A reader applies admissions, then deltas and beam steps, then sample finishes, then finishes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -37,6 +37,8 @@ class JournalEntry(_message.Message):
     DELTA_TOKENS_FIELD_NUMBER: _builtins.int
     DELTA_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISHES_FIELD_NUMBER: _builtins.int
+    BEAM_STEPS_FIELD_NUMBER: _builtins.int
+    SAMPLE_FINISHES_FIELD_NUMBER: _builtins.int
     delta_sequences: _builtins.bytes
     """delta_sequences, int32[n]: the sequence of each new token. A sequence may stand here several times, in order."""
     delta_tokens: _builtins.bytes
@@ -57,6 +59,14 @@ class JournalEntry(_message.Message):
     def finishes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finish]:
         """finishes since the last entry."""
 
+    @_builtins.property
+    def beam_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___BeamStep]:
+        """beam_steps since the last entry; several of one request stand in order."""
+
+    @_builtins.property
+    def sample_finishes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleEnd]:
+        """sample_finishes since the last entry: of samples whose last token is in this entry or was in an earlier one."""
+
     def __init__(
         self,
         *,
@@ -66,10 +76,12 @@ class JournalEntry(_message.Message):
         delta_tokens: _builtins.bytes = ...,
         delta_logprobs: _abc.Iterable[Global___DeltaLogprobs] | None = ...,
         finishes: _abc.Iterable[Global___Finish] | None = ...,
+        beam_steps: _abc.Iterable[Global___BeamStep] | None = ...,
+        sample_finishes: _abc.Iterable[Global___SampleEnd] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader_start", b"leader_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_start", b"leader_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_start", b"leader_start", "sample_finishes", b"sample_finishes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -114,7 +126,9 @@ class Admission(_message.Message):
     DEADLINE_UNIX_NS_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """sequence is the number by which deltas and finishes name it; never used twice within an epoch."""
+    """sequence is the number by which deltas and finishes name it; never used twice within an epoch. Sample i that it
+    draws has the number sequence + i, so that best_of numbers (beam_width of a beam search) belong to it.
+    """
     prompt_token_ids: _builtins.bytes
     """prompt_token_ids, int32[n]."""
     arrived_unix_ns: _builtins.int
@@ -176,21 +190,57 @@ class DeltaLogprobs(_message.Message):
 Global___DeltaLogprobs: _TypeAlias = DeltaLogprobs  # noqa: Y015
 
 @_typing.final
-class Finish(_message.Message):
-    """Finish is the terminal state of a request."""
+class BeamStep(_message.Message):
+    """BeamStep is one decision of a beam search: what it chose among. The search is a pure function of these, so a reader
+    that takes them in order has the same live beams, parents, scores and finished hypotheses.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    FINISH_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
+    NUM_CANDIDATES_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """sequence that ended."""
-    state: _inference_pb2.RequestState.ValueType
-    """state is terminal."""
-    error: _builtins.str
-    """error is a sentence for people."""
+    """sequence of the request, as in its admission."""
+    num_candidates: _builtins.bytes
+    """num_candidates, int32[num_live]: how many of each live beam, in the search's order of beams."""
+    token_ids: _builtins.bytes
+    """token_ids, int32[sum of num_candidates]."""
+    logprobs: _builtins.bytes
+    """logprobs, float32, beside token_ids."""
+    @_builtins.property
+    def token_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """token_logprobs beside token_ids, if asked for."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        num_candidates: _builtins.bytes = ...,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        token_logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_candidates", b"num_candidates", "sequence", b"sequence", "token_ids", b"token_ids", "token_logprobs", b"token_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeamStep: _TypeAlias = BeamStep  # noqa: Y015
+
+@_typing.final
+class SampleEnd(_message.Message):
+    """SampleEnd is the end of one sample that was drawn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence of the sample."""
     @_builtins.property
     def finish(self) -> _inference_pb2.SampleFinish:
         """finish of the sample."""
@@ -199,13 +249,41 @@ class Finish(_message.Message):
         self,
         *,
         sequence: _builtins.int = ...,
-        state: _inference_pb2.RequestState.ValueType = ...,
         finish: _inference_pb2.SampleFinish | None = ...,
-        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish", b"finish", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleEnd: _TypeAlias = SampleEnd  # noqa: Y015
+
+@_typing.final
+class Finish(_message.Message):
+    """Finish is the terminal state of a request. Samples without a SampleEnd ended with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence of the request, as in its admission."""
+    state: _inference_pb2.RequestState.ValueType
+    """state is terminal."""
+    error: _builtins.str
+    """error is a sentence for people."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        state: _inference_pb2.RequestState.ValueType = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -221,15 +299,15 @@ class RequestRecord(_message.Message):
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
-    RELEASED_ENDS_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     request_digest: _builtins.bytes
     """request_digest tells whether a later submission with the same request_id is the same request."""
     max_tokens: _builtins.int
     """max_tokens that was in force."""
-    released_ends: _builtins.bytes
-    """released_ends, int32[n]: after each token, how many characters of the text were released."""
+    num_samples: _builtins.int
+    """num_samples as in Accepted."""
     @_builtins.property
     def response(self) -> _inference_pb2.GetRequestResponse:
         """response is what GetRequest answers."""
@@ -239,8 +317,8 @@ class RequestRecord(_message.Message):
         """output says what readers asked for besides text."""
 
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
-        """logprobs of the output tokens, if asked for."""
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleRecord]:
+        """samples beside those of the response."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
@@ -253,14 +331,42 @@ class RequestRecord(_message.Message):
         request_digest: _builtins.bytes = ...,
         output: _inference_pb2.OutputParams | None = ...,
         max_tokens: _builtins.int = ...,
-        released_ends: _builtins.bytes = ...,
-        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+        samples: _abc.Iterable[Global___SampleRecord] | None = ...,
         prompt_logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+        num_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "max_tokens", b"max_tokens", "output", b"output", "prompt_logprobs", b"prompt_logprobs", "released_ends", b"released_ends", "request_digest", b"request_digest", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "num_samples", b"num_samples", "output", b"output", "prompt_logprobs", b"prompt_logprobs", "request_digest", b"request_digest", "response", b"response", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
+
+@_typing.final
+class SampleRecord(_message.Message):
+    """SampleRecord is what a later reader of one sample may ask for beside its text and tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_ENDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    released_ends: _builtins.bytes
+    """released_ends, int32[n]: after each token, how many characters of the text were released."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """logprobs of the output tokens, if asked for."""
+
+    def __init__(
+        self,
+        *,
+        released_ends: _builtins.bytes = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "released_ends", b"released_ends"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleRecord: _TypeAlias = SampleRecord  # noqa: Y015

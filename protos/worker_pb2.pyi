@@ -311,7 +311,7 @@ Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
 @_typing.final
 class StepRequest(_message.Message):
     """StepRequest is one iteration. The worker takes its fields in this order: snapshot, freed_slots, whole,
-    append_pairs, forks, swap_out, swap_in, copies, then computes the rows, then samples.
+    append_pairs, forks, swap_out, swap_in, copies, then computes the rows, then samples and ranks candidates.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -329,6 +329,7 @@ class StepRequest(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the scheduler. A worker refuses an epoch lower than the highest it has seen with STALE_EPOCH."""
     step_id: _builtins.int
@@ -359,6 +360,10 @@ class StepRequest(_message.Message):
     """samples, int32[n][2]: (row, slot): the slot samples from the row's last logits; one row may feed several slots.
     Absent: every row samples into its own slot. The sampled token becomes the slot's next input.
     """
+    candidates: _builtins.bytes
+    """candidates, int32[n][2]: (row, k): what the row's slot could go on with. Its k best next tokens are answered and
+    nothing is sampled: the scheduler decides, and describes the slot anew. Fewer come if the vocabulary is smaller.
+    """
     @_builtins.property
     def whole(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotState]:
         """whole are slots described from scratch."""
@@ -379,10 +384,11 @@ class StepRequest(_message.Message):
         rows: _builtins.bytes = ...,
         num_tokens: _builtins.bytes = ...,
         samples: _builtins.bytes | None = ...,
+        candidates: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "copies", b"copies", "epoch", b"epoch", "forks", b"forks", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "copies", b"copies", "epoch", b"epoch", "forks", b"forks", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015
@@ -556,6 +562,8 @@ class StepResponse(_message.Message):
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     EXEC_NS_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
+    SWAP_NS_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the step; with STALE_EPOCH, the highest seen."""
     step_id: _builtins.int
@@ -574,6 +582,8 @@ class StepResponse(_message.Message):
     """exec_ns of the execution: applying the message, computing, sampling."""
     total_ns: _builtins.int
     """total_ns from receiving the step to handing over this answer."""
+    swap_ns: _builtins.int
+    """swap_ns of exec_ns: moving blocks between device and host, if the step has swaps."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleLogprobs]:
         """logprobs of samples whose slots asked for them."""
@@ -581,6 +591,10 @@ class StepResponse(_message.Message):
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]:
         """prompt_logprobs of rows whose slots asked for them."""
+
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidates]:
+        """candidates, one for each of the step's, in their order."""
 
     def __init__(
         self,
@@ -596,14 +610,51 @@ class StepResponse(_message.Message):
         queue_ns: _builtins.int = ...,
         exec_ns: _builtins.int = ...,
         total_ns: _builtins.int = ...,
+        swap_ns: _builtins.int = ...,
+        candidates: _abc.Iterable[Global___Candidates] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "exec_ns", b"exec_ns", "invalid_samples", b"invalid_samples", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "status", b"status", "step_id", b"step_id", "token_ids", b"token_ids", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "epoch", b"epoch", "error", b"error", "exec_ns", b"exec_ns", "invalid_samples", b"invalid_samples", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "status", b"status", "step_id", b"step_id", "swap_ns", b"swap_ns", "token_ids", b"token_ids", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepResponse: _TypeAlias = StepResponse  # noqa: Y015
+
+@_typing.final
+class Candidates(_message.Message):
+    """Candidates are the best next tokens of one row, best first; of equals the lower token id comes first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """token_ids, int32[k]."""
+    logprobs: _builtins.bytes
+    """logprobs, float32[k]: log-softmax of the model's logits, then edited as the slot's sampling says (allowed and
+    suppressed ids, bias, penalties); -inf for a token that is not allowed. Empty, as token_ids is, if the logits
+    were not finite.
+    """
+    @_builtins.property
+    def rows(self) -> Global___LogprobRows:
+        """rows, k of them, of the model's own distribution, if the slot asked for log-probabilities."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        rows: Global___LogprobRows | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "rows", b"rows", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Candidates: _TypeAlias = Candidates  # noqa: Y015
 
 @_typing.final
 class SampleLogprobs(_message.Message):

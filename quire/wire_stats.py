@@ -43,7 +43,7 @@ def _blocks(message: pb.BlockStats) -> BlockStats:
         free=message.free,
         block_size=message.block_size,
         filled_slots=message.filled_slots,
-        wasted_slots=message.wasted_slots,
+        wasted_slots=message.fragmented_slots + message.reserved_slots,
         prefix_query_tokens=message.prefix_query_tokens,
         prefix_hit_tokens=message.prefix_hit_tokens,
     )

@@ -116,9 +116,7 @@ class LiveRequest:
     def to_finish_entry(self) -> journal_pb2.Finish:
         """The end as the journal keeps it; `ended_state` must be decided."""
         assert self.ended_state is not None
-        return journal_pb2.Finish(
-            sequence=self.sequence.seq_id, state=self.ended_state, finish=self.finish, error=self.error
-        )
+        return journal_pb2.Finish(sequence=self.sequence.seq_id, state=self.ended_state, error=self.error)
 
     def to_response(self) -> pb.GetRequestResponse:
         """What readers may know by now."""
@@ -146,9 +144,13 @@ class LiveRequest:
             request_digest=self.digest,
             output=stream.wanted,
             max_tokens=self.sequence.max_tokens,
-            released_ends=pack_int32(stream.text_log.released_ends),
-            logprobs=stream.logprobs,
+            samples=[
+                journal_pb2.SampleRecord(
+                    released_ends=pack_int32(stream.text_log.released_ends), logprobs=stream.logprobs
+                )
+            ],
             prompt_logprobs=stream.prompt_logprobs,
+            num_samples=1,
         )
 
 
@@ -206,9 +208,9 @@ def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
         seed=response.seed,
         attached=True,
     )
-    text_log = RecordedText(sample.text, unpack_int32(record.released_ends).tolist())
+    text_log = RecordedText(sample.text, unpack_int32(record.samples[0].released_ends).tolist())
     stream = OutputStream(accepted, record.output, text_log, list(sample.token_ids))
-    stream.logprobs = list(record.logprobs)
+    stream.logprobs = list(record.samples[0].logprobs)
     stream.prompt_logprobs = list(record.prompt_logprobs)
     finished = pb.Finished(state=response.state, usage=response.usage, timings=response.timings, error=response.error)
     stream.close(sample.finish, finished)

@@ -258,7 +258,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self.num_looks += 1
         await self.note("GetStats", "")
         blocks = pb.BlockStats(
-            total=100, used=30, cached=20, free=50, block_size=16, filled_slots=456, wasted_slots=24,
+            total=100, used=30, cached=20, free=50, block_size=16, filled_slots=456, fragmented_slots=24,
             prefix_query_tokens=200, prefix_hit_tokens=50,
         )  # fmt: skip
         worker = pb.WorkerStats(

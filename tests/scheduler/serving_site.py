@@ -171,5 +171,6 @@ def record_of(request_id: str, num_tokens: int, digest: bytes = b"") -> bytes:
         request_digest=digest,
         output=pb.OutputParams(token_ids=True),
         max_tokens=num_tokens,
-        released_ends=pack_int32([0] * num_tokens),
+        samples=[journal_pb2.SampleRecord(released_ends=pack_int32([0] * num_tokens))],
+        num_samples=1,
     ).SerializeToString()
