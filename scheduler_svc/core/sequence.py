@@ -146,6 +146,7 @@ class SequenceGroup:
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # monotonic
     awaits_host: bool = False  # beams: each next token is chosen by the host, from candidates
+    num_candidates: int = 0  # with awaits_host: how many best next tokens the host wants to see of each beam
 
     order: tuple[float, ...] = ()  # by the policy: priority first, then what it orders by
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from

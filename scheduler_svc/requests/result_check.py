@@ -1,6 +1,8 @@
 """Whether an answer of a worker can be the answer to a step: seen before any of it is believed. Pure."""
 
-from common.step import LogprobRows, StepResult
+from math import isnan
+
+from common.step import Candidates, LogprobRows, StepResult
 from scheduler_svc.core.step_plan import StepPlan
 
 
@@ -18,6 +20,27 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         _check_rows(plan, rows, 1)
     for item in result.prompt_logprobs:
         _check_rows(plan, item.rows, len(item.rows.logprobs))
+    if len(result.candidates) != len(plan.candidate_rows):
+        raise ValueError(
+            f"step {plan.step_id}: candidates of {len(result.candidates)} rows came for {len(plan.candidate_rows)}"
+        )
+    for row, candidates in zip(plan.candidate_rows, result.candidates, strict=True):
+        _check_candidates(plan, row, candidates)
+
+
+def _check_candidates(plan: StepPlan, row: int, candidates: Candidates) -> None:
+    """None at all are an answer: the logits were not finite. So are fewer than asked for: a small vocabulary."""
+    num_candidates, num_wanted = len(candidates.token_ids), plan.sequences[row].group.num_candidates
+    if num_candidates > num_wanted:
+        raise ValueError(
+            f"step {plan.step_id}: {num_candidates} candidates of row {row}, where {num_wanted} were asked"
+        )
+    if len(candidates.logprobs) != num_candidates or any(isnan(logprob) for logprob in candidates.logprobs):
+        raise ValueError(f"step {plan.step_id}: candidates of row {row} without a log-probability each")
+    if num_candidates and min(candidates.token_ids) < 0:
+        raise ValueError(f"step {plan.step_id}: a candidate of row {row} is negative")
+    if candidates.rows is not None:
+        _check_rows(plan, candidates.rows, num_candidates)
 
 
 def _check_rows(plan: StepPlan, rows: LogprobRows, num_rows: int) -> None:

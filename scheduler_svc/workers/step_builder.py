@@ -35,6 +35,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
     if plan.sampled_sequences != plan.sequences:  # rows that feed no sample, or several
         pairs = zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
         samples = [number for row, sequence in pairs for number in (row, _slot_of(sequence))]
+    candidates = [n for row in plan.candidate_rows for n in (row, plan.sequences[row].group.num_candidates)]
     all_single = len(plan.num_tokens) == sum(plan.num_tokens)
     return Step(
         epoch=epoch,
@@ -49,6 +50,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
         rows=rows,
         num_tokens=() if all_single else plan.num_tokens,
         samples=samples,
+        candidates=candidates,
     )
 
 

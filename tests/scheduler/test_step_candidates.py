@@ -1,0 +1,148 @@
+"""Beams on the wire: what a step asks of their rows, and which answers can be answers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from common.slot_sampling import SlotSampling
+from common.step import Candidates, LogprobRows, Step, StepResult
+from common.step_codec import result_from_pb, result_to_pb, step_from_pb, step_to_pb
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.requests.result_check import check_result
+from scheduler_svc.workers.step_builder import build_step
+
+PROMPT = [11, 12, 13, 14, 15, 16]
+NUM_CANDIDATES = 4
+GOOD = Candidates(token_ids=[7, 3, 9, 1], logprobs=[-0.5, -1.0, -2.0, -math.inf])
+
+
+def make_scheduler(max_num_batched_tokens: int = 64) -> Scheduler:
+    scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, pipeline_depth=1))
+    scheduler.add_worker("w", num_blocks=40, block_size=4, num_slots=16)
+    return scheduler
+
+
+def add(scheduler: Scheduler, first_id: int, num_sequences: int, *, is_beam: bool) -> SequenceGroup:
+    sequences = [
+        Sequence(first_id + i, [first_id, *PROMPT], len(PROMPT) + 1, 8, frozenset()) for i in range(num_sequences)
+    ]
+    num_candidates = NUM_CANDIDATES if is_beam else 0
+    group = SequenceGroup(sequences, arrival=first_id, awaits_host=is_beam, num_candidates=num_candidates)
+    scheduler.add(group)
+    return group
+
+
+def next_step(scheduler: Scheduler) -> tuple[StepPlan, Step]:
+    """A plan, and what a worker reads of it."""
+    plan = scheduler.schedule("w")
+    assert plan is not None
+    sampling = {seq_id: SlotSampling(seed=0) for seq_id in range(100)}
+    return plan, step_from_pb(step_to_pb(build_step(plan, 1, sampling)))
+
+
+def test_a_step_of_beams_alone_asks_for_candidates_and_samples_nothing() -> None:
+    scheduler = make_scheduler()
+    group = add(scheduler, 0, 2, is_beam=True)
+    plan, step = next_step(scheduler)
+    assert step.samples == []  # none at all: absent would be every row into its own slot
+    assert step.candidates == [0, NUM_CANDIDATES]
+    scheduler.apply("w", plan.step_id, [])
+    (beam,) = group.live
+    scheduler.replace_beams(group, [(beam, 7), (beam, 3)])
+    _, step = next_step(scheduler)
+    assert step.samples == []
+    assert step.candidates == [0, NUM_CANDIDATES, 1, NUM_CANDIDATES]
+    assert [state.slot for state in step.whole] == list(step.rows)
+
+
+def test_sampled_rows_and_candidate_rows_stand_in_one_step() -> None:
+    scheduler = make_scheduler()
+    sampled, beams = add(scheduler, 0, 2, is_beam=False), add(scheduler, 10, 2, is_beam=True)
+    _, step = next_step(scheduler)
+    slots = [sequence.slot for sequence in sampled.sequences]
+    assert step.rows[0] == slots[0]
+    assert step.samples == [0, slots[0], 0, slots[1]]
+    assert (step.rows[1], list(step.candidates)) == (beams.sequences[0].slot, [1, NUM_CANDIDATES])
+
+
+def test_a_beam_whose_prompt_is_not_done_is_asked_for_nothing() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=5)
+    add(scheduler, 0, 2, is_beam=True)
+    plan, step = next_step(scheduler)
+    assert (step.samples, step.candidates, list(step.num_tokens)) == ([], [], [5])
+    check_result(plan, StepResult(epoch=1, step_id=plan.step_id))
+
+
+def test_without_beams_nothing_is_said_of_candidates() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 0, 1, is_beam=False)
+    _, step = next_step(scheduler)
+    assert step.samples is None and step.candidates == []
+
+
+@pytest.fixture
+def beam_plan() -> StepPlan:
+    scheduler = make_scheduler()
+    add(scheduler, 0, 2, is_beam=True)
+    return next_step(scheduler)[0]
+
+
+def answer(*candidates: Candidates) -> StepResult:
+    """As it comes from the wire."""
+    return result_from_pb(result_to_pb(StepResult(epoch=1, step_id=1, candidates=list(candidates))))
+
+
+def rows_of(num_rows: int) -> LogprobRows:
+    return LogprobRows(
+        logprobs=[-1.0] * num_rows,
+        ranks=[1] * num_rows,
+        num_top=2,
+        top_token_ids=[5] * 2 * num_rows,
+        top_logprobs=[-1.0] * 2 * num_rows,
+    )
+
+
+@pytest.mark.parametrize(
+    "candidates",
+    [
+        GOOD,
+        replace(GOOD, rows=rows_of(4)),
+        Candidates(token_ids=[7, 3], logprobs=[-0.5, -1.0]),  # the vocabulary has no more
+        Candidates(token_ids=[], logprobs=[]),  # logits that were not finite
+    ],
+)
+def test_an_answer_with_candidates_of_every_beam_is_believed(beam_plan: StepPlan, candidates: Candidates) -> None:
+    check_result(beam_plan, answer(candidates))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "reason"),
+    [
+        ([], "candidates of 0 rows came for 1"),
+        ([GOOD, GOOD], "candidates of 2 rows came for 1"),
+        ([Candidates(token_ids=[1] * 5, logprobs=[-1.0] * 5)], "5 candidates of row 0, where 4 were asked"),
+        ([replace(GOOD, logprobs=[-1.0])], "without a log-probability each"),
+        ([replace(GOOD, token_ids=[])], "without a log-probability each"),
+        ([replace(GOOD, logprobs=[-1.0, math.nan, -2.0, -3.0])], "without a log-probability each"),
+        ([replace(GOOD, token_ids=[7, 3, -1, 1])], "a candidate of row 0 is negative"),
+        ([replace(GOOD, rows=rows_of(3))], "ragged"),
+        ([replace(GOOD, rows=replace(rows_of(4), ranks=[1]))], "ragged"),
+    ],
+)
+def test_candidates_that_cannot_be_the_answer_are_refused(
+    beam_plan: StepPlan, candidates: list[Candidates], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        check_result(beam_plan, answer(*candidates))
+
+
+def test_candidates_for_a_step_without_beams_are_refused() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 0, 1, is_beam=False)
+    plan, _ = next_step(scheduler)
+    with pytest.raises(ValueError, match="candidates of 1 rows came for 0"):
+        check_result(plan, StepResult(epoch=1, step_id=1, token_ids=[5], candidates=[GOOD]))
