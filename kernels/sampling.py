@@ -160,9 +160,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogp
     `logits` float32 [n, V]; more than V tokens are never returned.
     """
     num_top = min(num_top, logits.shape[1])
-    logprobs = _aligned(logits).log_softmax(-1)
+    logprobs = model_logprobs(logits)
     own = logits.gather(1, token_ids[:, None])
-    top_token_ids = _top_token_ids(logits, num_top)
+    top_token_ids = best_tokens(logits, num_top)
     return TokenLogprobs(
         logprobs=logprobs.gather(1, token_ids[:, None])[:, 0],
         ranks=(logits > own).sum(-1, dtype=torch.int32).add_(1),
@@ -171,21 +171,35 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogp
     )
 
 
+def model_logprobs(logits: Tensor) -> Tensor:
+    """float32 [n, V]: the log-softmax of raw logits."""
+    return _aligned(logits).log_softmax(-1)[:, : logits.shape[1]]
+
+
+def token_ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """int32 [n, k], of `token_ids` int64 [n, k]: 1 + the number of strictly more likely tokens."""
+    own = logits.gather(1, token_ids)
+    ranks = torch.empty_like(own, dtype=torch.int32)
+    for row in range(len(logits)):  # [k, V] at a time
+        ranks[row] = (logits[row] > own[row, :, None]).sum(-1, dtype=torch.int32).add_(1)
+    return ranks
+
+
+def best_tokens(logits: Tensor, num_best: int) -> Tensor:
+    """int64 [n, num_best], at most V: by falling logit and rising id, through one integer key that holds both."""
+    if num_best == 0 or len(logits) == 0:
+        return torch.empty(len(logits), num_best, dtype=torch.int64, device=logits.device)
+    last = logits.shape[1] - 1
+    reversed_ids = torch.arange(last, -1, -1, device=logits.device)
+    best = [_ordered_keys(logits[i], reversed_ids).topk(num_best).values for i in _row_chunks(logits)]
+    return last - (torch.cat(best) & 0xFFFFFFFF)
+
+
 def _row_chunks(scaled: Tensor) -> list[slice]:
     """Runs of rows to handle together: on a CPU so few that their scratch stays in its cache."""
     num_rows, vocab_size = scaled.shape
     size = max(1, _CHUNK_ELEMENTS // vocab_size if scaled.is_cpu else num_rows)
     return [slice(start, start + size) for start in range(0, num_rows, size)]
-
-
-def _top_token_ids(logits: Tensor, num_top: int) -> Tensor:
-    """int64 [n, num_top], by falling logit and rising id, through one integer key that holds both."""
-    if num_top == 0 or len(logits) == 0:
-        return torch.empty(len(logits), num_top, dtype=torch.int64, device=logits.device)
-    last = logits.shape[1] - 1
-    reversed_ids = torch.arange(last, -1, -1, device=logits.device)
-    best = [_ordered_keys(logits[i], reversed_ids).topk(num_top).values for i in _row_chunks(logits)]
-    return last - (torch.cat(best) & 0xFFFFFFFF)
 
 
 def _ordered_keys(logits: Tensor, reversed_ids: Tensor) -> Tensor:

@@ -1,21 +1,25 @@
-"""Executes steps with a real model: slot table, block moves, one forward pass, sampling.
+"""Executes steps with a real model: slot table, block moves, one forward pass, sampling and ranking.
 
-It knows nothing of epochs, streams or time. It runs on one thread; the slot table and the KV pool are its own.
+It knows nothing of epochs or streams. It runs on one thread; the slot table and the KV pool are its own.
 """
+
+import time
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.step import PromptLogprobs, Step, StepResult
+from common.step import Candidates, PromptLogprobs, Step, StepResult
 from kernels.sampling import token_logprobs
 from worker_svc.batch_builder import build_batch, starts_of
+from worker_svc.candidates import rank_candidates
 from worker_svc.kv_pool import KVPool
+from worker_svc.logit_edits import TokenHistory
 from worker_svc.model.decoder import Decoder
 from worker_svc.prompt_logprobs import PromptSpan, concatenate, cut_into_answers, find_prompt_spans, logprob_rows
-from worker_svc.sampler import Sampler, TokenHistory
+from worker_svc.sampler import Sampler
 from worker_svc.slot_table import SlotTable
-from worker_svc.step_check import CheckedStep, StepRows
+from worker_svc.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.step_limits import StepLimits
 
 _MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
@@ -46,42 +50,53 @@ class ModelRunner:
         """
         with torch.inference_mode():
             checked = self._slots.apply(step)
-            self._move_blocks(checked)
-            result = StepResult(epoch=step.epoch, step_id=step.step_id)
+            result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
             if len(checked.rows.slots):
                 self._compute(checked.rows, result)
             return result
 
-    def _move_blocks(self, checked: CheckedStep) -> None:
-        self._kv_pool.swap_out(checked.swap_out)
-        self._kv_pool.swap_in(checked.swap_in)
+    def _move_blocks(self, checked: CheckedStep) -> int:
+        """Returns the nanoseconds that swaps took; only they are waited for."""
+        swap_ns = 0
+        if checked.swap_out or checked.swap_in:
+            self._wait_for_device()
+            began_ns = time.perf_counter_ns()
+            self._kv_pool.swap_out(checked.swap_out)
+            self._kv_pool.swap_in(checked.swap_in)
+            self._wait_for_device()
+            swap_ns = time.perf_counter_ns() - began_ns
         self._kv_pool.copy_blocks(checked.copies)
+        return swap_ns
+
+    def _wait_for_device(self) -> None:
+        if self._kv_pool.device.type == "cuda":
+            torch.cuda.synchronize(self._kv_pool.device)
 
     def _compute(self, rows: StepRows, result: StepResult) -> None:
         query_start = starts_of(rows)
         sampled_rows, which_sampled = np.unique(rows.sample_rows, return_inverse=True)
+        num_sampled, num_last = len(sampled_rows), len(sampled_rows) + len(rows.candidate_rows)
+        last_of = [query_start[some_rows + 1] - 1 for some_rows in (sampled_rows, rows.candidate_rows)]
         spans = find_prompt_spans(self._slots, rows, query_start)
-        logit_rows = np.concatenate([query_start[sampled_rows + 1] - 1, *(span.logit_rows for span in spans)])
+        logit_rows = np.concatenate([*last_of, *(span.logit_rows for span in spans)])
         batch = build_batch(self._slots, rows, query_start, logit_rows, self._decoder.device)
         hidden = self._decoder.hidden(batch, self._kv_pool)
-        result.prompt_logprobs = self._prompt_logprobs(hidden[len(sampled_rows) :], spans)
-        if len(which_sampled):
-            logits = self._decoder.logits(hidden[: len(sampled_rows)])
-            if len(which_sampled) > len(sampled_rows):  # a row feeds several slots
-                logits = logits[torch.from_numpy(which_sampled).to(logits.device)]
-            self._sample(logits, rows, result)
-        else:
-            self._slots.advance(rows, ())
+        result.prompt_logprobs = self._prompt_logprobs(hidden[num_last:], spans)
+        if num_last:
+            logits = self._decoder.logits(hidden[:num_last])
+            result.candidates = self._rank(logits[num_sampled:], rows)
+            self._sample(logits[:num_sampled], which_sampled, rows, result)
+        self._slots.advance(rows, result.token_ids)
 
-    def _sample(self, logits: Tensor, rows: StepRows, result: StepResult) -> None:
-        slots = rows.sample_slots.tolist()
+    def _sample(self, logits: Tensor, which_sampled: IntArray, rows: StepRows, result: StepResult) -> None:
+        """Sample s has row which_sampled[s] of the logits."""
+        if not len(which_sampled):
+            return
+        if len(which_sampled) > len(logits):  # a row feeds several slots
+            logits = logits[torch.from_numpy(which_sampled).to(logits.device)]
+        slots, positions = rows.sample_slots.tolist(), rows.sample_positions.tolist()
         sampling = [self._slots.sampling[slot] for slot in slots]
-        positions = rows.sample_positions.tolist()
-        histories = [
-            self._history(slot, position) if each.needs_history else None
-            for slot, position, each in zip(slots, positions, sampling, strict=True)
-        ]
-        output = self._sampler.sample(logits, sampling, positions, histories)
+        output = self._sampler.sample(logits, sampling, positions, self._histories(slots, positions))
         result.token_ids = output.token_ids.tolist()
         if not output.valid.all():
             result.invalid_samples = (~output.valid).nonzero().flatten().tolist()
@@ -90,7 +105,21 @@ class ModelRunner:
             for index, row in enumerate(output.logprobs)
             if row is not None
         }
-        self._slots.advance(rows, result.token_ids)
+
+    def _rank(self, logits: Tensor, rows: StepRows) -> list[Candidates]:
+        if not len(logits):
+            return []
+        slots, positions = rows.slots[rows.candidate_rows].tolist(), rows.ends[rows.candidate_rows].tolist()
+        sampling = [self._slots.sampling[slot] for slot in slots]
+        histories = self._histories(slots, positions)
+        return rank_candidates(logits, rows.candidate_counts.tolist(), sampling, positions, histories)
+
+    def _histories(self, slots: list[int], positions: list[int]) -> list[TokenHistory | None]:
+        """The tokens of each slot before its position, where its penalties need them."""
+        return [
+            self._history(slot, position) if self._slots.sampling[slot].needs_history else None
+            for slot, position in zip(slots, positions, strict=True)
+        ]
 
     def _history(self, slot: int, position: int) -> TokenHistory:
         token_ids = torch.from_numpy(self._slots.token_ids[slot, :position])

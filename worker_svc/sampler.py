@@ -14,25 +14,14 @@ from common.slot_sampling import SlotSampling
 from kernels.noise import row_keys
 from kernels.sampling import (
     TokenLogprobs,
-    add_bias,
-    allow_only,
-    apply_penalties,
     draw,
     finite_rows,
     min_p_thresholds,
     scale,
-    suppress,
     token_logprobs,
     truncation_thresholds,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenHistory:
-    """The tokens of a slot before the one that is sampled; the prompt comes first."""
-
-    token_ids: Tensor | Sequence[int]
-    num_prompt_tokens: int
+from worker_svc.logit_edits import TokenHistory, edit_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,58 +50,11 @@ class Sampler:
         """
         logits = logits.float()
         valid = finite_rows(logits)
-        edited = _edit(logits, slots, positions, histories)
+        edited = edit_rows(logits, slots, positions, histories)
         if edited is not logits:
             valid &= edited.amax(-1).isfinite()
         token_ids = torch.where(valid, _choose(edited, slots, positions), 0)
         return SampleOutput(token_ids, valid, _logprobs(logits, token_ids, slots))
-
-
-def _edit(
-    logits: Tensor,
-    slots: Sequence[SlotSampling],
-    positions: Sequence[int],
-    histories: Sequence[TokenHistory | None],
-) -> Tensor:
-    """Allowed and suppressed ids, bias, penalties, on a copy; the logits themselves if no slot has any."""
-    allowed = [slot.allowed_token_ids or () for slot in slots]
-    suppressed = [
-        slot.suppressed_token_ids if position < slot.suppressed_until else ()
-        for slot, position in zip(slots, positions, strict=True)
-    ]
-    biases = [_sum_by_token(slot.logit_bias) for slot in slots]
-    has_penalties = any(slot.needs_history for slot in slots)
-    if not (any(allowed) or any(suppressed) or any(biases) or has_penalties):
-        return logits
-    logits = logits.clone()
-    if any(allowed):
-        allow_only(logits, *_pairs(allowed, logits.device))
-    if any(suppressed):
-        suppress(logits, *_pairs(suppressed, logits.device))
-    if any(biases):
-        values = torch.tensor([value for bias in biases for value in bias.values()], dtype=torch.float32)
-        add_bias(logits, *_pairs([tuple(bias) for bias in biases], logits.device), values.to(logits.device))
-    if has_penalties:
-        _penalise(logits, slots, histories)
-    return logits
-
-
-def _penalise(logits: Tensor, slots: Sequence[SlotSampling], histories: Sequence[TokenHistory | None]) -> None:
-    rows, token_ids, is_output = [], [], []
-    for row, (slot, history) in enumerate(zip(slots, histories, strict=True)):
-        if not slot.needs_history:
-            continue
-        assert history is not None, "a slot with penalties comes with its history"
-        tokens = torch.as_tensor(history.token_ids, dtype=torch.int64, device=logits.device)
-        rows.append(torch.full_like(tokens, row))
-        token_ids.append(tokens)
-        is_output.append(torch.arange(len(tokens), device=logits.device) >= history.num_prompt_tokens)
-    penalties = torch.tensor(
-        [(slot.repetition_penalty, slot.presence_penalty, slot.frequency_penalty) for slot in slots],
-        dtype=torch.float32,
-        device=logits.device,
-    )
-    apply_penalties(logits, torch.cat(rows), torch.cat(token_ids), torch.cat(is_output), penalties)
 
 
 def _choose(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[int]) -> Tensor:
@@ -165,18 +107,3 @@ def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SlotSampling]) 
     table = token_logprobs(logits[rows], token_ids[rows], max(wanted.values())).cpu()
     found = {i: table.row(place, num_top) for place, (i, num_top) in enumerate(wanted.items())}
     return tuple(found.get(i) for i in range(len(slots)))
-
-
-def _sum_by_token(logit_bias: Sequence[tuple[int, float]]) -> dict[int, float]:
-    biases: dict[int, float] = {}
-    for token_id, bias in logit_bias:
-        biases[token_id] = biases.get(token_id, 0.0) + bias
-    return biases
-
-
-def _pairs(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The token ids of all rows as flat int64 pairs: row, token id."""
-    counts = torch.tensor([len(tokens) for tokens in lists])
-    rows = torch.arange(len(lists)).repeat_interleave(counts)
-    token_ids = torch.tensor([token for tokens in lists for token in tokens], dtype=torch.int64)
-    return rows.to(device), token_ids.to(device)

@@ -4,19 +4,29 @@ Pure: it works on a copy of the slots' counts and changes nothing, so a step is 
 gives back holds the step's arrays decoded, so that nobody reads the message twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from common.step import SlotState, Step
+from worker_svc.array_checks import (
+    as_ids,
+    as_pairs,
+    check_distinct,
+    check_live,
+    check_range,
+    occurrence,
+    refuse_where,
+)
 from worker_svc.sampling_check import check_sampling
 from worker_svc.step_limits import InvalidStepError, StepLimits
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 BlockPairs = list[tuple[int, int]]
+_NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -60,13 +70,15 @@ class Forks:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """What to compute, R rows, and what to sample from it, S samples."""
+    """What to compute, R rows, what to sample from it, S samples, and what to rank, C rows that none samples."""
 
     slots: IntArray  # [R]
     starts: IntArray  # [R] position of the first token
     ends: IntArray  # [R] position after the last token
     sample_rows: IntArray  # [S]
     sample_slots: IntArray  # [S]
+    candidate_rows: IntArray  # [C]
+    candidate_counts: IntArray  # [C] how many next tokens, at most the vocabulary
 
     @property
     def num_tokens(self) -> IntArray:
@@ -108,17 +120,17 @@ def check_step(step: Step, counts: SlotCounts, limits: StepLimits) -> CheckedSte
 
 
 def _drop(step: Step, after: SlotCounts, limits: StepLimits) -> None:
-    freed = _ints(step.freed_slots)
-    _check_range("freed_slots", freed, limits.num_slots, "slot")
+    freed = as_ids(step.freed_slots)
+    check_range("freed_slots", freed, limits.num_slots, "slot")
     if step.snapshot:
         after.live[:] = False
     else:
-        _check_live("freed_slots", freed, after)
+        check_live("freed_slots", freed, after.live)
     after.live[freed] = False
 
 
 def _place(states: Sequence[SlotState], after: SlotCounts, limits: StepLimits) -> None:
-    _check_distinct("whole", _ints([state.slot for state in states]))
+    check_distinct("whole", as_ids([state.slot for state in states]))
     for index, state in enumerate(states):
         where = f"whole[{index}]"
         _check_state(where, state, limits)
@@ -131,10 +143,10 @@ def _place(states: Sequence[SlotState], after: SlotCounts, limits: StepLimits) -
 
 def _check_state(where: str, state: SlotState, limits: StepLimits) -> None:
     num_known = state.position + len(state.token_ids)
-    _check_range(f"{where}.slot", _ints([state.slot]), limits.num_slots, "slot")
-    _check_range(f"{where}.block_table", _ints(state.block_table), limits.num_blocks, "block")
-    _check_range(f"{where}.token_ids", _ints(state.token_ids), limits.vocab_size, "token id")
-    _check_range(f"{where}.history", _ints(state.history), limits.vocab_size, "token id")
+    check_range(f"{where}.slot", as_ids([state.slot]), limits.num_slots, "slot")
+    check_range(f"{where}.block_table", as_ids(state.block_table), limits.num_blocks, "block")
+    check_range(f"{where}.token_ids", as_ids(state.token_ids), limits.vocab_size, "token id")
+    check_range(f"{where}.history", as_ids(state.history), limits.vocab_size, "token id")
     if len(state.block_table) > limits.max_blocks:
         raise InvalidStepError(
             f"{where}.block_table has {len(state.block_table)} blocks: at most {limits.max_blocks} hold a sequence"
@@ -158,14 +170,14 @@ def _check_state(where: str, state: SlotState, limits: StepLimits) -> None:
 
 
 def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
-    pairs = _pairs(step.append_pairs)
+    pairs = as_pairs(step.append_pairs)
     slots, blocks = pairs[:, 0], pairs[:, 1]
-    _check_range("append_pairs", slots, limits.num_slots, "slot")
-    _check_range("append_pairs", blocks, limits.num_blocks, "block")
-    _check_live("append_pairs", slots, after)
-    columns = after.num_blocks[slots] + _occurrence(slots)
+    check_range("append_pairs", slots, limits.num_slots, "slot")
+    check_range("append_pairs", blocks, limits.num_blocks, "block")
+    check_live("append_pairs", slots, after.live)
+    columns = after.num_blocks[slots] + occurrence(slots)
     np.add.at(after.num_blocks, slots, 1)
-    _refuse_where(
+    refuse_where(
         columns >= limits.max_blocks,
         lambda i: f"append_pairs[{i}]: slot {slots[i]} has {limits.max_blocks} blocks, which is the most",
     )
@@ -173,11 +185,11 @@ def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
 
 
 def _fork(step: Step, after: SlotCounts, limits: StepLimits) -> Forks:
-    pairs = _pairs(step.forks)
+    pairs = as_pairs(step.forks)
     parents, children = pairs[:, 0], pairs[:, 1]
-    _check_range("forks", pairs.reshape(-1), limits.num_slots, "slot")
-    _check_live("forks", parents, after)
-    _check_distinct("forks (children)", children)
+    check_range("forks", pairs.reshape(-1), limits.num_slots, "slot")
+    check_live("forks", parents, after.live)
+    check_distinct("forks (children)", children)
     after.copy_slots(parents, children)
     return Forks(parents, children)
 
@@ -185,22 +197,22 @@ def _fork(step: Step, after: SlotCounts, limits: StepLimits) -> Forks:
 def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations: int) -> BlockPairs:
     if not len(values):
         return []
-    pairs = _pairs(values)
-    _check_range(f"{name} (sources)", pairs[:, 0], num_sources, "block")
-    _check_range(f"{name} (destinations)", pairs[:, 1], num_destinations, "block")
-    _check_distinct(f"{name} (destinations)", pairs[:, 1])
+    pairs = as_pairs(values)
+    check_range(f"{name} (sources)", pairs[:, 0], num_sources, "block")
+    check_range(f"{name} (destinations)", pairs[:, 1], num_destinations, "block")
+    check_distinct(f"{name} (destinations)", pairs[:, 1])
     return list(map(tuple, pairs.tolist()))
 
 
 def _rows(step: Step, after: SlotCounts, limits: StepLimits) -> StepRows:
-    slots = _ints(step.rows)
-    num_tokens = _ints(step.num_tokens) if len(step.num_tokens) else np.ones(len(slots), dtype=np.int64)
+    slots = as_ids(step.rows)
+    num_tokens = as_ids(step.num_tokens) if len(step.num_tokens) else np.ones(len(slots), dtype=np.int64)
     if len(num_tokens) != len(slots):
         raise InvalidStepError(f"num_tokens has {len(num_tokens)} entries beside {len(slots)} rows")
-    _check_range("rows", slots, limits.num_slots, "slot")
-    _check_live("rows", slots, after)
-    _check_distinct("rows", slots)
-    _refuse_where(num_tokens < 1, lambda i: f"num_tokens[{i}] is {num_tokens[i]}: a row computes at least 1 token")
+    check_range("rows", slots, limits.num_slots, "slot")
+    check_live("rows", slots, after.live)
+    check_distinct("rows", slots)
+    refuse_where(num_tokens < 1, lambda i: f"num_tokens[{i}] is {num_tokens[i]}: a row computes at least 1 token")
     if num_tokens.sum() > limits.max_batched_tokens:
         raise InvalidStepError(
             f"num_tokens are {num_tokens.sum()} together: one step computes at most {limits.max_batched_tokens}"
@@ -208,21 +220,26 @@ def _rows(step: Step, after: SlotCounts, limits: StepLimits) -> StepRows:
     starts = after.positions[slots]
     ends = starts + num_tokens
     _check_ends(slots, starts, ends, after, limits)
-    return StepRows(slots, starts, ends, *_samples(step, slots, ends, after, limits))
+    samples = _samples(step, slots, ends, after, limits)
+    if not len(step.candidates):
+        return StepRows(slots, starts, ends, *samples, _NONE, _NONE)
+    candidates = _candidates(step, slots, ends, after, limits)
+    _check_apart(slots, samples, candidates[0])
+    return StepRows(slots, starts, ends, *samples, *candidates)
 
 
 def _check_ends(slots: IntArray, starts: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits) -> None:
     known = after.num_known[slots]
     held = after.num_blocks[slots] * limits.block_size
-    _refuse_where(
+    refuse_where(
         ends > known,
         lambda i: f"rows[{i}]: slot {slots[i]} knows {known[i]} tokens and is to compute {starts[i]} to {ends[i]}",
     )
-    _refuse_where(
+    refuse_where(
         ends > held,
         lambda i: f"rows[{i}]: slot {slots[i]} has blocks for {held[i]} tokens and computes up to {ends[i]}",
     )
-    _refuse_where(
+    refuse_where(
         ends > limits.max_model_len,
         lambda i: f"rows[{i}]: slot {slots[i]} computes up to {ends[i]}, past the longest {limits.max_model_len}",
     )
@@ -235,16 +252,16 @@ def _samples(
     if step.samples is None:
         sample_rows, sample_slots = np.arange(len(slots)), slots
     else:
-        pairs = _pairs(step.samples)
+        pairs = as_pairs(step.samples)
         sample_rows, sample_slots = pairs[:, 0], pairs[:, 1]
-        _check_range("samples", sample_rows, len(slots), "row")
-        _check_range("samples", sample_slots, limits.num_slots, "slot")
-        _check_live("samples", sample_slots, after)
-        _check_distinct("samples (slots)", sample_slots)
+        check_range("samples", sample_rows, len(slots), "row")
+        check_range("samples", sample_slots, limits.num_slots, "slot")
+        check_live("samples", sample_slots, after.live)
+        check_distinct("samples (slots)", sample_slots)
     row_slots, row_ends = slots[sample_rows], ends[sample_rows]
     for which, sampled in (("row of slot", row_slots), ("slot", sample_slots)):
         known = after.num_known[sampled]
-        _refuse_where(
+        refuse_where(
             known != row_ends,
             lambda i, which=which, sampled=sampled, known=known: (  # type: ignore[misc]
                 f"samples[{i}]: {which} {sampled[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}"
@@ -253,39 +270,32 @@ def _samples(
     return sample_rows, sample_slots
 
 
-def _ints(values: Sequence[int]) -> IntArray:
-    return np.asarray(values, dtype=np.int64)
+def _candidates(
+    step: Step, slots: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits
+) -> tuple[IntArray, IntArray]:
+    """Rows that are ranked, each at the end of what its slot knows, and how many tokens each answers."""
+    pairs = as_pairs(step.candidates)
+    rows, counts = pairs[:, 0], pairs[:, 1]
+    check_range("candidates", rows, len(slots), "row")
+    check_distinct("candidates (rows)", rows)
+    refuse_where(counts < 1, lambda i: f"candidates[{i}] asks for {counts[i]} tokens: a row answers at least 1")
+    ranked, row_ends = slots[rows], ends[rows]
+    known = after.num_known[ranked]
+    refuse_where(
+        known != row_ends,
+        lambda i: f"candidates[{i}]: slot {ranked[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
+    )
+    return rows, np.minimum(counts, limits.vocab_size)
 
 
-def _pairs(values: Sequence[int]) -> IntArray:
-    return _ints(values).reshape(-1, 2)
-
-
-def _occurrence(values: IntArray) -> IntArray:
-    """For each value, how many equal ones stand before it."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    first = np.searchsorted(ordered, ordered, side="left")
-    occurrence = np.empty_like(values)
-    occurrence[order] = np.arange(len(values)) - first
-    return occurrence
-
-
-def _refuse_where(bad: BoolArray, message: Callable[[int], str]) -> None:
-    if bad.any():
-        raise InvalidStepError(message(int(bad.argmax())))
-
-
-def _check_range(name: str, values: IntArray, limit: int, kind: str) -> None:
-    if len(values) and not 0 <= values.min() <= values.max() < limit:
-        bad = values[(values < 0) | (values >= limit)][0]
-        raise InvalidStepError(f"{name} names {kind} {bad}: there are {limit}, counted from 0")
-
-
-def _check_live(name: str, slots: IntArray, after: SlotCounts) -> None:
-    _refuse_where(~after.live[slots], lambda i: f"{name}[{i}] names slot {slots[i]}, which is not in use")
-
-
-def _check_distinct(name: str, values: IntArray) -> None:
-    ordered = np.sort(values)
-    _refuse_where(ordered[1:] == ordered[:-1], lambda i: f"{name} names {ordered[i]} twice")
+def _check_apart(slots: IntArray, samples: tuple[IntArray, IntArray], ranked_rows: IntArray) -> None:
+    """What is ranked is not sampled: not the row, and by no other row the slot."""
+    sample_rows, sample_slots = samples
+    ranked_slots = slots[ranked_rows]
+    refuse_where(
+        np.isin(ranked_rows, sample_rows) | np.isin(ranked_slots, sample_slots),
+        lambda i: (
+            f"candidates[{i}]: row {ranked_rows[i]} is sampled too, or its slot {ranked_slots[i]} is: "
+            "`samples` must name the other rows alone"
+        ),
+    )
