@@ -147,6 +147,8 @@ def _scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         watermark=settings.watermark,
         pipeline_depth=1 if settings.step_form == "whole" else settings.pipeline_depth,
         enable_prefix_cache=settings.prefix_cache,
+        order=settings.order,
+        preemption=settings.preemption,
         preempt_every=settings.preempt_every,
     )
 

@@ -6,6 +6,8 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from common.settings import Settings
+from scheduler_svc.core.ordering import OrderPolicy
+from scheduler_svc.core.preemption import PreemptionMode
 
 
 class SchedulerSettings(Settings):
@@ -24,6 +26,16 @@ class SchedulerSettings(Settings):
     max_batched_tokens: int = Field(512, ge=1, description="tokens computed in one step, prompt and decode together")
     max_num_seqs: int = Field(256, ge=1, description="sequences running at once on one worker")
     watermark: float = Field(0.01, ge=0, lt=1, description="part of the KV pool that admissions leave free")
+    order: OrderPolicy = Field(
+        "fcfs",
+        description="who is served first within a priority class: fcfs (first come) or edf (earliest deadline; "
+        "requests without one come last). The last in order gives way first when memory is short",
+    )
+    preemption: PreemptionMode = Field(
+        "auto",
+        description="what becomes of the memory of a request that gives way: swap (moved to the worker's host pool, "
+        "and recomputed when that is full), recompute, or auto (the cheaper way for each, as measured)",
+    )
     pipeline_depth: int = Field(2, ge=1, le=2, description="steps on their way to a worker at once")
     prefix_cache: bool = Field(True, description="share the blocks of equal prefixes")
     step_form: Literal["delta", "whole"] = Field(

@@ -25,8 +25,8 @@ class StatsReporter:
         scheduler = engine.scheduler.stats()
         return pb.GetStatsResponse(
             workers=[_worker_stats(self._workers.members[each.worker_id], each) for each in scheduler.workers],
-            num_waiting=scheduler.num_waiting,
-            num_running=sum(each.num_running for each in scheduler.workers),
+            num_waiting=scheduler.num_waiting_groups,
+            num_running=sum(each.num_running_groups for each in scheduler.workers),
             num_admitted=engine.num_admitted,
             num_finished=engine.num_finished,
             num_refused=self._admission.num_refused,
@@ -45,26 +45,44 @@ class StatsReporter:
 
 
 def _worker_stats(member: Member, stats: WorkerStats) -> pb.WorkerStats:
-    times = member.loop.times if member.loop is not None else None
-    return pb.WorkerStats(
+    message = pb.WorkerStats(
         worker_id=member.worker_id,
         address=member.address,
         num_running=stats.num_running,
-        blocks=pb.BlockStats(
-            total=stats.num_blocks,
-            used=stats.num_used_blocks,
-            cached=stats.num_cached_blocks,
-            free=stats.num_free_blocks,
-            block_size=member.block_size,
-            filled_slots=stats.num_filled_token_slots,
-            fragmented_slots=stats.num_fragmented_token_slots,
-            reserved_slots=stats.num_reserved_token_slots,
-            prefix_query_tokens=stats.num_prefix_query_tokens,
-            prefix_hit_tokens=stats.num_prefix_hit_tokens,
-        ),
-        num_steps=times.num_steps if times else 0,
-        step_ns=int(times.exec_ns) if times else 0,
-        overhead_ns=int(times.overhead_ns) if times else 0,
+        blocks=_block_stats(member.block_size, stats),
         num_preemptions=stats.num_preemptions,
         recomputed_tokens=stats.num_recomputed_tokens,
+        host_blocks=stats.num_host_blocks,
+        used_host_blocks=stats.num_used_host_blocks,
+        num_swaps=stats.num_swaps,
+        swapped_out_blocks=stats.num_swapped_out_blocks,
+        swapped_in_blocks=stats.num_swapped_in_blocks,
+        copied_blocks=stats.num_copied_blocks,
+    )
+    if member.loop is not None:
+        times, costs = member.loop.times, member.loop.costs
+        message.num_steps = times.num_steps
+        message.step_ns = int(times.exec_ns)
+        message.overhead_ns = int(times.overhead_ns)
+        message.swap_blocks_per_s = costs.swap.per_s or 0.0
+        message.prefill_tokens_per_s = costs.prefill.per_s or 0.0
+    return message
+
+
+def _block_stats(block_size: int, stats: WorkerStats) -> pb.BlockStats:
+    return pb.BlockStats(
+        total=stats.num_blocks,
+        used=stats.num_used_blocks,
+        cached=stats.num_cached_blocks,
+        free=stats.num_free_blocks,
+        block_size=block_size,
+        filled_slots=stats.num_filled_token_slots,
+        fragmented_slots=stats.num_fragmented_token_slots,
+        prefix_query_tokens=stats.num_prefix_query_tokens,
+        prefix_hit_tokens=stats.num_prefix_hit_tokens,
+        reserved_slots=stats.num_reserved_token_slots,
+        pinned=stats.num_pinned_blocks,
+        shared=stats.num_shared_blocks,
+        sequence_blocks=stats.num_sequence_blocks,
+        saved=stats.num_saved_blocks,
     )

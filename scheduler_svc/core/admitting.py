@@ -1,6 +1,6 @@
 """Who starts on a worker in the step being planned: what is swapped out there, and the head of the queue, in order."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core import placement
 from scheduler_svc.core.deadlines import is_hopeless
@@ -66,12 +66,20 @@ class Admission:
         """The first in the queue that a present worker could hold, and in time; others step aside."""
         while (group := self._queue.peek()) is not None:
             can_be_held = any(placement.can_ever_hold(worker, group, self._limits) for worker in workers)
-            if can_be_held and not is_hopeless(group, now_s, prefill_rate(workers)):
+            if can_be_held and not is_too_late(group, workers, now_s):
                 return group
             self._queue.set_aside()
         return None
 
 
-def prefill_rate(workers: Iterable[WorkerState]) -> float | None:
-    """Tokens per second of the quickest worker; None if nothing was measured."""
-    return max((w.costs.prefill_tokens_per_s for w in workers if w.costs is not None), default=None)
+def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: float) -> bool:
+    """Whether it is not worth beginning: not even by the quickest worker, and with the most that any has cached."""
+    if group.deadline_s is None:
+        return False
+    rate = max((w.costs.prefill_tokens_per_s for w in workers if w.costs is not None), default=None)
+    if not is_hopeless(group, group.num_distinct_tokens, now_s, rate):
+        return False
+    if now_s > group.deadline_s:
+        return True
+    num_cached = max((len(w.find_prefix(group.live[0])) * w.block_size for w in workers), default=0)
+    return is_hopeless(group, group.num_distinct_tokens - num_cached, now_s, rate)

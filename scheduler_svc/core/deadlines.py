@@ -3,12 +3,12 @@
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 
 
-def is_hopeless(group: SequenceGroup, now_s: float, prefill_tokens_per_s: float | None) -> bool:
-    """Whether it has never run, and its deadline passes before its prompt could be computed.
+def is_hopeless(group: SequenceGroup, num_tokens: int, now_s: float, prefill_tokens_per_s: float | None) -> bool:
+    """Whether it has never run, and its deadline passes before `num_tokens` of it could be computed.
 
     With an unknown speed only a deadline that has passed counts. What has run is never given up here.
     """
     if group.deadline_s is None or any(s.status is not SequenceStatus.WAITING for s in group.live):
         return False
-    prefill_s = group.num_distinct_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
+    prefill_s = num_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
     return now_s + prefill_s > group.deadline_s

@@ -45,5 +45,6 @@ def copy_tail(worker: WorkerState, step: PlannedStep, sequence: Sequence, block:
     worker.hold_copy_source(tail, step)
     worker.blocks.free([tail])
     worker.num_copied_blocks += 1
+    sequence.group.num_copied_blocks += 1
     sequence.fork_tail = None
     step.reshaped.append(sequence.group)

@@ -13,11 +13,12 @@ from scheduler_svc.core.worker_state import WorkerState, blocks_held
 
 @dataclass(frozen=True, slots=True)
 class GroupBlocks:
-    """The blocks of one group, on the device."""
+    """The blocks of one group at a moment; what was done for it so far, the group itself counts."""
 
-    num_blocks: int  # that it holds
+    num_blocks: int  # that it holds on the device
     num_shared: int  # of those, held by more than one of its members
     num_saved: int  # that it would hold in addition if its members shared none
+    num_host_blocks: int  # that it holds in the swap pool
 
 
 def group_blocks(group: SequenceGroup) -> GroupBlocks:
@@ -27,7 +28,9 @@ def group_blocks(group: SequenceGroup) -> GroupBlocks:
         for block in blocks_held(sequence):
             num_holders[block] = num_holders.get(block, 0) + 1
     num_shared = sum(1 for count in num_holders.values() if count > 1)
-    return GroupBlocks(len(num_holders), num_shared, sum(num_holders.values()) - len(num_holders))
+    num_saved = sum(num_holders.values()) - len(num_holders)
+    host_blocks = {block for sequence in group.live for block in sequence.host_blocks}
+    return GroupBlocks(len(num_holders), num_shared, num_saved, len(host_blocks))
 
 
 def worker_stats(worker: WorkerState) -> WorkerStats:
@@ -42,6 +45,7 @@ def worker_stats(worker: WorkerState) -> WorkerStats:
         num_cached_blocks=blocks.num_cached_blocks,
         num_free_blocks=blocks.num_free_blocks,
         num_running=len(worker.running),
+        num_running_groups=len({sequence.group for sequence in worker.running}),
         num_pinned_blocks=worker.num_pinned_blocks,
         num_shared_blocks=blocks.num_shared_blocks,
         num_saved_blocks=num_references - num_sequence_blocks,

@@ -9,8 +9,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups, pins, placement
-from scheduler_svc.core.admitting import Admission, prefill_rate
-from scheduler_svc.core.deadlines import is_hopeless
+from scheduler_svc.core.admitting import Admission, is_too_late
 from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.ordering import running_rank
 from scheduler_svc.core.placement import WorkerLimits
@@ -241,10 +240,15 @@ class Scheduler:
         for group in list(worker.parked):
             self._unpark(worker, group)
 
-    def note_costs(self, worker_id: str, *, swap_blocks_per_s: float, prefill_tokens_per_s: float) -> None:
-        """What was measured of a worker; until then `auto` always recomputes."""
+    def note_costs(
+        self, worker_id: str, *, prefill_tokens_per_s: float, swap_blocks_per_s: float | None = None
+    ) -> None:
+        """What was measured of a worker; None: no swap yet. To be told when it has changed, not in each step.
+
+        Until then `auto` recomputes, and only a deadline that has passed keeps work from being begun.
+        """
         self._workers[worker_id].costs = PreemptionCosts(
-            swap_blocks_per_s=swap_blocks_per_s, prefill_tokens_per_s=prefill_tokens_per_s
+            prefill_tokens_per_s=prefill_tokens_per_s, swap_blocks_per_s=swap_blocks_per_s
         )
         self._waiting.take_back()  # what seemed too late may be in time
 
@@ -253,8 +257,8 @@ class Scheduler:
 
         Looks at all that wait.
         """
-        rate = prefill_rate(self._workers.values())
-        return [group for group in self._waiting if is_hopeless(group, now_s, rate)]
+        workers = list(self._workers.values())
+        return [group for group in self._waiting if is_too_late(group, workers, now_s)]
 
     def pin(self, worker_id: str, name: str, block_hashes: Seq[bytes]) -> bool:
         """Keep the cached blocks with these hashes there until `unpin`. False: not all of them are there (any more).
@@ -304,9 +308,10 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         workers = self._workers.values()
-        num_parked = sum(len(group.live) for worker in workers for group in [*worker.parked, *worker.swapped])
+        kept = [group for worker in workers for group in [*worker.parked, *worker.swapped]]
         return SchedulerStats(
-            num_waiting=self.queue_size()[0] + num_parked,
+            num_waiting=self.queue_size()[0] + sum(len(group.live) for group in kept),
+            num_waiting_groups=self._waiting.num_groups + len(kept),
             workers=tuple(worker_stats(worker) for worker in workers),
         )
 

@@ -12,7 +12,8 @@ class WorkerStats:
     num_used_blocks: int
     num_cached_blocks: int  # unreferenced, reusable by hash
     num_free_blocks: int
-    num_running: int
+    num_running: int  # sequences
+    num_running_groups: int
     num_pinned_blocks: int  # of the used ones, kept as cache
     num_shared_blocks: int  # with more than one holder
     num_saved_blocks: int  # blocks that the sequences would hold in addition if none were shared
@@ -48,5 +49,6 @@ class WorkerStats:
 class SchedulerStats:
     """All workers, and the queue they share."""
 
-    num_waiting: int  # preempted ones included
+    num_waiting: int  # sequences, preempted ones included
+    num_waiting_groups: int
     workers: tuple[WorkerStats, ...]

@@ -121,7 +121,9 @@ def count_prefix(worker: WorkerState, start: GroupStart) -> None:
     for member in start.members:
         sequence = member.sequence
         num_saved = sequence.num_computed_tokens if sequence.source is None else sequence.num_shared_tokens
-        worker.num_recomputed_tokens += max(0, sequence.num_lost_tokens - num_saved)
+        num_recomputed = max(0, sequence.num_lost_tokens - num_saved)
+        worker.num_recomputed_tokens += num_recomputed
+        sequence.group.num_recomputed_tokens += num_recomputed
         sequence.num_lost_tokens = 0
 
 

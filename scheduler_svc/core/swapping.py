@@ -26,7 +26,7 @@ def should_swap(worker: WorkerState, group: SequenceGroup) -> bool:
         return False
     num_shared = sum(len(table) for table in tables) - num_blocks
     num_tokens = sum(s.num_computed_tokens for s in group.live) - num_shared * worker.block_size
-    return prefers_swap(worker.preemption, worker.costs, num_blocks, num_tokens)
+    return prefers_swap(worker.preemption, worker.costs, worker.num_swaps, num_blocks, num_tokens)
 
 
 def swap_out(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
@@ -42,6 +42,7 @@ def swap_out(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
     for block, host_block in host_of.items():
         worker.unsent_swap_out += (block, host_block)
     worker.num_swapped_out_blocks += len(host_of)
+    group.num_swapped_out_blocks += len(host_of)
     worker.num_swaps += 1
     group.swap_step = step_id
     worker.preempt(group, keeps_computed=True)
@@ -68,6 +69,7 @@ def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> Non
     for host_block, block in block_of.items():
         step.plan.swap_in += (host_block, block)
     worker.num_swapped_in_blocks += len(block_of)
+    group.num_swapped_in_blocks += len(block_of)
     worker.swapped.remove(group)
     _free_host_blocks(worker, group.live)
     group.swap_step = None

@@ -28,6 +28,11 @@ class WaitingQueue:
         """Those in order alone."""
         return len(self._sizes) - len(self._aside)
 
+    @property
+    def num_groups(self) -> int:
+        """All that wait."""
+        return len(self._sizes)
+
     def __iter__(self) -> Iterator[SequenceGroup]:
         """All that wait, in no particular order."""
         return iter(self._sizes)

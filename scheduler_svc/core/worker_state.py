@@ -152,6 +152,7 @@ class WorkerState:
         self.retire(group, keeps_computed=keeps_computed)
         for sequence in group.live:
             sequence.num_preemptions += 1
+        group.num_preemptions += 1
         self.num_preemptions += 1
 
     def offer_full_blocks(self, sequence: Sequence, step: PlannedStep | None) -> None:

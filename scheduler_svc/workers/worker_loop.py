@@ -15,6 +15,7 @@ from common.step import StepResult, StepStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.workers.step_builder import build_step
+from scheduler_svc.workers.step_costs import StepCosts
 from scheduler_svc.workers.worker_link import WorkerLink
 
 log = structlog.get_logger()
@@ -57,6 +58,7 @@ class WorkerLoop:
         self.worker_id = worker_id
         self.link = link
         self.times = StepTimes()
+        self.costs = StepCosts()
         self._engine = engine
         self._scheduler = engine.scheduler
         self._epoch = epoch
@@ -104,7 +106,7 @@ class WorkerLoop:
         while self.link.broken is None and self._engine.may_step():
             if self._send_whole:
                 self._scheduler.request_snapshot(self.worker_id)
-            plan = self._scheduler.schedule(self.worker_id)
+            plan = self._scheduler.schedule(self.worker_id, time.monotonic())
             if plan is None:
                 return
             if not self._in_flight:
@@ -133,6 +135,13 @@ class WorkerLoop:
         self.times.add(result.exec_ns, iteration_ns)
         self._last_result_ns = now_ns
         self._engine.take_result(plan, result)
+        costs = self.costs.learn(plan, result)
+        if costs is not None:
+            self._scheduler.note_costs(
+                self.worker_id,
+                prefill_tokens_per_s=costs.prefill_tokens_per_s,
+                swap_blocks_per_s=costs.swap_blocks_per_s,
+            )
         if self._scheduler.queue_size()[0]:
             self._engine.wake_workers()  # what waits may have been left to another worker
 

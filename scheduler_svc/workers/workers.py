@@ -15,6 +15,7 @@ from protos import cluster_pb2, worker_pb2
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.served_model import served_model
+from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
 
@@ -58,6 +59,7 @@ class Workers:
         self._send_whole = send_whole
         self._on_change = on_change
         self._on_fatal = on_fatal
+        self._memory_log = MemoryLog()
         self._closed = False
 
     def register(self, request: cluster_pb2.RegisterRequest) -> None:
@@ -100,7 +102,7 @@ class Workers:
         return [member for member in self.members.values() if member.loop is not None]
 
     async def watch(self) -> None:
-        """Gives up, again and again, who fell silent."""
+        """Gives up, again and again, who fell silent; says now and then how the memory is used."""
         while True:
             began_s = time.monotonic()
             await asyncio.sleep(WATCH_EVERY_S)
@@ -110,6 +112,7 @@ class Workers:
                 for member in self.members.values():
                     member.seen_s += late_s
             self.give_up_silent(now_s)
+            self._memory_log.note(now_s, self._engine.scheduler)
 
     def give_up_silent(self, now_s: float) -> None:
         """Gives up workers without a sign of life during their lease, and those that hang in a step."""
@@ -166,6 +169,7 @@ class Workers:
             block_size=pool.block_size,
             num_slots=description.num_slots,
             max_num_batched_tokens=description.max_batched_tokens or None,
+            num_host_blocks=pool.num_host_blocks,
         )
         member.loop = WorkerLoop(
             member.worker_id, member.link, self._engine, epoch=self._epoch, send_whole=self._send_whole
@@ -176,6 +180,7 @@ class Workers:
             address=member.address,
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
+            num_host_blocks=pool.num_host_blocks,
             device=description.device,
         )
 

@@ -24,16 +24,16 @@ def test_what_sharing_saves_is_the_sum_over_tables_less_the_distinct_blocks() ->
     stats = cluster.stats()
     assert (stats.num_sequence_blocks, stats.num_saved_blocks, stats.num_shared_blocks) == (2, 4, 2)
     assert stats.block_saving == 4 / 6
-    assert group_blocks(group) == GroupBlocks(num_blocks=2, num_shared=2, num_saved=4)
+    assert group_blocks(group) == GroupBlocks(num_blocks=2, num_shared=2, num_saved=4, num_host_blocks=0)
     cluster.step()
     # The second block has been copied for two of them.
     stats = cluster.stats()
     assert (stats.num_sequence_blocks, stats.num_saved_blocks, stats.num_shared_blocks) == (4, 2, 1)
     assert stats.num_copied_blocks == 2
-    assert group_blocks(group) == GroupBlocks(num_blocks=4, num_shared=1, num_saved=2)
+    assert group_blocks(group) == GroupBlocks(num_blocks=4, num_shared=1, num_saved=2, num_host_blocks=0)
     cluster.run_until_idle()
     assert cluster.stats().block_saving == 0.0
-    assert group_blocks(group) == GroupBlocks(0, 0, 0)
+    assert group_blocks(group) == GroupBlocks(0, 0, 0, 0)
 
 
 def test_a_prefix_shared_between_requests_is_saved_too_and_a_pin_is_not_a_saving() -> None:

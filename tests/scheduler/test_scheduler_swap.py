@@ -242,11 +242,11 @@ def test_auto_takes_the_cheaper_way(prefill_tokens_per_s: float, is_swapped: boo
 def test_auto_compares_both_copies_with_the_tokens_that_would_be_computed() -> None:
     costs = PreemptionCosts(swap_blocks_per_s=100.0, prefill_tokens_per_s=1000.0)
     # 5 blocks out and in: 0.1 s.
-    assert prefers_swap("auto", costs, 5, 101)
-    assert not prefers_swap("auto", costs, 5, 100)
-    assert not prefers_swap("auto", None, 5, 10_000)
-    assert prefers_swap("swap", None, 5, 0)
-    assert not prefers_swap("recompute", costs, 0, 10_000)
+    assert prefers_swap("auto", costs, 0, 5, 101)
+    assert not prefers_swap("auto", costs, 0, 5, 100)
+    assert not prefers_swap("auto", None, 0, 5, 10_000)
+    assert prefers_swap("swap", None, 9, 5, 0)
+    assert not prefers_swap("recompute", costs, 0, 0, 10_000)
 
 
 def test_costs_and_modes_that_make_no_sense_are_refused() -> None:

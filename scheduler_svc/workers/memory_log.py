@@ -1,0 +1,51 @@
+"""How the workers' KV memory is used, as log lines for an operator: now and then, while there is something to say.
+
+It reads the scheduler's statistics and knows nothing else; who calls it brings the time.
+"""
+
+import structlog
+
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_stats import WorkerStats
+
+log = structlog.get_logger()
+
+EVERY_S = 60.0
+
+
+class MemoryLog:
+    """One line for each worker on which something runs or is swapped out. Counters run from the worker's arrival."""
+
+    def __init__(self) -> None:
+        self._next_s: float | None = None  # None before the first note
+
+    def note(self, now_s: float, scheduler: Scheduler) -> None:
+        """Writes the lines if it is time; asks for the statistics only then."""
+        if self._next_s is None:
+            self._next_s = now_s + EVERY_S
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + EVERY_S
+        for worker in scheduler.stats().workers:
+            if worker.num_running or worker.num_used_host_blocks:
+                _write(worker)
+
+
+def _write(worker: WorkerStats) -> None:
+    log.info(
+        "memory",
+        worker_id=worker.worker_id,
+        num_running=worker.num_running,
+        num_blocks=worker.num_blocks,
+        num_used_blocks=worker.num_used_blocks,
+        num_free_blocks=worker.num_free_blocks,
+        num_cached_blocks=worker.num_cached_blocks,
+        num_pinned_blocks=worker.num_pinned_blocks,
+        num_shared_blocks=worker.num_shared_blocks,
+        num_saved_blocks=worker.num_saved_blocks,
+        num_used_host_blocks=worker.num_used_host_blocks,
+        num_preemptions=worker.num_preemptions,
+        num_swaps=worker.num_swaps,
+        num_copied_blocks=worker.num_copied_blocks,
+        num_recomputed_tokens=worker.num_recomputed_tokens,
+    )

@@ -1,0 +1,82 @@
+"""What a worker's steps say of its speed, of swaps and of prefill: `auto` preemption and deadlines go by it.
+
+Pure: plans and results come in, averages come out. It knows nothing of who uses them.
+"""
+
+from dataclasses import dataclass, field
+
+from common.step import StepResult
+from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.step_plan import StepPlan
+
+SWAP_WINDOW_BLOCKS = 2048
+PREFILL_WINDOW_TOKENS = 16_384
+NOTICEABLE_CHANGE = 0.1  # of a figure, since it was last told
+
+
+@dataclass(slots=True)
+class Speed:
+    """Amounts per second: a moving average over about the last `window`, in which a sample weighs what it moved.
+
+    So a large step, which shows what the device can do, is not outweighed by many small ones, which show what a step
+    costs at least. The first sample is left out: it pays for memory touched, and code compiled, for the first time.
+    """
+
+    window: int
+    per_s: float | None = None  # unknown before the second sample
+    _num_seen: int = 0
+    _is_warm: bool = False
+
+    def add(self, amount: int, duration_ns: int) -> None:
+        """Counts a sample; one without an amount or a duration says nothing."""
+        if amount <= 0 or duration_ns <= 0:
+            return
+        if not self._is_warm:
+            self._is_warm = True
+            return
+        self._num_seen = min(self._num_seen + amount, self.window)
+        weight = min(1.0, amount / self._num_seen)
+        sample = amount * 1e9 / duration_ns
+        self.per_s = sample if self.per_s is None else self.per_s + (sample - self.per_s) * weight
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """One worker's, since it came."""
+
+    swap: Speed = field(default_factory=lambda: Speed(SWAP_WINDOW_BLOCKS))  # blocks, in one direction
+    prefill: Speed = field(default_factory=lambda: Speed(PREFILL_WINDOW_TOKENS))  # tokens
+    _told: PreemptionCosts | None = None
+
+    def learn(self, plan: StepPlan, result: StepResult) -> PreemptionCosts | None:
+        """Takes in a step that was executed. Returns what is known if that has changed noticeably since it last did.
+
+        None too while prefill has not been seen: a speed of swaps alone decides nothing.
+        """
+        num_moved = (len(plan.swap_out) + len(plan.swap_in)) // 2
+        num_tokens = sum(plan.num_tokens)
+        if not num_moved and num_tokens == len(plan.num_tokens):
+            return None  # decoding: most steps
+        self.swap.add(num_moved, result.swap_ns)
+        num_prompt_tokens = sum(n for n in plan.num_tokens if n > 1)
+        if 2 * num_prompt_tokens > num_tokens:
+            self.prefill.add(num_tokens, result.exec_ns - result.swap_ns)
+        return self._news()
+
+    def _news(self) -> PreemptionCosts | None:
+        if self.prefill.per_s is None:
+            return None
+        costs = PreemptionCosts(prefill_tokens_per_s=self.prefill.per_s, swap_blocks_per_s=self.swap.per_s)
+        if self._told is not None and not (
+            _has_changed(self._told.prefill_tokens_per_s, costs.prefill_tokens_per_s)
+            or _has_changed(self._told.swap_blocks_per_s, costs.swap_blocks_per_s)
+        ):
+            return None
+        self._told = costs
+        return costs
+
+
+def _has_changed(told: float | None, known: float | None) -> bool:
+    if told is None or known is None:
+        return told is not known
+    return abs(known - told) > NOTICEABLE_CHANGE * told
