@@ -103,8 +103,8 @@ def num_pool_blocks(*, free_bytes: int, fraction: float, bytes_per_block: int, n
             raise PoolSizeError(f"a pool of {num_blocks} blocks holds nothing: ask for at least 1 block")
         if num_blocks * bytes_per_block > free_bytes:
             raise PoolSizeError(
-                f"{num_blocks} blocks of {bytes_per_block:,} bytes need {_gib(num_blocks * bytes_per_block)}, and "
-                f"{_gib(free_bytes)} are free: ask for at most {free_bytes // bytes_per_block} blocks"
+                f"{num_blocks} blocks of {bytes_per_block:,} bytes need {gib(num_blocks * bytes_per_block)}, and "
+                f"{gib(free_bytes)} are free: ask for at most {free_bytes // bytes_per_block} blocks"
             )
         return num_blocks
     if not 0.0 < fraction <= 1.0:
@@ -113,7 +113,7 @@ def num_pool_blocks(*, free_bytes: int, fraction: float, bytes_per_block: int, n
     if fitting < 1:
         raise PoolSizeError(
             f"one block needs {bytes_per_block:,} bytes, and {fraction:g} of the free memory "
-            f"({_gib(free_bytes)}) is less: free memory, raise the fraction, or choose a smaller block size"
+            f"({gib(free_bytes)}) is less: free memory, raise the fraction, or choose a smaller block size"
         )
     return fitting
 
@@ -146,5 +146,6 @@ def _as_tensor(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor(pairs, dtype=torch.int64)
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
+    """For people."""
     return f"{num_bytes / 2**30:.2f} GiB"

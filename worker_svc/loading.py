@@ -15,7 +15,7 @@ from worker_svc.engine import Engine
 from worker_svc.executor import StepRunner
 from worker_svc.kv_pool import KVPool, free_memory_bytes
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.pool_plan import PoolPlan, PoolRequest, SequenceLimits, plan_pool
+from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, plan_pool
 from worker_svc.runner import ModelRunner
 from worker_svc.sampler import Sampler
 from worker_svc.settings import WorkerSettings
@@ -93,13 +93,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 def _make_pool(settings: WorkerSettings, decoder: Decoder) -> tuple[PoolPlan, KVPool]:
     shape = decoder.block_shape(settings.block_size)
+    on_cpu = decoder.device.type == "cpu"
     plan = plan_pool(
         PoolRequest(
             num_blocks=settings.num_blocks,
             memory_bytes=settings.kv_memory_bytes,
             fraction=settings.kv_memory_fraction,
-            default_fraction=_CPU_FRACTION if decoder.device.type == "cpu" else _CUDA_FRACTION,
-            default_max_bytes=_CPU_MAX_BYTES if decoder.device.type == "cpu" else None,
+            default_fraction=_CPU_FRACTION if on_cpu else _CUDA_FRACTION,
+            default_max_bytes=_CPU_MAX_BYTES if on_cpu else None,
+            num_host_blocks=settings.num_host_blocks,
         ),
         SequenceLimits(
             num_slots=settings.max_num_seqs,
@@ -107,8 +109,11 @@ def _make_pool(settings: WorkerSettings, decoder: Decoder) -> tuple[PoolPlan, KV
             model_len=decoder.config.max_model_len,
             max_model_len=settings.max_model_len,
         ),
-        free_bytes=free_memory_bytes(decoder.device),
-        bytes_per_block=shape.bytes_per_block,
+        FreeMemory(
+            device=free_memory_bytes(decoder.device),
+            host=None if on_cpu else free_memory_bytes(torch.device("cpu")),
+        ),
+        shape.bytes_per_block,
     )
     return plan, KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker_svc.kv_pool import PoolSizeError, num_pool_blocks
+from worker_svc.kv_pool import PoolSizeError, gib, num_pool_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class PoolRequest:
     fraction: float | None
     default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used,
     default_max_bytes: int | None = None  # nor than this
-    num_host_blocks: int = 0
+    num_host_blocks: int = 0  # of the swap pool, beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,18 @@ class PoolPlan:
     max_model_len: int
 
 
-def plan_pool(request: PoolRequest, sequences: SequenceLimits, *, free_bytes: int, bytes_per_block: int) -> PoolPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemory:
+    """What is there to be taken, in bytes."""
+
+    device: int
+    host: int | None = None  # None: the device is the host
+
+
+def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory, bytes_per_block: int) -> PoolPlan:
     """Settles both sizes. Raises PoolSizeError if they do not fit together.
+
+    The host pool is as large as asked for; where the device is the host, the KV pool gets its part of what is left.
 
     If no longest sequence was asked for, it is the model's, even if the pool holds less: what fits, the scheduler
     decides for each request.
@@ -48,7 +58,13 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, *, free_bytes: in
             f"give at most --max-model-len {sequences.model_len}"
         )
     longest = wanted or sequences.model_len
-    num_blocks = _num_blocks(request, sequences, longest, free_bytes, bytes_per_block)
+    left_bytes = _bytes_beside_host_pool(request.num_host_blocks, free, bytes_per_block)
+    try:
+        num_blocks = _num_blocks(request, sequences, longest, left_bytes, bytes_per_block)
+    except PoolSizeError as error:
+        if left_bytes == free.device:
+            raise
+        raise PoolSizeError(f"{error}, beside {request.num_host_blocks} host blocks") from error
     held = num_blocks * sequences.block_size
     if wanted is not None and held < wanted:
         raise PoolSizeError(
@@ -56,6 +72,18 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, *, free_bytes: in
             f"give --num-blocks {-(-wanted // sequences.block_size)} or more, or --max-model-len {held} or less"
         )
     return PoolPlan(num_blocks, longest)
+
+
+def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_block: int) -> int:
+    """What the device has left for the KV pool."""
+    host_bytes = free.device if free.host is None else free.host
+    wanted = num_host_blocks * bytes_per_block
+    if wanted > host_bytes:
+        raise PoolSizeError(
+            f"{num_host_blocks} host blocks of {bytes_per_block:,} bytes need {gib(wanted)}, and {gib(host_bytes)} of "
+            f"the host's memory are free: give at most --num-host-blocks {host_bytes // bytes_per_block}"
+        )
+    return free.device - wanted if free.host is None else free.device
 
 
 def _num_blocks(

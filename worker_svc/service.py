@@ -112,6 +112,9 @@ def _log_ready(engine: Engine) -> None:
         device=description.device,
         dtype=description.model.dtype,
         num_blocks=description.limits.num_blocks,
+        num_host_blocks=description.limits.num_host_blocks,
+        block_size=description.limits.block_size,
+        bytes_per_block=description.bytes_per_block,
         max_model_len=description.limits.max_model_len,
         startup_ms={each.phase: round(each.duration_ms, 1) for each in description.startup},
     )

@@ -34,7 +34,11 @@ class WorkerSettings(Settings):
         None, gt=0, le=1, description="KV pool as part of the memory that is free once the model is loaded"
     )
     kv_memory_bytes: int | None = Field(None, ge=1, description="KV pool in bytes")
-    num_host_blocks: int = Field(0, ge=0, description="blocks of the host pool, for swapping")
+    num_host_blocks: int = Field(
+        0,
+        ge=0,
+        description="blocks of main memory to which preempted sequences are swapped; 0: they are computed again",
+    )
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences at once")
     max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")

@@ -44,6 +44,14 @@ def test_copied_blocks_hold_all_layers_and_sources_are_read_first() -> None:
     assert torch.equal(pool[[0, 2, 4]], before[[0, 2, 4]])
 
 
+def test_one_block_is_copied_to_several_that_are_no_sources() -> None:
+    pool = _pool()
+    before = pool.clone()
+    copy_blocks(pool, torch.tensor([(2, 5), (2, 0), (4, 1)]))
+    assert torch.equal(pool[[5, 0, 1]], before[[2, 2, 4]])
+    assert torch.equal(pool[[2, 3, 4]], before[[2, 3, 4]])
+
+
 def test_swapped_blocks_come_back_as_they_were() -> None:
     device, host = _pool(), _pool(seed=1)[:3].clone()
     before, host_before = device.clone(), host.clone()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from worker_svc.kv_pool import PoolSizeError
-from worker_svc.pool_plan import PoolPlan, PoolRequest, SequenceLimits, plan_pool
+from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, plan_pool
 
 NOTHING_ASKED = PoolRequest(num_blocks=None, memory_bytes=None, fraction=None, default_fraction=0.5)
 SEQUENCES = SequenceLimits(num_slots=4, block_size=16, model_len=100, max_model_len=None)
@@ -13,7 +13,7 @@ BLOCK_BYTES = 1000
 
 
 def plan(request: PoolRequest, sequences: SequenceLimits = SEQUENCES, free_bytes: int = 1_000_000) -> PoolPlan:
-    return plan_pool(request, sequences, free_bytes=free_bytes, bytes_per_block=BLOCK_BYTES)
+    return plan_pool(request, sequences, FreeMemory(device=free_bytes), BLOCK_BYTES)
 
 
 def test_an_unasked_pool_holds_the_longest_sequence_in_every_slot_and_no_more() -> None:
@@ -61,3 +61,23 @@ def test_a_sequence_cannot_be_longer_than_the_model_allows() -> None:
 def test_bytes_for_less_than_a_block_are_refused() -> None:
     with pytest.raises(PoolSizeError, match="at least the 1000 bytes of one block"):
         plan(replace(NOTHING_ASKED, memory_bytes=999))
+
+
+def test_on_a_cpu_the_host_pool_is_taken_first_and_the_pool_has_its_part_of_the_rest() -> None:
+    # 20,000 bytes hold 20 blocks: 6 for swapping leave 14, of which half.
+    assert plan(replace(NOTHING_ASKED, num_host_blocks=6), free_bytes=20_000).num_blocks == 7
+    assert plan(replace(NOTHING_ASKED, num_blocks=14, num_host_blocks=6), free_bytes=20_000).num_blocks == 14
+    with pytest.raises(PoolSizeError, match=r"15 blocks .* at most 14 blocks, beside 6 host blocks$"):
+        plan(replace(NOTHING_ASKED, num_blocks=15, num_host_blocks=6), free_bytes=20_000)
+
+
+def test_beside_a_device_the_host_pool_takes_nothing_of_its_memory() -> None:
+    free = FreeMemory(device=20_000, host=6_000)
+    asked = replace(NOTHING_ASKED, num_blocks=20, num_host_blocks=6)
+    assert plan_pool(asked, SEQUENCES, free, BLOCK_BYTES).num_blocks == 20
+
+
+@pytest.mark.parametrize("free", [FreeMemory(device=6_999), FreeMemory(device=1_000_000, host=6_999)])
+def test_a_host_pool_that_does_not_fit_is_refused_with_what_would(free: FreeMemory) -> None:
+    with pytest.raises(PoolSizeError, match=r"7 host blocks .* at most --num-host-blocks 6$"):
+        plan_pool(replace(NOTHING_ASKED, num_host_blocks=7), SEQUENCES, free, BLOCK_BYTES)
