@@ -23,7 +23,7 @@ from common.errors import (
 )
 from quire.async_client import AsyncClient
 from quire.client import Client, Stream
-from quire.params import ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
+from quire.params import BeamParams, ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
 from quire.results import (
     Accepted,
     Chunk,
@@ -32,21 +32,26 @@ from quire.results import (
     FinishReason,
     Health,
     Model,
+    PinnedPrefix,
+    RequestMemory,
     RequestRecord,
     RequestState,
+    Sample,
+    SampleOutput,
     StopCause,
     Timings,
     TokenLogprobs,
     Tokens,
     Usage,
 )
-from quire.stats import BlockStats, JournalStats, Stats, WorkerStats
+from quire.stats import BlockStats, JournalStats, SlotSplit, Stats, WorkerStats
 from quire.stream import CompletionStream
 
 __all__ = [
     "Accepted",
     "AlreadyExistsError",
     "AsyncClient",
+    "BeamParams",
     "BlockStats",
     "ChatMessage",
     "Chunk",
@@ -66,14 +71,19 @@ __all__ = [
     "OnDisconnect",
     "OutputParams",
     "OverloadedError",
+    "PinnedPrefix",
     "QuireError",
     "RequestCancelledError",
     "RequestExpiredError",
     "RequestFailedError",
+    "RequestMemory",
     "RequestRecord",
     "RequestState",
     "RetryableError",
+    "Sample",
+    "SampleOutput",
     "SamplingParams",
+    "SlotSplit",
     "Stats",
     "StopCause",
     "StopParams",

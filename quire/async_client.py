@@ -21,15 +21,16 @@ from quire.params import (
     client_options,
     gather,
 )
-from quire.results import Completion, Health, Model, RequestRecord, RequestState, Tokens
+from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.session_entry import Entry
 from quire.stats import Stats
 from quire.stream import CompletionStream
-from quire.wire_requests import chat_to_pb, request_to_pb, tokenize_to_pb
-from quire.wire_results import model_from_pb, record_from_pb, state_from_pb
+from quire.wire_requests import chat_to_pb, list_prefixes_to_pb, pin_to_pb, request_to_pb, tokenize_to_pb, unpin_to_pb
+from quire.wire_results import model_from_pb, prefix_from_pb, record_from_pb, state_from_pb
 from quire.wire_stats import stats_from_pb
 
 READY_POLL_S = 0.1
+PIN_TIMEOUT_S = 120.0  # a prefix is computed as a prompt is, behind what is before it
 
 
 class AsyncClient:
@@ -51,7 +52,7 @@ class AsyncClient:
             return await stream.completion()
 
     def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> CompletionStream:
-        """Submits a prompt now and gives its output as it is made."""
+        """Submits a prompt now and gives its output as it is made, of several samples by turns."""
         return self._submit(prompt, params)
 
     async def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
@@ -63,11 +64,15 @@ class AsyncClient:
         """Submits a conversation now and gives the answer as it is made."""
         return self._submit(chat_to_pb(messages), params)
 
-    def attach(self, request_id: str, from_position: int = 0) -> CompletionStream:
-        """Reads a request that was submitted before, here or elsewhere, from a position of its output on."""
-        if from_position < 0:
+    def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
+        """Reads a request that was submitted before, here or elsewhere, from a position of its output on.
+
+        One position is that of its first sample; several are one for each, and what is missing begins at 0.
+        """
+        positions = [from_position] if isinstance(from_position, int) else list(from_position)
+        if min(positions, default=0) < 0:
             raise ValueError(f"from_position counts from 0, it cannot be {from_position}")
-        request = OpenRequest(request_id, from_position=from_position, buffer_tokens=self._options.buffer_tokens)
+        request = OpenRequest(request_id, from_positions=positions, buffer_tokens=self._options.buffer_tokens)
         entry = Entry(request=request, submission=None, deadline_s=None, holds_when_behind=True)
         return self._open(entry, cancels_on_close=False)
 
@@ -95,6 +100,37 @@ class AsyncClient:
         request = pb.DetokenizeRequest(token_ids=token_ids, keep_special_tokens=keep_special_tokens)
         answer = await connection.call(connection.inference.Detokenize, request)
         return answer.text
+
+    async def pin_prefix(
+        self,
+        name: str,
+        prefix: str | Sequence[int] | Messages,
+        *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float = PIN_TIMEOUT_S,
+    ) -> PinnedPrefix:
+        """Computes a prefix, given as text, token ids or messages, and keeps it; returns once a worker has it.
+
+        Requests of the same tenant and salt whose prompts begin with it find it computed. The same name and prefix
+        again gives the pin that is there. Raises AlreadyExistsError if the name is of another prefix, OverloadedError
+        if its memory is promised to requests.
+        """
+        connection = self._connect()
+        request = pin_to_pb(name, prefix, tenant, cache_salt)
+        answer = await connection.call(connection.inference.PinPrefix, request, timeout_s)
+        return prefix_from_pb(answer.prefix, created=answer.created)
+
+    async def unpin_prefix(self, name: str, *, tenant: str | None = None) -> None:
+        """Lets a prefix be evicted again. Raises NotFoundError if the tenant has no such pin."""
+        connection = self._connect()
+        await connection.call(connection.inference.UnpinPrefix, unpin_to_pb(name, tenant))
+
+    async def list_prefixes(self, *, tenant: str | None = None) -> tuple[PinnedPrefix, ...]:
+        """The pinned prefixes of one tenant, by name."""
+        connection = self._connect()
+        answer = await connection.call(connection.inference.ListPrefixes, list_prefixes_to_pb(tenant))
+        return tuple(prefix_from_pb(each) for each in answer.prefixes)
 
     async def model(self) -> Model:
         """The model being served."""
@@ -152,7 +188,7 @@ class AsyncClient:
             keywords.setdefault("timeout_s", self._options.timeout_s)
         params = gather(keywords)
         submission = request_to_pb(prompt, params)
-        request = OpenRequest(submission.request_id, from_position=0, buffer_tokens=self._options.buffer_tokens)
+        request = OpenRequest(submission.request_id, from_positions=(), buffer_tokens=self._options.buffer_tokens)
         now_s = asyncio.get_running_loop().time()
         entry = Entry(
             request=request,

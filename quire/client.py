@@ -11,10 +11,20 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-from quire.async_client import AsyncClient
+from quire.async_client import PIN_TIMEOUT_S, AsyncClient
 from quire.connection import INFERENCE_SERVICE
 from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages
-from quire.results import Accepted, Chunk, Completion, Health, Model, RequestRecord, RequestState, Tokens
+from quire.results import (
+    Accepted,
+    Chunk,
+    Completion,
+    Health,
+    Model,
+    PinnedPrefix,
+    RequestRecord,
+    RequestState,
+    Tokens,
+)
 from quire.stats import Stats
 from quire.stream import CompletionStream
 
@@ -59,7 +69,7 @@ async def _end_other_tasks() -> None:
 
 
 class Stream:
-    """Chunks of one request, in order, each position once; see `CompletionStream`."""
+    """Chunks of one request, those of its samples by turns, each position once; see `CompletionStream`."""
 
     def __init__(self, thread: LoopThread, inner: CompletionStream) -> None:
         self._thread = thread
@@ -119,7 +129,7 @@ class Client:
         return self._thread.run(self._client.generate(prompt, **params))
 
     def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Stream:
-        """Submits a prompt now and gives its output as it is made."""
+        """Submits a prompt now and gives its output as it is made, of several samples by turns."""
 
         async def submit() -> CompletionStream:
             return self._client.stream(prompt, **params)
@@ -138,8 +148,8 @@ class Client:
 
         return Stream(self._thread, self._thread.run(submit()))
 
-    def attach(self, request_id: str, from_position: int = 0) -> Stream:
-        """Reads a request that was submitted before, here or elsewhere, from a position of its output on."""
+    def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> Stream:
+        """Reads a request that was submitted before, here or elsewhere, from a position of each sample on."""
 
         async def attach() -> CompletionStream:
             return self._client.attach(request_id, from_position)
@@ -161,6 +171,27 @@ class Client:
     def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
         """The text of token ids."""
         return self._thread.run(self._client.detokenize(token_ids, keep_special_tokens=keep_special_tokens))
+
+    def pin_prefix(
+        self,
+        name: str,
+        prefix: str | Sequence[int] | Messages,
+        *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float = PIN_TIMEOUT_S,
+    ) -> PinnedPrefix:
+        """Computes a prefix, given as text, token ids or messages, and keeps it; returns once a worker has it."""
+        pinning = self._client.pin_prefix(name, prefix, tenant=tenant, cache_salt=cache_salt, timeout_s=timeout_s)
+        return self._thread.run(pinning)
+
+    def unpin_prefix(self, name: str, *, tenant: str | None = None) -> None:
+        """Lets a prefix be evicted again. Raises NotFoundError if the tenant has no such pin."""
+        self._thread.run(self._client.unpin_prefix(name, tenant=tenant))
+
+    def list_prefixes(self, *, tenant: str | None = None) -> tuple[PinnedPrefix, ...]:
+        """The pinned prefixes of one tenant, by name."""
+        return self._thread.run(self._client.list_prefixes(tenant=tenant))
 
     def model(self) -> Model:
         """The model being served."""

@@ -60,15 +60,24 @@ class Connection:
         await self.session.close()
         await self._channel.close()
 
-    async def call(self, method: Callable[..., Awaitable[Response]], request: Message) -> Response:
-        """Makes one idempotent call; tries again what is refused for now, and what finds no server at first."""
+    async def call(
+        self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float | None = None
+    ) -> Response:
+        """Makes one idempotent call; tries again what is refused for now, and what finds no server at first.
+
+        Args:
+            method: of a stub.
+            request: its argument.
+            timeout_s: longest wait for each answer; None: `call_timeout_s` of the client.
+        """
+        timeout_s = self._options.call_timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         backoff_s = FIRST_BACKOFF_S
         num_refusals = 0
         while True:
             try:
-                return await method(request, timeout=self._options.call_timeout_s)
+                return await method(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._error_of(rpc_error)
                 refused = bool(rpc_error.trailing_metadata())

@@ -1,13 +1,13 @@
 """One open request of a client: what the session puts in and a stream takes out, with a bounded buffer between.
 
 The session holds it from its submission until it has ended or was let go; its stream until it is read. Positions
-are the whole protocol of resuming: `next_position` is the first one not yet in the buffer or beyond it.
+are the whole protocol of resuming: `next_positions` are, of each sample, the first not yet in the buffer or beyond it.
 Knows no wire and no clock.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.errors import QuireError
 from quire.results import Accepted, Chunk, Outcome
@@ -16,23 +16,34 @@ from quire.results import Accepted, Chunk, Outcome
 class OpenRequest:
     """A request and what of its output is here but unread."""
 
-    def __init__(self, request_id: str, *, from_position: int, buffer_tokens: int) -> None:
+    def __init__(self, request_id: str, *, from_positions: Sequence[int], buffer_tokens: int) -> None:
         self.request_id = request_id
-        self.next_position = from_position
+        self._positions = dict(enumerate(from_positions))  # by sample, of those not at their beginning
         self.accepted: Accepted | None = None
         self.outcome: Outcome | None = None
         self.error: QuireError | None = None
-        # Output was left out because the buffer was full; it is fetched again, from next_position, once read empty.
+        # Output was left out because the buffer was full; it is fetched again, from next_positions, once read empty.
         self.is_behind = False
-        self._buffer_tokens = buffer_tokens
+        self._buffer_tokens = buffer_tokens  # of all samples together
         self._chunks: deque[Chunk] = deque()
         self._num_buffered = 0
-        self._sample_ended = False
+        self._ended_samples: set[int] = set()
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def has_ended(self) -> bool:
         return self.outcome is not None or self.error is not None
+
+    @property
+    def next_positions(self) -> list[int]:
+        """By sample; those missing at its end are 0."""
+        num_samples = max(self._positions, default=-1) + 1
+        return [self._positions.get(index, 0) for index in range(num_samples)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all samples that are known here, or that the reader had before."""
+        return sum(self._positions.values())
 
     def accept(self, accepted: Accepted) -> None:
         """Notes the acceptance; that of a later attachment says nothing new."""
@@ -45,23 +56,25 @@ class OpenRequest:
 
         Raises QuireError if the positions cannot be right: that would be a fault of the server.
         """
-        if self.is_behind or self._sample_ended or self.has_ended:
+        if self.is_behind or chunk.index in self._ended_samples or self.has_ended:
             return
+        due = self._positions.get(chunk.index, 0)
         end = chunk.position + chunk.num_tokens
-        if chunk.num_tokens and end <= self.next_position:
+        if chunk.num_tokens and end <= due:
             return
-        if chunk.position != self.next_position:
+        if chunk.position != due:
             raise QuireError(
-                f"request {self.request_id}: the server sent position {chunk.position} where "
-                f"{self.next_position} was due"
+                f"request {self.request_id}: of sample {chunk.index} the server sent position {chunk.position} where "
+                f"{due} was due"
             )
         if self._num_buffered >= self._buffer_tokens:
             self.is_behind = True
             return
         self._chunks.append(chunk)
         self._num_buffered += max(1, chunk.num_tokens)
-        self.next_position = end
-        self._sample_ended = chunk.finish is not None
+        self._positions[chunk.index] = end
+        if chunk.finish is not None:
+            self._ended_samples.add(chunk.index)
         self._wake()
 
     def end(self, outcome: Outcome) -> None:

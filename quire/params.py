@@ -8,9 +8,11 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 DEFAULT_ADDRESS = "127.0.0.1:7847"
+
+EarlyStopping = bool | Literal["never"]
 
 
 class OnDisconnect(Enum):
@@ -35,6 +37,17 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     first_sample_index: int | None = None
+    n: int | None = None  # samples that come back
+    best_of: int | None = None  # samples that are drawn, of which the n best come back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """A beam search, as `transformers` defines it; `n` of its best hypotheses come back. None: the server's default."""
+
+    beam_width: int
+    length_penalty: float | None = None  # score = summed log-probability / num_tokens ** length_penalty
+    early_stopping: EarlyStopping | None = None  # whether beam_width finished hypotheses end the search at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +79,13 @@ class RequestParams:
     sampling: SamplingParams = SamplingParams()
     stopping: StopParams = StopParams()
     output: OutputParams = OutputParams()
+    beam: BeamParams | None = None  # None: samples are drawn
     request_id: str | None = None  # None: the SDK makes one
     timeout_s: float | None = None
     tenant: str | None = None
     cache_salt: str | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    priority: int | None = None  # lower is served first
 
 
 class GenerateParams(TypedDict, total=False):
@@ -79,6 +94,7 @@ class GenerateParams(TypedDict, total=False):
     sampling: SamplingParams
     stopping: StopParams
     output: OutputParams
+    beam: BeamParams
     temperature: float
     top_k: int
     top_p: float
@@ -90,6 +106,11 @@ class GenerateParams(TypedDict, total=False):
     allowed_token_ids: Sequence[int]
     seed: int
     first_sample_index: int
+    n: int
+    best_of: int
+    beam_width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
     max_tokens: int
     min_tokens: int
     stop: str | Sequence[str]
@@ -105,15 +126,17 @@ class GenerateParams(TypedDict, total=False):
     tenant: str
     cache_salt: str
     on_disconnect: OnDisconnect
+    priority: int
 
 
 def gather(keywords: GenerateParams) -> RequestParams:
-    """Sorts keywords into their groups. Raises TypeError on an unknown one."""
-    loose = {name: value for name, value in keywords.items() if value is not None}
+    """Sorts keywords into their groups. Raises TypeError on an unknown one, ValueError on half a beam search."""
+    loose: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     groups = {
         "sampling": _group(SamplingParams, "sampling", loose),
         "stopping": _group(StopParams, "stopping", loose),
         "output": _group(OutputParams, "output", loose),
+        "beam": _beam(loose),
     }
     own = {field.name for field in dataclasses.fields(RequestParams)}
     unknown = sorted(loose.keys() - own)
@@ -123,7 +146,7 @@ def gather(keywords: GenerateParams) -> RequestParams:
     return RequestParams(**given)
 
 
-def _group(kind: type[Any], name: str, loose: dict[str, object]) -> object:
+def _group(kind: type[Any], name: str, loose: dict[str, Any]) -> object:
     """Takes the group and its flat fields out of `loose`."""
     base = loose.pop(name, None)
     if base is None:
@@ -132,6 +155,16 @@ def _group(kind: type[Any], name: str, loose: dict[str, object]) -> object:
         raise TypeError(f"{name} must be {kind.__name__}, not {type(base).__name__}")
     mine = {field.name: loose.pop(field.name) for field in dataclasses.fields(kind) if field.name in loose}
     return dataclasses.replace(base, **mine)
+
+
+def _beam(loose: dict[str, Any]) -> object:
+    """As `_group`, of a group that is there only if it was asked for."""
+    flat = [field.name for field in dataclasses.fields(BeamParams) if field.name in loose]
+    if flat and "beam" not in loose:
+        if "beam_width" not in flat:
+            raise ValueError(f"{flat[0]} belongs to a beam search: give beam_width as well")
+        loose["beam"] = BeamParams(beam_width=loose["beam_width"])
+    return _group(BeamParams, "beam", loose) if "beam" in loose else None
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> TypeError:

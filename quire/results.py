@@ -53,6 +53,8 @@ class Finish:
 
     reason: FinishReason
     cause: StopCause | None = None  # with STOP
+    score: float | None = None  # by which it was ranked, higher is better: of a beam, or of one of best_of
+    sample_index: int = 0  # of the noise that it drew
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,26 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMemory:
+    """What a request takes, or took as its first sample ended, of the KV memory, and what was done for it."""
+
+    blocks: int = 0  # on the device
+    shared_blocks: int = 0  # of them, those that several of its samples hold
+    saved_blocks: int = 0  # that it would hold in addition if its samples shared none
+    host_blocks: int = 0  # in the swap pool
+    copied_blocks: int = 0  # so far, by copy-on-write
+    swapped_out_blocks: int = 0  # so far
+    swapped_in_blocks: int = 0  # so far
+    recomputed_tokens: int = 0  # so far: computed again, after a preemption or the loss of a worker
+
+    @property
+    def saving(self) -> float | None:
+        """Blocks saved by sharing / blocks without sharing, as the paper's Fig. 15 counts; None without blocks."""
+        unshared = self.blocks + self.saved_blocks
+        return self.saved_blocks / unshared if unshared else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Seconds since the request's arrival at the scheduler; None: not reached."""
 
@@ -94,19 +116,21 @@ class Accepted:
     max_tokens: int
     seed: int
     attached: bool  # it was known before
+    num_samples: int  # that will come back; a beam search may find fewer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of the output."""
+    """A piece of one sample's output."""
 
-    position: int  # of its first token in the output
+    index: int = 0  # of the sample
+    position: int  # of its first token in the sample's output
     num_tokens: int
     text: str  # may lag behind the tokens: incomplete characters and beginnings of stop strings are held back
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    finish: Finish | None = None
+    finish: Finish | None = None  # with the sample's last chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,40 +140,113 @@ class Outcome:
     state: RequestState
     usage: Usage
     timings: Timings
+    memory: RequestMemory
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The whole output of a request."""
+class Sample:
+    """One whole output."""
 
-    request_id: str
+    index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    stop_cause: StopCause | None
+    stop_cause: StopCause | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    score: float | None = None  # as in Finish
+    sample_index: int = 0  # as in Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The whole output of a request: its samples. The fields of the first go by their own names too."""
+
+    request_id: str
+    samples: tuple[Sample, ...]  # at least one; best first where they were ranked, else by sample_index
     usage: Usage
     timings: Timings
+    memory: RequestMemory
     seed: int
-    logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.samples[0].finish_reason
+
+    @property
+    def stop_cause(self) -> StopCause | None:
+        return self.samples[0].stop_cause
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        return self.samples[0].logprobs
+
+    @property
+    def score(self) -> float | None:
+        return self.samples[0].score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOutput:
+    """One output so far."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish | None  # None: it goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """A request as the server remembers it, during its life and for a while after."""
+    """A request as the server remembers it, during its life and for a while after.
+
+    The fields of its first sample go by their own names too.
+    """
 
     request_id: str
     state: RequestState
-    text: str
-    token_ids: tuple[int, ...]
-    finish: Finish | None
+    samples: tuple[SampleOutput, ...]  # none before there is output
     usage: Usage
     timings: Timings
+    memory: RequestMemory
     error: str
     created_unix_s: float
     seed: int
     tenant: str
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text if self.samples else ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids if self.samples else ()
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.samples[0].finish if self.samples else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPrefix:
+    """A prefix whose blocks are kept, and shared by the requests of its tenant and salt that begin with it."""
+
+    name: str
+    tenant: str
+    cache_salt: str
+    num_tokens: int  # those of its full blocks
+    num_blocks: int  # on each worker that has it
+    worker_ids: tuple[str, ...]  # that have it now
+    created: bool = False  # by the call that gave this
 
 
 @dataclass(frozen=True, slots=True)

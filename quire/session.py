@@ -175,10 +175,8 @@ class Session:
         if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
             self._send(handle, submit=entry.submission)
         else:
-            self._send(
-                handle,
-                attach=pb.Attach(request_id=request.request_id, from_positions=[request.next_position]),
-            )
+            attach = pb.Attach(request_id=request.request_id, from_positions=request.next_positions)
+            self._send(handle, attach=attach)
         if entry.is_cancelled:
             self._send(handle, cancel=pb.Cancellation())
 
@@ -231,7 +229,7 @@ class Session:
         self._drop_handle(entry)
         request = entry.request
         if isinstance(error, NotFoundError) and entry.submission is not None and request.accepted is not None:
-            error = lost(request.request_id, request.next_position)
+            error = lost(request.request_id, request.num_tokens)
         delay_s = self._retry_delay_s(entry, error)
         if delay_s is None:
             self._give_up(entry, error)

@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSplit:
+    """What a KV pool is taken up with, as parts of its token slots that sum to 1 (the paper's Fig. 2)."""
+
+    token_states: float  # hold the KV of a token
+    reservation: float  # for tokens that exist and are yet to be computed
+    internal_fragmentation: float  # rest of last blocks
+    free: float  # blocks that no sequence or pin holds; cached ones are among them, they can be had at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStats:
     """The use of a KV pool, in blocks and in token slots. free + cached + used = total."""
 
@@ -12,8 +22,13 @@ class BlockStats:
     cached: int = 0
     free: int = 0
     block_size: int = 0
-    filled_slots: int = 0
-    wasted_slots: int = 0
+    filled_slots: int = 0  # of used blocks: hold a token's KV
+    fragmented_slots: int = 0  # of used blocks: no token exists for them
+    reserved_slots: int = 0  # of used blocks: their tokens are yet to be computed
+    pinned: int = 0  # of the used blocks
+    shared: int = 0  # of the used blocks: held more than once
+    sequence_blocks: int = 0  # of the used blocks: held by sequences
+    saved: int = 0  # blocks that sequences would hold in addition if none were shared
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
 
@@ -23,10 +38,34 @@ class BlockStats:
         return self.total * self.block_size
 
     @property
+    def wasted_slots(self) -> int:
+        """Allocated token slots that hold no token."""
+        return self.fragmented_slots + self.reserved_slots
+
+    @property
     def waste(self) -> float | None:
         """Part of the allocated token slots that holds no token; None if none is allocated."""
         allocated = self.filled_slots + self.wasted_slots
         return self.wasted_slots / allocated if allocated else None
+
+    @property
+    def saving(self) -> float | None:
+        """Blocks saved by sharing / blocks without sharing, as the paper's Fig. 15 counts; None without sequences."""
+        unshared = self.sequence_blocks + self.saved
+        return self.saved / unshared if unshared else None
+
+    @property
+    def split(self) -> SlotSplit | None:
+        """What the pool is taken up with; None without a pool."""
+        if not self.total_slots:
+            return None
+        allocated = self.filled_slots + self.wasted_slots
+        return SlotSplit(
+            token_states=self.filled_slots / self.total_slots,
+            reservation=self.reserved_slots / self.total_slots,
+            internal_fragmentation=self.fragmented_slots / self.total_slots,
+            free=1 - allocated / self.total_slots,
+        )
 
     @property
     def prefix_hit_rate(self) -> float | None:
@@ -41,7 +80,12 @@ class BlockStats:
             free=self.free + other.free,
             block_size=self.block_size or other.block_size,
             filled_slots=self.filled_slots + other.filled_slots,
-            wasted_slots=self.wasted_slots + other.wasted_slots,
+            fragmented_slots=self.fragmented_slots + other.fragmented_slots,
+            reserved_slots=self.reserved_slots + other.reserved_slots,
+            pinned=self.pinned + other.pinned,
+            shared=self.shared + other.shared,
+            sequence_blocks=self.sequence_blocks + other.sequence_blocks,
+            saved=self.saved + other.saved,
             prefix_query_tokens=self.prefix_query_tokens + other.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens + other.prefix_hit_tokens,
         )
@@ -49,7 +93,7 @@ class BlockStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """One worker as the scheduler sees it; times are moving averages."""
+    """One worker as the scheduler sees it; times and speeds are moving averages, counts are since its arrival."""
 
     worker_id: str
     address: str
@@ -58,8 +102,16 @@ class WorkerStats:
     num_steps: int
     step_s: float
     overhead_s: float
-    num_preemptions: int
-    recomputed_tokens: int
+    num_preemptions: int  # of whole groups
+    num_swaps: int  # of them, those that moved the group's blocks to the host
+    recomputed_tokens: int  # because of the others
+    host_blocks: int  # of the swap pool
+    used_host_blocks: int  # of them
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    copied_blocks: int  # by copy-on-write
+    swap_blocks_per_s: float | None  # in one direction; None: not known yet
+    prefill_tokens_per_s: float | None  # None: not known yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,16 @@ from types import TracebackType
 
 from common.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
-from quire.results import Accepted, Chunk, Completion, Outcome, RequestState
+from quire.results import Accepted, Chunk, Completion, Outcome, RequestState, Sample
 from quire.session import Session
 
 
 class CompletionStream:
-    """Chunks of one request, in order, each position once.
+    """Chunks of one request, in the order of their arrival; of each sample in order, each position once.
+
+    With several samples their chunks alternate as the server makes them, told apart by `Chunk.index`; a sample ends
+    with the chunk that has a `finish`, the iteration with the request. Samples that are ranked (beams, and `best_of`
+    beyond `n`) come at the end; of beams, what all have in common streams before, in sample 0.
 
     Iterate over it, as a context manager where the loop may be left early. Iteration raises
     RequestCancelledError, RequestExpiredError or RequestFailedError, after the output so far, if the request
@@ -103,18 +107,38 @@ def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
 
 
 def _assemble(accepted: Accepted, chunks: list[Chunk], outcome: Outcome) -> Completion:
-    finish = chunks[-1].finish if chunks else None
-    if finish is None:
-        raise QuireError(f"request {accepted.request_id}: the server ended it without saying why")
+    by_sample: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        by_sample.setdefault(chunk.index, []).append(chunk)
+    samples = tuple(_sample(accepted.request_id, index, by_sample[index]) for index in sorted(by_sample))
+    if not samples:
+        raise _unexplained(accepted.request_id)
     return Completion(
         request_id=accepted.request_id,
+        samples=samples,
+        usage=outcome.usage,
+        timings=outcome.timings,
+        memory=outcome.memory,
+        seed=accepted.seed,
+        prompt_logprobs=tuple(each for chunk in chunks for each in chunk.prompt_logprobs),
+    )
+
+
+def _sample(request_id: str, index: int, chunks: list[Chunk]) -> Sample:
+    finish = chunks[-1].finish
+    if finish is None:
+        raise _unexplained(request_id)
+    return Sample(
+        index=index,
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         finish_reason=finish.reason,
         stop_cause=finish.cause,
-        usage=outcome.usage,
-        timings=outcome.timings,
-        seed=accepted.seed,
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
-        prompt_logprobs=tuple(each for chunk in chunks for each in chunk.prompt_logprobs),
+        score=finish.score,
+        sample_index=finish.sample_index,
     )
+
+
+def _unexplained(request_id: str) -> QuireError:
+    return QuireError(f"request {request_id}: the server ended it without saying why")

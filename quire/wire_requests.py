@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from common.errors import FieldViolation, InvalidRequestError
 from common.rpc import PUBLIC_MESSAGE_BYTES
 from protos import inference_pb2 as pb
-from quire.params import ChatMessage, Messages, OnDisconnect, RequestParams
+from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, RequestParams
 
 _ON_DISCONNECT = {
     OnDisconnect.CANCEL: pb.ON_DISCONNECT_CANCEL,
@@ -32,13 +32,15 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
         target: Message = getattr(message, group)
         for field in fields(values):
             _set(target, f"{group}.", field.name, getattr(values, field.name))
+    if params.beam is not None:
+        _set_beam(message.beam, params.beam)
     _set(message, "", "tenant", params.tenant)
     _set(message, "", "cache_salt", params.cache_salt)
+    _set(message, "", "priority", params.priority)
     if params.timeout_s is not None:
         _set(message, "", "timeout_ms", _milliseconds(params.timeout_s))
     message.on_disconnect = _ON_DISCONNECT[OnDisconnect(params.on_disconnect)]
-    if message.ByteSize() > PUBLIC_MESSAGE_BYTES - _FRAME_BYTES:
-        raise _invalid("prompt", f"the request is {message.ByteSize()} bytes; send at most {PUBLIC_MESSAGE_BYTES}")
+    _check_size(message, "prompt")
     return message
 
 
@@ -65,13 +67,71 @@ def tokenize_to_pb(text: str | Messages, add_special_tokens: bool) -> pb.Tokeniz
     return message
 
 
+def pin_to_pb(
+    name: str, prefix: str | Sequence[int] | Messages, tenant: str | None, cache_salt: str | None
+) -> pb.PinPrefixRequest:
+    """Encodes a prefix to keep."""
+    message = pb.PinPrefixRequest()
+    _set(message, "", "name", name)
+    _set_prompt(message, _prompt_of(prefix))
+    _set(message, "", "tenant", tenant)
+    _set(message, "", "cache_salt", cache_salt)
+    _check_size(message, "prefix")
+    return message
+
+
+def unpin_to_pb(name: str, tenant: str | None) -> pb.UnpinPrefixRequest:
+    """Encodes which pin to let go."""
+    message = pb.UnpinPrefixRequest()
+    _set(message, "", "name", name)
+    _set(message, "", "tenant", tenant)
+    return message
+
+
+def list_prefixes_to_pb(tenant: str | None) -> pb.ListPrefixesRequest:
+    """Encodes whose pins to list."""
+    message = pb.ListPrefixesRequest()
+    _set(message, "", "tenant", tenant)
+    return message
+
+
+def _prompt_of(prefix: str | Sequence[int] | Messages) -> "str | Sequence[int] | pb.ChatPrompt":
+    """Tells a conversation from token ids."""
+    if isinstance(prefix, (str, bytes, bytearray)) or not isinstance(prefix, Iterable):
+        return prefix
+    turns = [each for each in prefix if isinstance(each, (ChatMessage, Mapping))]
+    token_ids = [each for each in prefix if not isinstance(each, (ChatMessage, Mapping))]
+    if turns and token_ids:
+        raise TypeError("a prefix is a text, token ids or messages, not some of each")
+    return chat_to_pb(turns) if turns else token_ids
+
+
 def _turn(index: int, message: Mapping[str, str]) -> ChatMessage:
     if set(message) != {"role", "content"}:
         raise _invalid(f"chat.messages[{index}]", f"needs role and content and nothing else, has {sorted(message)}")
     return ChatMessage(message["role"], message["content"])
 
 
-def _set_prompt(message: pb.GenerateRequest, prompt: "str | Sequence[int] | pb.ChatPrompt") -> None:
+def _set_beam(message: pb.BeamParams, beam: BeamParams) -> None:
+    message.SetInParent()
+    _set(message, "beam.", "beam_width", beam.beam_width)
+    _set(message, "beam.", "length_penalty", beam.length_penalty)
+    match beam.early_stopping:
+        case None:
+            pass
+        case False:
+            message.early_stopping = pb.EARLY_STOPPING_FALSE
+        case True:
+            message.early_stopping = pb.EARLY_STOPPING_TRUE
+        case "never":
+            message.early_stopping = pb.EARLY_STOPPING_NEVER
+        case other:
+            raise _invalid("beam.early_stopping", f'must be True, False or "never", not {other!r}')
+
+
+def _set_prompt(
+    message: pb.GenerateRequest | pb.PinPrefixRequest, prompt: "str | Sequence[int] | pb.ChatPrompt"
+) -> None:
     if isinstance(prompt, str):
         _set(message, "", "text", prompt)
     elif isinstance(prompt, pb.ChatPrompt):
@@ -99,6 +159,12 @@ def _set(message: Message, path: str, name: str, value: Any) -> None:
     except (TypeError, ValueError, AttributeError) as error:
         shown = repr(value)[:80]
         raise _invalid(path + name, f"cannot be {shown}: {error}") from error
+
+
+def _check_size(message: Message, field: str) -> None:
+    size_bytes = message.ByteSize()
+    if size_bytes > PUBLIC_MESSAGE_BYTES - _FRAME_BYTES:
+        raise _invalid(field, f"the request is {size_bytes} bytes; send at most {PUBLIC_MESSAGE_BYTES}")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -13,8 +13,11 @@ from quire.results import (
     FinishReason,
     Model,
     Outcome,
+    PinnedPrefix,
+    RequestMemory,
     RequestRecord,
     RequestState,
+    SampleOutput,
     StopCause,
     Timings,
     TokenLogprobs,
@@ -46,12 +49,14 @@ def accepted_from_pb(message: pb.Accepted) -> Accepted:
         max_tokens=message.max_tokens,
         seed=message.seed,
         attached=message.attached,
+        num_samples=message.num_samples,
     )
 
 
 def chunk_from_pb(message: pb.Chunk) -> Chunk:
     """Decodes a chunk."""
     return Chunk(
+        index=message.index,
         position=message.position,
         num_tokens=message.num_tokens,
         text=message.text,
@@ -68,6 +73,7 @@ def outcome_from_pb(message: pb.Finished) -> Outcome:
         state=state_from_pb(message.state),
         usage=_usage(message.usage),
         timings=_timings(message.timings),
+        memory=_memory(message.memory),
         error=message.error,
     )
 
@@ -86,20 +92,31 @@ def state_from_pb(state: pb.RequestState.ValueType) -> RequestState:
 
 
 def record_from_pb(message: pb.GetRequestResponse) -> RequestRecord:
-    """Decodes a request's record; a request has one sample."""
-    sample = message.samples[0] if message.samples else pb.SampleOutput()
+    """Decodes a request's record."""
     return RequestRecord(
         request_id=message.request_id,
         state=state_from_pb(message.state),
-        text=sample.text,
-        token_ids=tuple(sample.token_ids),
-        finish=_finish(sample.finish) if sample.HasField("finish") else None,
+        samples=tuple(_sample(index, each) for index, each in enumerate(message.samples)),
         usage=_usage(message.usage),
         timings=_timings(message.timings),
+        memory=_memory(message.memory),
         error=message.error,
         created_unix_s=message.created_unix_ns / 1e9,
         seed=message.seed,
         tenant=message.tenant,
+    )
+
+
+def prefix_from_pb(message: pb.PinnedPrefix, *, created: bool = False) -> PinnedPrefix:
+    """Decodes a pin."""
+    return PinnedPrefix(
+        name=message.name,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+        num_tokens=message.num_tokens,
+        num_blocks=message.num_blocks,
+        worker_ids=tuple(message.worker_ids),
+        created=created,
     )
 
 
@@ -123,6 +140,17 @@ def _finish(message: pb.SampleFinish) -> Finish:
     return Finish(
         reason=_REASONS[message.reason],
         cause=StopCause(**{cause: getattr(message, cause)}) if cause else None,
+        score=message.score if message.HasField("score") else None,
+        sample_index=message.sample_index,
+    )
+
+
+def _sample(index: int, message: pb.SampleOutput) -> SampleOutput:
+    return SampleOutput(
+        index=index,
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        finish=_finish(message.finish) if message.HasField("finish") else None,
     )
 
 
@@ -132,6 +160,19 @@ def _usage(message: pb.Usage) -> Usage:
         completion_tokens=message.completion_tokens,
         cached_tokens=message.cached_tokens,
         num_preemptions=message.num_preemptions,
+    )
+
+
+def _memory(message: pb.RequestMemory) -> RequestMemory:
+    return RequestMemory(
+        blocks=message.blocks,
+        shared_blocks=message.shared_blocks,
+        saved_blocks=message.saved_blocks,
+        host_blocks=message.host_blocks,
+        copied_blocks=message.copied_blocks,
+        swapped_out_blocks=message.swapped_out_blocks,
+        swapped_in_blocks=message.swapped_in_blocks,
+        recomputed_tokens=message.recomputed_tokens,
     )
 
 

@@ -31,7 +31,15 @@ def _worker(message: pb.WorkerStats) -> WorkerStats:
         step_s=message.step_ns / 1e9,
         overhead_s=message.overhead_ns / 1e9,
         num_preemptions=message.num_preemptions,
+        num_swaps=message.num_swaps,
         recomputed_tokens=message.recomputed_tokens,
+        host_blocks=message.host_blocks,
+        used_host_blocks=message.used_host_blocks,
+        swapped_out_blocks=message.swapped_out_blocks,
+        swapped_in_blocks=message.swapped_in_blocks,
+        copied_blocks=message.copied_blocks,
+        swap_blocks_per_s=message.swap_blocks_per_s or None,
+        prefill_tokens_per_s=message.prefill_tokens_per_s or None,
     )
 
 
@@ -43,7 +51,12 @@ def _blocks(message: pb.BlockStats) -> BlockStats:
         free=message.free,
         block_size=message.block_size,
         filled_slots=message.filled_slots,
-        wasted_slots=message.fragmented_slots + message.reserved_slots,
+        fragmented_slots=message.fragmented_slots,
+        reserved_slots=message.reserved_slots,
+        pinned=message.pinned,
+        shared=message.shared,
+        sequence_blocks=message.sequence_blocks,
+        saved=message.saved,
         prefix_query_tokens=message.prefix_query_tokens,
         prefix_hit_tokens=message.prefix_hit_tokens,
     )

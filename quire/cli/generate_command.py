@@ -10,7 +10,7 @@ import typer
 
 import quire
 from quire.cli import options
-from quire.cli.output import EXIT_USAGE, err, errors_explained, fail, write_stream
+from quire.cli.output import EXIT_USAGE, err, errors_explained, fail, write_samples, write_stream
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 
@@ -27,16 +27,24 @@ def generate(
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
+    n: options.N = None,
+    best_of: options.BestOf = None,
+    beam_width: options.BeamWidth = None,
+    length_penalty: options.LengthPenalty = None,
+    early_stopping: options.EarlyStopping = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: log-probabilities of so many tokens, up to 20.")
     ] = None,
     timeout_s: options.TimeoutS = None,
+    priority: options.Priority = None,
+    tenant: options.Tenant = None,
+    cache_salt: options.CacheSalt = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as JSON, at its end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Say on standard error how it went.")] = False,
 ) -> None:
-    """Continue a prompt, as it is generated."""
+    """Continue a prompt, as it is generated; of several outputs, each when it has ended."""
     params = options.request_params(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -48,10 +56,18 @@ def generate(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
+        n=n,
+        best_of=best_of,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        early_stopping=options.EARLY_STOPPING[early_stopping],
         stop=stop,
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         timeout_s=timeout_s,
+        priority=priority,
+        tenant=tenant,
+        cache_salt=cache_salt,
     )
     if logprobs is not None and not as_json:
         fail("--logprobs shows in the output of --json only; give both", EXIT_USAGE)
@@ -59,7 +75,7 @@ def generate(
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         completion = _run(client, text, params, echo=not as_json)
     if as_json:
-        sys.stdout.write(json.dumps(asdict(completion), default=_plain, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(_fields(completion), default=_plain, ensure_ascii=False) + "\n")
     if stats:
         err.print(summary(completion), style="dim")
 
@@ -67,20 +83,33 @@ def generate(
 def summary(completion: quire.Completion) -> str:
     """One line about how a request went."""
     usage, timings = completion.usage, completion.timings
-    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", completion.finish_reason.value]
+    num_samples = len(completion.samples)
+    ending = completion.finish_reason.value if num_samples == 1 else f"{num_samples} samples"
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", ending]
     if timings.first_token_s is not None and timings.finished_s is not None:
         parts.append(f"first token after {timings.first_token_s * 1e3:.0f} ms")
         parts.append(f"{usage.completion_tokens / timings.finished_s:.1f} tokens/s")
     if usage.cached_tokens:
         parts.append(f"{usage.cached_tokens} prompt tokens from the prefix cache")
+    if completion.memory.saved_blocks:
+        parts.append(f"{completion.memory.saving:.1%} of its blocks saved by sharing")
     return ", ".join(parts)
 
 
 def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool) -> quire.Completion:
     with client.stream(text, **params) as stream:
-        if echo:
+        if echo and stream.accepted().num_samples > 1:
+            write_samples(stream)
+        elif echo:
             write_stream(stream)
         return stream.completion()
+
+
+def _fields(completion: quire.Completion) -> dict[str, Any]:
+    """Those of the first sample lie at the top too, so that a reader of one need not look for it."""
+    first = asdict(completion.samples[0])
+    del first["index"], first["sample_index"]
+    return {**first, **asdict(completion)}
 
 
 def _plain(value: object) -> Any:

@@ -1,6 +1,6 @@
 """Options that several commands take, and how they become parameters of a request."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,10 +20,26 @@ MinP = Annotated[float | None, typer.Option(help="Leave out tokens less likely t
 RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 discourages what was said.")]
 PresencePenalty = Annotated[float | None, typer.Option(help="Taken once from the logits of tokens in the output.")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="Taken for each occurrence in the output.")]
+N = Annotated[int | None, typer.Option("--n", help="Outputs that come back.")]
+BestOf = Annotated[int | None, typer.Option(help="Draw so many outputs, return the --n likeliest.")]
+BeamWidth = Annotated[int | None, typer.Option(help="Search for the likeliest outputs with so many beams.")]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="With --beam-width: above 0 favours long outputs, below 0 short ones.")
+]
+EarlyStopping = Annotated[
+    Literal["true", "false", "never"] | None,
+    typer.Option(help="With --beam-width: end the search as soon as so many outputs have ended."),
+]
+Priority = Annotated[int | None, typer.Option(help="Lower is served first. Default: 0.")]
+Tenant = Annotated[str | None, typer.Option(help="On whose behalf; tenants share no prefixes.")]
+CacheSalt = Annotated[str | None, typer.Option(help="Share prefixes with requests of the same salt alone.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the draw repeatable.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the output at this text; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")]
 TimeoutS = Annotated[float | None, typer.Option(help="End the request after so many seconds.")]
+
+
+EARLY_STOPPING: dict[str | None, bool | str | None] = {None: None, "true": True, "false": False, "never": "never"}
 
 
 def request_params(**given: object) -> GenerateParams:

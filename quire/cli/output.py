@@ -58,6 +58,22 @@ def write_stream(stream: quire.Stream) -> None:
             write_text("\n")
 
 
+def write_samples(stream: quire.Stream) -> None:
+    """Writes several texts, each under a heading when it has ended."""
+    texts: dict[int, str] = {}
+    for chunk in stream:
+        texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
+        if chunk.finish is not None:
+            out.print(f"[bold]{heading(chunk.index, chunk.finish)}[/bold]")
+            write_text(texts[chunk.index] + "\n")
+
+
+def heading(index: int, finish: quire.Finish) -> str:
+    """What is said above one of several outputs."""
+    score = "" if finish.score is None else f", score {finish.score:.4f}"
+    return f"--- sample {index}{score}, {finish.reason.value}"
+
+
 def write_text(text: str) -> None:
     """Writes a model's text as it is, except that it cannot steer a terminal."""
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)

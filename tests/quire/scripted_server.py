@@ -1,11 +1,12 @@
 """A double of the scheduler's public face: a real gRPC server that implements `Inference` by a script.
 
-Token i of any output is id i, spelled " i". A test says how many tokens there are, how many are out already, what
-is refused, and when the session breaks; it can wait for what the client said. Requests outlive their sessions.
+A test says how many tokens there are, how many are out already, what is refused, and when the session breaks; it
+can wait for what the client said. Requests outlive their sessions. How an output reads: `scripted_run.py`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import operator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,80 +14,19 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from common.errors import AlreadyExistsError, NotFoundError, QuireError, UnavailableError, to_status
+from common.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    QuireError,
+    UnavailableError,
+    to_status,
+)
 from common.rpc import PUBLIC_MESSAGE_BYTES, EdgeInterceptor, server_options
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-
-ALL = 1 << 30
-
-
-@dataclass(slots=True, kw_only=True)
-class Script:
-    """How a request goes."""
-
-    num_tokens: int = 8
-    released: int = ALL  # tokens out at once; the others when the test says so
-    tokens_per_chunk: int = ALL
-    refusals: list[QuireError] = field(default_factory=list)  # of its submissions and attachments, in order
-    state: pb.RequestState.ValueType = pb.REQUEST_STATE_FINISHED
-    error: str = ""
-    silent: bool = False  # never answered at all
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A request as the server holds it."""
-
-    request: pb.GenerateRequest
-    script: Script
-    released: int
-    state: pb.RequestState.ValueType = pb.REQUEST_STATE_RUNNING
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state != pb.REQUEST_STATE_RUNNING
-
-    def settle(self) -> None:
-        """Ends it if all is out."""
-        if self.released >= self.script.num_tokens and not self.has_ended:
-            self.released = self.script.num_tokens
-            self.state = self.script.state
-
-    def accepted(self, attached: bool) -> pb.Accepted:
-        return pb.Accepted(
-            request_id=self.request.request_id,
-            num_prompt_tokens=3,
-            max_tokens=self.script.num_tokens,
-            seed=self.request.sampling.seed or 7,
-            attached=attached,
-        )
-
-    def chunk(self, start: int) -> pb.Chunk:
-        end = min(self.released, start + self.script.tokens_per_chunk)
-        chunk = pb.Chunk(position=start, num_tokens=end - start, text="".join(f" {i}" for i in range(start, end)))
-        if self.request.output.token_ids:
-            chunk.token_ids.extend(range(start, end))
-        if self.has_ended and end == self.released:
-            chunk.finish.CopyFrom(self.finish())
-        return chunk
-
-    def finish(self) -> pb.SampleFinish:
-        if self.state == pb.REQUEST_STATE_CANCELLED:
-            return pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED)
-        if self.state == pb.REQUEST_STATE_EXPIRED:
-            return pb.SampleFinish(reason=pb.FINISH_REASON_DEADLINE)
-        if self.state == pb.REQUEST_STATE_FAILED:
-            return pb.SampleFinish(reason=pb.FINISH_REASON_FAILED)
-        return pb.SampleFinish(reason=pb.FINISH_REASON_STOP, stop_string="!")
-
-    def finished(self) -> pb.Finished:
-        return pb.Finished(
-            state=self.state,
-            usage=pb.Usage(prompt_tokens=3, completion_tokens=self.released, cached_tokens=1),
-            timings=pb.Timings(accepted_ns=10**6, first_token_ns=2 * 10**6, finished_ns=3 * 10**6),
-            error=self.script.error,
-        )
+from tests.quire.scripted_prefixes import ScriptedPrefixes
+from tests.quire.scripted_run import ALL, Run, Script
 
 
 class ScriptedServer(inference_pb2_grpc.InferenceServicer):
@@ -97,9 +37,11 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self.scripts: dict[str, Script] = {}
         self.runs: dict[str, Run] = {}
         self.received: list[tuple[str, str]] = []  # (action, request_id), over all sessions
+        self.attached_at: list[list[int]] = []  # positions of each submission (none) and attachment
         self.num_sessions = 0
         self.num_looks = 0  # at the statistics
         self.refuse_calls: list[QuireError] = []
+        self.prefixes = ScriptedPrefixes()
         self.address = ""
         self._sessions: set[ScriptedSession] = set()
         self._changed = asyncio.Condition()
@@ -131,20 +73,17 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
             session.is_broken = True
             session.news.set()
 
-    def release(self, request_id: str, num_tokens: int = ALL) -> None:
-        """Lets tokens of a request out, up to `num_tokens` in all."""
-        run = self.runs[request_id]
-        run.released = min(num_tokens, run.script.num_tokens)
-        run.settle()
+    def release(self, request_id: str, num_tokens: int = ALL, index: int | None = None) -> None:
+        """Lets tokens of one sample of a request or of each out, up to `num_tokens` in all."""
+        self.runs[request_id].release(num_tokens, index)
         self._announce()
 
-    def skip(self, request_id: str, num_tokens: int) -> None:
-        """Goes wrong: leaves out tokens for every reader of a request."""
-        run = self.runs[request_id]
+    def skip(self, request_id: str, num_tokens: int, index: int = 0) -> None:
+        """Goes wrong: leaves out tokens of a sample for every reader of a request; with a negative number, repeats."""
         for session in self._sessions:
-            for handle, (mine, position) in session.places.items():
-                if mine is run:
-                    session.places[handle] = (run, position + num_tokens)
+            for place in session.places.values():
+                if place.run is self.runs[request_id]:
+                    place.positions[index] += num_tokens
         self.release(request_id)
 
     def end(self, request_id: str, state: pb.RequestState.ValueType) -> pb.RequestState.ValueType:
@@ -178,8 +117,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
             if known.request != request:
                 raise AlreadyExistsError("the id belongs to another request")
             return known, True
-        run = Run(request, script, min(script.released, script.num_tokens))
-        run.settle()
+        run = Run(request, script)
         self.runs[request.request_id] = run
         return run, False
 
@@ -198,7 +136,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         run, attached = self.submit(request)
         yield pb.GenerateResponse(accepted=run.accepted(attached))
-        yield pb.GenerateResponse(chunk=run.chunk(0))
+        for index in range(len(run.released)):
+            yield pb.GenerateResponse(chunk=run.chunk(index, 0))
         yield pb.GenerateResponse(finished=run.finished())
 
     async def Session(
@@ -228,17 +167,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         return pb.CancelResponse(state=self.end(request.request_id, pb.REQUEST_STATE_CANCELLED))
 
     async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
-        run = self.find(request.request_id)
-        chunk = run.chunk(0)
-        return pb.GetRequestResponse(
-            request_id=request.request_id,
-            state=run.state,
-            samples=[pb.SampleOutput(text=chunk.text, token_ids=range(run.released), finish=run.finish())],
-            usage=run.finished().usage,
-            created_unix_ns=10**18,
-            seed=7,
-            tenant=run.request.tenant,
-        )
+        return self.find(request.request_id).record()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         words = (request.text or " ".join(each.content for each in request.chat.messages)).split()
@@ -246,6 +175,18 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text="".join(f" {i}" for i in request.token_ids))
+
+    async def PinPrefix(self, request: pb.PinPrefixRequest, context: Any) -> pb.PinPrefixResponse:
+        await self.note("PinPrefix", request.name)
+        if self.refuse_calls:
+            raise self.refuse_calls.pop(0)
+        return self.prefixes.pin(request)
+
+    async def UnpinPrefix(self, request: pb.UnpinPrefixRequest, context: Any) -> pb.UnpinPrefixResponse:
+        return self.prefixes.unpin(request)
+
+    async def ListPrefixes(self, request: pb.ListPrefixesRequest, context: Any) -> pb.ListPrefixesResponse:
+        return self.prefixes.list(request)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         if self.refuse_calls:
@@ -258,12 +199,17 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self.num_looks += 1
         await self.note("GetStats", "")
         blocks = pb.BlockStats(
-            total=100, used=30, cached=20, free=50, block_size=16, filled_slots=456, fragmented_slots=24,
+            total=100, used=30, cached=20, free=50, block_size=16,
+            filled_slots=456, fragmented_slots=16, reserved_slots=8,
             prefix_query_tokens=200, prefix_hit_tokens=50,
+            pinned=2, shared=4, sequence_blocks=28, saved=12,
         )  # fmt: skip
         worker = pb.WorkerStats(
             worker_id="w0", address="127.0.0.1:1", num_running=2, blocks=blocks, num_steps=9,
             step_ns=8_000_000, overhead_ns=200_000,
+            num_preemptions=5, num_swaps=3, recomputed_tokens=70, copied_blocks=9,
+            host_blocks=64, used_host_blocks=6, swapped_out_blocks=18, swapped_in_blocks=12,
+            prefill_tokens_per_s=4000.0,
         )  # fmt: skip
         journal = pb.JournalStats(store="memory", entries=4, write_ns=70_000)
         return pb.GetStatsResponse(
@@ -271,12 +217,37 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         )
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where one reader is in one request."""
+
+    run: Run
+    positions: list[int]  # next, by sample
+    is_told: set[int] = field(default_factory=set)  # of the end of these samples
+
+    def chunks(self) -> Iterator[pb.Chunk]:
+        """What is new to the reader."""
+        for index, position in enumerate(self.positions):
+            run = self.run
+            if index in self.is_told or (position >= run.released[index] and not run.sample_has_ended(index)):
+                continue
+            chunk = run.chunk(index, position)
+            self.positions[index] += chunk.num_tokens
+            if chunk.HasField("finish"):
+                self.is_told.add(index)
+            yield chunk
+
+    @property
+    def is_at_the_end(self) -> bool:
+        return self.run.has_ended and len(self.is_told) == len(self.positions)
+
+
 class ScriptedSession:
     """One open session: places in outputs by handle."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server
-        self.places: dict[int, tuple[Run, int]] = {}  # run, next position
+        self.places: dict[int, Place] = {}
         self.news = asyncio.Event()
         self.is_broken = False
         self.is_closed = False
@@ -293,14 +264,12 @@ class ScriptedSession:
 
     def next_response(self) -> pb.SessionResponse | None:
         events, self._events = self._events, []
-        for handle, (run, position) in list(self.places.items()):
-            if run.script.silent or (position >= run.released and not run.has_ended):
+        for handle, place in list(self.places.items()):
+            if place.run.script.silent:
                 continue
-            chunk = run.chunk(position)
-            events.append(pb.SessionEvent(handle=handle, chunk=chunk))
-            self.places[handle] = (run, position + chunk.num_tokens)
-            if chunk.HasField("finish"):
-                events.append(pb.SessionEvent(handle=handle, finished=run.finished()))
+            events += [pb.SessionEvent(handle=handle, chunk=chunk) for chunk in place.chunks()]
+            if place.is_at_the_end:
+                events.append(pb.SessionEvent(handle=handle, finished=place.run.finished()))
                 del self.places[handle]
         return pb.SessionResponse(events=events) if events else None
 
@@ -315,21 +284,26 @@ class ScriptedSession:
                 detail = pb.Error(code=status.code, message=status.message, status=status.SerializeToString())
                 self._events.append(pb.SessionEvent(handle=handle, error=detail))
             return request_id
-        run, _ = self.places.get(handle, (None, 0))
-        if run is None:
+        place = self.places.get(handle)
+        if place is None:
             return ""
+        request_id = place.run.request.request_id
         if action == "cancel":
-            self.server.end(run.request.request_id, pb.REQUEST_STATE_CANCELLED)
+            self.server.end(request_id, pb.REQUEST_STATE_CANCELLED)
         else:
             del self.places[handle]
-        return run.request.request_id
+        return request_id
 
     def _open(self, message: pb.SessionRequest, action: str) -> None:
         if action == "submit":
-            (run, attached), position = self.server.submit(message.submit), 0
+            (run, attached), wanted = self.server.submit(message.submit), []
         else:
             run, attached = self.server.find(message.attach.request_id), True
-            position = message.attach.from_positions[0]
-        self.places[message.handle] = (run, position)
+            wanted = list(message.attach.from_positions)
+        self.server.attached_at.append(wanted)
+        positions = wanted + [0] * (len(run.released) - len(wanted))
+        if len(positions) > len(run.released) or any(map(operator.gt, positions, run.released)):
+            raise InvalidRequestError(f"from_positions: {wanted} is beyond what was sent, {run.released}")
+        self.places[message.handle] = Place(run, positions)
         if not run.script.silent:
             self._events.append(pb.SessionEvent(handle=message.handle, accepted=run.accepted(attached)))

@@ -7,7 +7,8 @@ import pytest
 
 import quire
 from protos import inference_pb2 as pb
-from tests.quire.scripted_server import Script, ScriptedServer
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
 
 
 async def test_generate_gives_the_whole_completion(client: quire.AsyncClient) -> None:

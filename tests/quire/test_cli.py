@@ -21,7 +21,8 @@ from protos import inference_pb2 as pb
 from quire.cli.app import app
 from quire.cli.top_view import block_bar, view
 from quire.stats import BlockStats, JournalStats, Stats
-from tests.quire.scripted_server import Script, ScriptedServer
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
 
 NOBODY = "127.0.0.1:1"
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import quire
-from tests.quire.scripted_server import Script, ScriptedServer
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
 
 
 async def test_every_call_works_without_asyncio(server: ScriptedServer) -> None:

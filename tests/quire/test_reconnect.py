@@ -6,7 +6,8 @@ import gc
 import pytest
 
 import quire
-from tests.quire.scripted_server import Script, ScriptedServer
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
 
 
 def text_of(num_tokens: int) -> str:
@@ -36,8 +37,7 @@ async def test_a_restarted_server_is_found_again(server: ScriptedServer, client:
     first = await anext(stream)
     address = server.address
     await server.stop()
-    server.runs["lasting"].released = 6
-    server.runs["lasting"].settle()
+    server.runs["lasting"].release(6)
     await server.start(address)
     rest = [chunk async for chunk in stream]
 
