@@ -83,6 +83,51 @@ def test_a_forked_block_counts_once_whoever_holds_it() -> None:
     assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (12, 4 + 3 + 3)
 
 
+def test_a_swapped_group_holds_host_blocks_and_counts_what_was_done_for_it() -> None:
+    cluster = Cluster(SchedulerConfig(watermark=0.0, pipeline_depth=1, enable_prefix_cache=False, preemption="swap"))
+    cluster.add_worker(num_blocks=10, num_host_blocks=20)
+    first = cluster.add([1, 2, 3, 4], 20)
+    group = cluster.add_group(PROMPT, 3, 8)
+    while group.swap_step is None:
+        cluster.step()
+    stats = cluster.stats()
+    held = group_blocks(group)
+    assert (held.num_blocks, held.num_shared, held.num_saved) == (0, 0, 0)
+    assert held.num_host_blocks == stats.num_used_host_blocks == stats.num_swapped_out_blocks > 0
+    assert (group.num_preemptions, group.num_swapped_out_blocks) == (1, held.num_host_blocks)
+    cluster.run_until_idle()
+    assert group.num_swapped_in_blocks == group.num_swapped_out_blocks == held.num_host_blocks
+    assert (group.num_copied_blocks, group.num_recomputed_tokens) == (2, 0)
+    counts = (first.group.num_preemptions, first.group.num_copied_blocks, first.group.num_swapped_out_blocks)
+    assert counts == (0, 0, 0)
+    assert group_blocks(group) == GroupBlocks(0, 0, 0, 0)
+
+
+def test_what_was_lost_with_a_worker_counts_for_the_group_once_it_is_computed_again() -> None:
+    cluster = make_cluster()
+    group = cluster.add_group(PROMPT, 3, 8)
+    for _ in range(3):
+        cluster.step()
+    num_computed = 4 + sum(s.num_computed_tokens - 4 for s in group.sequences)
+    cluster.remove_all_memory("w", num_blocks=20)
+    assert group.num_recomputed_tokens == 0
+    cluster.step()
+    assert group.num_recomputed_tokens == cluster.stats().num_recomputed_tokens == num_computed
+    assert group.num_preemptions == 0  # it was not for want of memory
+
+
+def test_requests_and_sequences_are_counted_apart() -> None:
+    cluster = make_cluster(num_blocks=10)
+    cluster.add_group(PROMPT, 3, 8)
+    cluster.add([1, 2, 3, 4], 8)
+    stats = cluster.scheduler.stats()
+    assert (stats.num_waiting, stats.num_waiting_groups) == (4, 2)
+    cluster.step()
+    stats = cluster.scheduler.stats()
+    assert (stats.workers[0].num_running, stats.workers[0].num_running_groups) == (4, 2)
+    assert (stats.num_waiting, stats.num_waiting_groups) == (0, 0)
+
+
 def test_members_that_wait_for_the_common_prefix_count_it_once() -> None:
     cluster = make_cluster(budget=5, num_blocks=40)
     group = cluster.add_group(PROMPT, 3, 30)

@@ -89,6 +89,79 @@ def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_a
     assert plan is not None and plan.sequences == [long]
 
 
+def test_what_is_cached_of_a_prompt_takes_no_time() -> None:
+    cluster = make_cluster()
+    cache_prefix(cluster)
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1.0)
+    cached, other = cluster.add([*SHARED, 2], 1, deadline_s=5.0), cluster.add([9] * 9, 1, deadline_s=5.0)
+    assert cluster.scheduler.expired(3.0) == [other.group]  # 1 s is enough for one of them, 9 s are too long
+    assert cluster.scheduler.expired(4.5) == [cached.group, other.group]
+    plan = cluster.scheduler.schedule("w", now_s=3.0)
+    assert plan is not None and plan.sequences == [cached]
+
+
+def test_the_quickest_worker_decides_what_is_in_time() -> None:
+    cluster = make_cluster()
+    cluster.add_worker("quick", num_blocks=100)
+    long = cluster.add([1] * 30, 1, deadline_s=5.0)
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1.0)
+    assert cluster.scheduler.expired(2.0) == [long.group]
+    cluster.scheduler.note_costs("quick", prefill_tokens_per_s=100.0)
+    assert cluster.scheduler.expired(2.0) == []
+    cluster.remove_worker("quick")
+    assert cluster.scheduler.expired(2.0) == [long.group]
+
+
+def test_a_shared_prompt_is_estimated_once() -> None:
+    cluster = make_cluster()
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=10.0)
+    group = cluster.add_group([1] * 20, 4, 5, deadline_s=5.0)
+    assert cluster.scheduler.expired(2.9) == []
+    assert cluster.scheduler.expired(3.1) == [group]
+
+
+def test_dropped_work_does_not_keep_what_comes_after_it_waiting() -> None:
+    cluster = make_cluster(order="edf", max_num_seqs=1)
+    hopeless = [cluster.add([i + 1], 1, deadline_s=1.0 + i) for i in range(3)]
+    good = cluster.add([9], 1, deadline_s=50.0)
+    plan = cluster.scheduler.schedule("w", now_s=10.0)
+    assert plan is not None and plan.sequences == [good]
+    assert cluster.scheduler.expired(10.0) == [sequence.group for sequence in hopeless]
+
+
+def test_a_priority_class_comes_before_any_deadline_and_gives_way_after_it() -> None:
+    cluster = make_cluster(order="edf", num_blocks=4)
+    low = cluster.add([1, 2, 3, 4], 8, priority=1, deadline_s=1.0)
+    others = [cluster.add([i, 6, 7, 8], 8, deadline_s=deadline) for i, deadline in ((5, None), (6, 90.0))]
+    assert cluster.step().sequences == [others[1], others[0], low]
+    assert cluster.step().sequences == [others[1], others[0]]
+    assert low.status is SequenceStatus.PREEMPTED
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+
+
+@pytest.mark.parametrize("order", ["fcfs", "edf"])
+def test_while_a_preempted_group_waits_only_a_class_above_it_is_admitted(order: OrderPolicy) -> None:
+    # 5 blocks: the two take them all, and the third of a makes b give way, which then waits for 2 or more.
+    cluster = make_cluster(order=order, num_blocks=5)
+    a, b = cluster.add([1, 2, 3, 4], 12), cluster.add([5, 6, 7, 8], 12)
+    while b.status is not SequenceStatus.PREEMPTED:
+        cluster.step()
+    same, above = cluster.add([9], 1, deadline_s=1.0), cluster.add([10], 1, priority=-1)
+    while b.status is SequenceStatus.PREEMPTED:
+        assert same.status is SequenceStatus.WAITING
+        cluster.step()
+    assert above.is_finished and a.num_output_tokens > 0
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+
+
+def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
+    cluster = make_cluster(order="edf", max_num_seqs=1)
+    sequences = [cluster.add([i + 1], 1, deadline_s=5.0) for i in range(4)]
+    assert [cluster.step().sequences[0] for _ in range(4)] == sequences
+
+
 def test_preempted_work_is_not_dropped_for_its_deadline() -> None:
     cluster = make_cluster(num_blocks=4)
     sequences = [cluster.add([10 * i + 1, 2, 3, 4], 8, deadline_s=1.0) for i in range(3)]

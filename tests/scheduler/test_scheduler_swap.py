@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode, prefers_swap
+from scheduler_svc.core.preemption import MAX_TRIAL_SWAPS, PreemptionCosts, PreemptionMode, prefers_swap
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
@@ -50,6 +50,24 @@ def finish_and_compare(cluster: Cluster) -> None:
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
+
+
+def counters_of_groups(cluster: Cluster) -> list[int]:
+    """Sums over all groups, beside `counters_of_worker`."""
+    groups = dict.fromkeys(s.group for s in cluster.sequences)
+    return [
+        sum(group.num_preemptions for group in groups),
+        sum(group.num_copied_blocks for group in groups),
+        sum(group.num_swapped_out_blocks for group in groups),
+        sum(group.num_swapped_in_blocks for group in groups),
+        sum(group.num_recomputed_tokens for group in groups),
+    ]
+
+
+def counters_of_worker(cluster: Cluster) -> list[int]:
+    stats = cluster.stats()
+    moved = [stats.num_swapped_out_blocks, stats.num_swapped_in_blocks]
+    return [stats.num_preemptions, stats.num_copied_blocks, *moved, stats.num_recomputed_tokens]
 
 
 def test_a_swapped_sequence_goes_on_where_it_was() -> None:
@@ -249,6 +267,49 @@ def test_auto_compares_both_copies_with_the_tokens_that_would_be_computed() -> N
     assert not prefers_swap("recompute", costs, 0, 0, 10_000)
 
 
+def test_auto_tries_a_few_swaps_where_their_speed_alone_is_unknown() -> None:
+    costs = PreemptionCosts(prefill_tokens_per_s=1e9)
+    assert prefers_swap("auto", costs, 0, 50, 1)
+    assert prefers_swap("auto", costs, MAX_TRIAL_SWAPS - 1, 50, 1)
+    assert not prefers_swap("auto", costs, MAX_TRIAL_SWAPS, 50, 1)
+
+
+def test_trial_swaps_end_where_the_worker_never_says_how_long_they_took() -> None:
+    cluster = make_cluster(preemption="auto", preempt_every=2)
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1000.0)
+    cluster.add_group(PROMPT, 3, 12)
+    finish_and_compare(cluster)
+    stats = cluster.stats()
+    assert stats.num_swaps == MAX_TRIAL_SWAPS < stats.num_preemptions
+    assert stats.num_recomputed_tokens > 0
+
+
+@pytest.mark.parametrize(("swap_blocks_per_s", "is_swapped"), [(1e9, True), (1e-9, False)])
+def test_what_a_trial_has_shown_decides_from_then_on(swap_blocks_per_s: float, is_swapped: bool) -> None:
+    cluster = make_cluster(preemption="auto", preempt_every=2)
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1000.0)
+    cluster.add_group(PROMPT, 3, 12)
+    while not cluster.stats().num_swaps:
+        cluster.step()
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1000.0, swap_blocks_per_s=swap_blocks_per_s)
+    finish_and_compare(cluster)
+    stats = cluster.stats()
+    assert (stats.num_swaps == stats.num_preemptions > MAX_TRIAL_SWAPS) == is_swapped
+    assert (stats.num_swaps == 1) != is_swapped
+
+
+def test_no_swap_is_tried_before_the_speed_of_prefill_is_known_or_without_room() -> None:
+    cluster = make_cluster(preemption="auto", preempt_every=2)
+    cluster.add_group(PROMPT, 3, 12)
+    finish_and_compare(cluster)
+    assert cluster.stats().num_swaps == 0 < cluster.stats().num_preemptions
+    small = make_cluster(preemption="auto", preempt_every=2, num_host_blocks=1)
+    small.scheduler.note_costs("w", prefill_tokens_per_s=1000.0)
+    small.add_group(PROMPT, 3, 12)
+    finish_and_compare(small)
+    assert small.stats().num_swaps == 0 < small.stats().num_preemptions
+
+
 def test_costs_and_modes_that_make_no_sense_are_refused() -> None:
     cluster = make_cluster()
     with pytest.raises(ValueError, match="prefill_tokens_per_s is 0: give more than 0"):
@@ -286,5 +347,6 @@ def test_200_mixed_requests_under_pressure_equal_an_unconstrained_run(
     assert (stats.num_swaps > 0) == (preemption != "recompute")
     if preemption == "auto" and preempt_every is not None:
         assert stats.num_swaps < stats.num_preemptions and stats.num_recomputed_tokens > 0
+    assert counters_of_groups(cluster) == counters_of_worker(cluster)
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
