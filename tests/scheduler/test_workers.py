@@ -234,3 +234,80 @@ async def test_statistics_show_workers_blocks_and_requests(site: Site) -> None:
     stats = await site.inference.GetStats(pb.GetStatsRequest())
     assert (stats.num_running, stats.num_finished, stats.output_tokens, stats.prompt_tokens) == (0, 1, 40, 1)
     assert stats.workers[0].num_steps >= 40 and stats.workers[0].blocks.used == 0
+
+
+def timed(worker: ScriptedWorker) -> None:
+    """From now on it says that a step takes it 1 ms, and 1 µs for each block that is swapped."""
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        response = worker.execute(request)
+        response.swap_ns = 1_000 * ((len(request.swap_out) + len(request.swap_in)) // 8)
+        response.exec_ns = 1_000_000 + response.swap_ns
+        return response
+
+    worker.script = script
+
+
+def long_prompt(start: int, max_tokens: int) -> pb.GenerateRequest:
+    request = counting(start, max_tokens)
+    request.token_ids.ids.extend([start] * 29)
+    return request
+
+
+async def run_together(site: Site, worker: ScriptedWorker, starts: tuple[int, ...]) -> list[list[pb.GenerateResponse]]:
+    """Requests of which none is done before all are admitted."""
+    worker.may_answer.clear()
+    runs = [asyncio.create_task(site.run(long_prompt(start, 50))) for start in starts]
+    await until(lambda: len(site.engine.live) == len(starts))
+    worker.may_answer.set()
+    return await asyncio.gather(*runs)
+
+
+async def test_the_speed_of_a_worker_is_learnt_swaps_are_tried_and_both_are_shown(site: Site) -> None:
+    # 6 blocks of 16: each of the two needs 5 at the end.
+    worker = ScriptedWorker(num_blocks=6)
+    worker.description.pool.num_host_blocks = 10
+    timed(worker)
+    await site.start_worker(worker)
+    for start in (1, 2):
+        await site.run(long_prompt(start, 1))
+    stats = (await site.inference.GetStats(pb.GetStatsRequest())).workers[0]
+    assert stats.prefill_tokens_per_s == pytest.approx(30_000)  # 30 tokens in 1 ms
+    assert (stats.swap_blocks_per_s, stats.num_swaps, stats.host_blocks) == (0.0, 0, 10)
+    for start, messages in zip((100, 200), await run_together(site, worker, (100, 200)), strict=True):
+        assert tokens_in(messages) == list(range(start + 1, start + 51))
+    stats = (await site.inference.GetStats(pb.GetStatsRequest())).workers[0]
+    assert stats.swap_blocks_per_s == pytest.approx(1e6)
+    assert stats.num_swaps == stats.num_preemptions > 0 == stats.recomputed_tokens
+    assert stats.swapped_out_blocks == stats.swapped_in_blocks >= 3
+    assert stats.used_host_blocks == 0
+    assert any(request.swap_out for request in worker.steps) and any(request.swap_in for request in worker.steps)
+    await site.idle()
+
+
+async def test_a_worker_without_a_host_pool_recomputes(site: Site) -> None:
+    worker = ScriptedWorker(num_blocks=6)
+    timed(worker)
+    await site.start_worker(worker)
+    for start in (1, 2):
+        await site.run(long_prompt(start, 1))
+    await run_together(site, worker, (100, 200))
+    stats = (await site.inference.GetStats(pb.GetStatsRequest())).workers[0]
+    assert stats.num_swaps == stats.host_blocks == 0 < stats.num_preemptions
+    assert stats.recomputed_tokens > 0
+    await site.idle()
+
+
+async def test_block_statistics_add_up(site: Site) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(long_prompt(10, 40)))
+    await until(lambda: bool(worker.steps))
+    blocks = (await site.inference.GetStats(pb.GetStatsRequest())).workers[0].blocks
+    assert blocks.free + blocks.cached + blocks.used == blocks.total == 64
+    slots = blocks.filled_slots + blocks.reserved_slots + blocks.fragmented_slots
+    assert slots == blocks.used * blocks.block_size > 0
+    assert (blocks.sequence_blocks, blocks.saved, blocks.shared, blocks.pinned) == (blocks.used, 0, 0, 0)
+    worker.may_answer.set()
+    await running
+    await site.idle()
