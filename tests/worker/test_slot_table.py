@@ -8,6 +8,7 @@ from common.step import Step
 from tests.worker.steps import LIMITS, slot_state
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import CheckedStep
+from worker_svc.step_limits import InvalidStepError
 
 
 def apply(table: SlotTable, **fields: object) -> CheckedStep:
@@ -94,6 +95,32 @@ def test_a_history_comes_before_the_tokens(table: SlotTable) -> None:
     state = slot_state(3, [6], [1], position=2, history=[4, 5], num_prompt_tokens=1, sampling=penalised)
     apply(table, whole=[state])
     assert table.token_ids[3, :3].tolist() == [4, 5, 6]
+
+
+def test_a_ranked_row_advances_its_slot_but_not_what_it_knows(table: SlotTable) -> None:
+    rows = apply(table, rows=[2], num_tokens=[6], samples=[], candidates=[0, 5]).rows
+    assert (rows.candidate_rows.tolist(), rows.candidate_counts.tolist()) == ([0], [5])
+    table.advance(rows, [])
+    assert (table.counts.positions[2], table.counts.num_known[2]) == (6, 6)
+    with pytest.raises(InvalidStepError, match="slot 2 knows 6 tokens and is to compute 6 to 7"):
+        apply(table, rows=[2])
+    beams = [slot_state(slot, [token], [7, block], position=6) for slot, token, block in ((2, 50, 3), (6, 51, 9))]
+    rows = apply(table, whole=beams, rows=[2, 6], samples=[], candidates=[0, 5, 1, 5]).rows
+    assert (rows.starts.tolist(), rows.ends.tolist()) == ([6, 6], [7, 7])
+    assert table.token_ids[[2, 6], 6].tolist() == [50, 51]
+
+
+def test_a_ranked_slot_can_be_forked_and_the_children_told_their_tokens(table: SlotTable) -> None:
+    table.advance(apply(table, rows=[2], num_tokens=[6], samples=[], candidates=[0, 2]).rows, [])
+    apply(table, forks=[2, 4])
+    assert (table.counts.positions[4], table.counts.num_known[4]) == (6, 6)
+    rows = apply(table, whole=[slot_state(4, [50], [7, 8], position=6)], rows=[4]).rows
+    assert rows.starts.tolist() == [6]
+
+
+def test_no_more_candidates_are_ranked_than_there_are_tokens(table: SlotTable) -> None:
+    rows = apply(table, rows=[2], num_tokens=[6], samples=[], candidates=[0, 2_000_000_000]).rows
+    assert rows.candidate_counts.tolist() == [LIMITS.vocab_size]
 
 
 def test_moves_of_blocks_are_given_back_as_pairs(table: SlotTable) -> None:

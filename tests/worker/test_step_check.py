@@ -58,6 +58,35 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rows": [2], "num_tokens": [6], "samples": [0, 5]}, "samples[0] names slot 5, which is not in use"),
     ({"rows": [2], "num_tokens": [6], "samples": [0, 1]}, "samples[0]: slot 1 knows 20 tokens, and the row ends at 6"),
     ({"rows": [2], "num_tokens": [6], "samples": [0, 2, 0, 2]}, "samples (slots) names 2 twice"),
+    ({"rows": [2], "num_tokens": [6], "samples": [], "candidates": [1, 5]}, "candidates names row 1: there are 1"),
+    ({"rows": [2], "num_tokens": [6], "samples": [], "candidates": [-1, 5]}, "candidates names row -1"),
+    (
+        {"rows": [2], "num_tokens": [6], "samples": [], "candidates": [0, 5, 0, 6]},
+        "candidates (rows) names 0 twice",
+    ),
+    (
+        {"rows": [2], "num_tokens": [6], "samples": [], "candidates": [0, 0]},
+        "candidates[0] asks for 0 tokens: a row answers at least 1",
+    ),
+    (
+        {"rows": [7, 2], "num_tokens": [2, 5], "samples": [], "candidates": [0, 3, 1, 3]},
+        "candidates[1]: slot 2 knows 6 tokens, and the row ends at 5",
+    ),
+    (
+        {"rows": [7, 2], "num_tokens": [2, 6], "samples": [1, 2], "candidates": [0, 3, 1, 3]},
+        "candidates[1]: row 1 is sampled too",
+    ),
+    ({"rows": [2], "num_tokens": [6], "candidates": [0, 3]}, "candidates[0]: row 0 is sampled too"),
+    (
+        {
+            "whole": [slot_state(4, [10, 11, 12, 13, 14, 15], [8, 9])],
+            "rows": [2, 4],
+            "num_tokens": [6, 6],
+            "samples": [0, 4],
+            "candidates": [1, 3],
+        },
+        "candidates[0]: row 1 is sampled too, or its slot 4 is",
+    ),
     (
         {"snapshot": True, "append_pairs": [], "rows": [2], "num_tokens": [6]},
         "rows[0] names slot 2, which is not in use",
@@ -142,6 +171,7 @@ steps = st.fixed_dictionaries(
         "copies": pairs,
         "rows": st.lists(small, max_size=3),
         "samples": st.none() | pairs,
+        "candidates": pairs,
     },
 )
 
@@ -160,6 +190,8 @@ def test_whatever_arrives_a_step_is_taken_whole_or_not_at_all(sent: list[dict[st
             assert contents(table) == before
             continue
         table.advance(checked.rows, np.full(len(checked.rows.sample_slots), 1))
+        ranked = checked.rows.slots[checked.rows.candidate_rows]
+        assert (table.counts.positions[ranked] == table.counts.num_known[ranked]).all()
         check_integrity(table)
 
 
