@@ -37,7 +37,9 @@ def bench(
     output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "32-128",
     prompt: Annotated[str | None, typer.Option(help="This text, instead of random tokens.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths, prompts and sampling.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: 1, with beams none.")] = None,
+    n: options.N = None,
+    beam_width: options.BeamWidth = None,
     ignore_eos: Annotated[bool, typer.Option(help="Generate every output to its full length.")] = True,
     timeout_s: options.TimeoutS = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file as well.")] = None,
@@ -46,7 +48,9 @@ def bench(
 
     Prompts share prefixes in the cache within a run, never with those of an earlier run.
     """
-    params = options.request_params(temperature=temperature, ignore_eos=ignore_eos, timeout_s=timeout_s)
+    params = options.request_params(
+        temperature=temperature, n=n, beam_width=beam_width, ignore_eos=ignore_eos, timeout_s=timeout_s
+    )
     params["cache_salt"] = uuid.uuid4().hex
     with errors_explained():
         _check(rate, duration_s, json_file)
@@ -121,7 +125,7 @@ async def _request(
                     last_s = clock() - due_s
                     first_s = last_s if first_s is None else first_s
                     num_tokens += chunk.num_tokens
-            usage = (await stream.completion()).usage
+            completion = await stream.completion()
     except quire.QuireError as error:
         return Measurement(
             num_output_tokens=num_tokens,
@@ -131,9 +135,11 @@ async def _request(
             reason=error.message,
         )
     return Measurement(
-        num_prompt_tokens=usage.prompt_tokens,
+        num_prompt_tokens=completion.usage.prompt_tokens,
         num_output_tokens=num_tokens,
-        num_cached_tokens=usage.cached_tokens,
+        num_samples=len(completion.samples),
+        num_cached_tokens=completion.usage.cached_tokens,
+        saving=completion.memory.saving,
         first_token_s=first_s,
         last_token_s=last_s,
         end_s=clock() - due_s,
@@ -149,6 +155,8 @@ def report(summary: Summary) -> RenderableType:
     totals.add_row("requests", f"{summary.requests_per_s:.2f}/s")
     totals.add_row("tokens", f"{summary.output_tokens} made, {summary.prompt_tokens} in prompts")
     totals.add_row("prefix cache", f"{summary.cached_tokens} prompt tokens found")
+    if summary.saving:
+        totals.add_row("sharing", f"{summary.saving:.1%} of the blocks of a request saved, on average")
     for failure, count in summary.failures.items():
         kind = "refused" if failure == quire.OverloadedError.__name__ else "failed"
         totals.add_row(f"[red]{kind}[/red]", f"{count} × {failure}, such as: {escape(summary.reasons[failure])}")

@@ -11,8 +11,10 @@ class Measurement:
     """One request as its client saw it; times are seconds since it was due, so that lateness of ours counts too."""
 
     num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
+    num_output_tokens: int = 0  # of all its samples
+    num_samples: int = 1
     num_cached_tokens: int = 0
+    saving: float | None = None  # of its blocks, by sharing among its samples
     first_token_s: float | None = None
     last_token_s: float | None = None
     end_s: float
@@ -20,16 +22,21 @@ class Measurement:
     reason: str = ""  # what that says
 
     @property
+    def output_len(self) -> float:
+        """Mean length of its samples, in tokens."""
+        return self.num_output_tokens / self.num_samples
+
+    @property
     def time_per_output_token_s(self) -> float | None:
-        """Of the tokens after the first; None with fewer than two."""
-        if self.first_token_s is None or self.last_token_s is None or self.num_output_tokens < 2:
+        """Of the tokens of a sample after its first; None with fewer than two."""
+        if self.first_token_s is None or self.last_token_s is None or self.output_len < 2:
             return None
-        return (self.last_token_s - self.first_token_s) / (self.num_output_tokens - 1)
+        return (self.last_token_s - self.first_token_s) / (self.output_len - 1)
 
     @property
     def normalized_latency_s(self) -> float | None:
         """End-to-end latency divided by the output's length (the paper, section 6.1)."""
-        return self.end_s / self.num_output_tokens if self.num_output_tokens else None
+        return self.end_s / self.output_len if self.num_output_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,7 @@ class Summary:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    saving: float | None  # mean over requests
     requests_per_s: float
     output_tokens_per_s: float
     time_to_first_token_s: Percentiles | None
@@ -87,12 +95,17 @@ def summarize(measurements: Sequence[Measurement], duration_s: float) -> Summary
         prompt_tokens=sum(each.num_prompt_tokens for each in completed),
         output_tokens=output_tokens,
         cached_tokens=sum(each.num_cached_tokens for each in completed),
+        saving=_mean([each.saving for each in completed if each.saving is not None]),
         requests_per_s=len(completed) / duration_s if duration_s else 0.0,
         output_tokens_per_s=output_tokens / duration_s if duration_s else 0.0,
         time_to_first_token_s=_of(each.first_token_s for each in completed),
         time_per_output_token_s=_of(each.time_per_output_token_s for each in completed),
         normalized_latency_s=_of(each.normalized_latency_s for each in completed),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _of(values: Iterable[float | None]) -> Percentiles | None:

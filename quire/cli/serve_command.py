@@ -40,6 +40,9 @@ def serve(
         str | None, typer.Option(help="Without a URL: auto, embedded or memory (not durable). Default: auto.")
     ] = None,
     num_blocks: Annotated[int | None, typer.Option(help="Blocks of a worker's KV pool. Default: by memory.")] = None,
+    num_host_blocks: Annotated[
+        int | None, typer.Option(help="Blocks of a worker's swap pool in host memory. Default: 0.")
+    ] = None,
     kv_memory_fraction: Annotated[
         float | None, typer.Option(help="KV pool as part of the free memory, up to 1.")
     ] = None,
@@ -57,6 +60,13 @@ def serve(
         int | None, typer.Option(help="Longest sequence, in tokens. Default: the model's.")
     ] = None,
     pipeline_depth: Annotated[int | None, typer.Option(help="Steps on their way at once, 1 or 2. Default: 2.")] = None,
+    preemption: Annotated[
+        str | None,
+        typer.Option(help="When KV memory is short: swap, recompute or auto, whichever costs less. Default: auto."),
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(help="Who is next: fcfs, first come, or edf, earliest deadline. Default: fcfs.")
+    ] = None,
     max_queue: Annotated[int | None, typer.Option(help="Requests that may wait. Default: 1000.")] = None,
     drain_timeout_s: Annotated[
         float | None, typer.Option(help="Time for running requests at the end. Default: 30.")

@@ -38,6 +38,7 @@ class ServeSettings(Settings):
         description="Redis or Valkey to use",
     )
     num_blocks: int | None = Field(None, ge=1)
+    num_host_blocks: int | None = Field(None, ge=0)
     kv_memory_fraction: float | None = Field(None, gt=0, le=1)
     block_size: int | None = Field(None, ge=1)
     dtype: str | None = None
@@ -47,6 +48,8 @@ class ServeSettings(Settings):
     max_batched_tokens: int | None = Field(None, ge=1)
     max_model_len: int | None = Field(None, ge=1)
     pipeline_depth: int | None = Field(None, ge=1, le=2)
+    preemption: Literal["auto", "swap", "recompute"] | None = None
+    order: Literal["fcfs", "edf"] | None = None
     max_queue: int | None = Field(None, ge=1)
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on at the end")
     log_level: Literal["debug", "info", "warning", "error"] | None = None
@@ -63,6 +66,8 @@ class ServeSettings(Settings):
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_batched_tokens,
             pipeline_depth=self.pipeline_depth,
+            preemption=self.preemption,
+            order=self.order,
             max_queue_requests=self.max_queue,
             drain_timeout_s=self.drain_timeout_s,
             log_level=self.log_level,
@@ -72,6 +77,7 @@ class ServeSettings(Settings):
         """What a worker is told beside model and address."""
         return _flags(
             num_blocks=self.num_blocks,
+            num_host_blocks=self.num_host_blocks,
             kv_memory_fraction=self.kv_memory_fraction,
             block_size=self.block_size,
             dtype=self.dtype,

@@ -68,7 +68,7 @@ def _workers(now: Stats) -> RenderableType:
 
 
 def _worker(worker: WorkerStats) -> RenderableType:
-    """Two lines, so that a terminal of 80 columns shows all of it."""
+    """Lines that a terminal of 80 columns shows whole."""
     blocks = worker.blocks
     table = Table.grid(padding=(0, 3))
     table.add_row(
@@ -85,8 +85,39 @@ def _worker(worker: WorkerStats) -> RenderableType:
         f"[yellow]{blocks.cached} cached[/yellow]",
         f"{blocks.free} free",
     )
-    use = f"KV blocks of {blocks.block_size} tokens: waste {percent(blocks.waste)}, prefix hits "
-    return Group(table, pool, Text(use + percent(blocks.prefix_hit_rate), style="dim"))
+    details = Table.grid(padding=(0, 2))
+    details.add_row("pool", _pool(blocks), style="dim")
+    details.add_row("sharing", _sharing(worker), style="dim")
+    details.add_row("swap", _swap(worker), style="dim")
+    return Group(table, pool, details)
+
+
+def _pool(blocks: BlockStats) -> str:
+    """Waste of what is used, then what all of the pool is taken up with."""
+    waste = f"waste {percent(blocks.waste)}"
+    split = blocks.split
+    if split is None:
+        return waste
+    return (
+        f"{waste}; tokens {split.token_states * 100:.1f}, reserved {split.reservation * 100:.1f}, "
+        f"fragments {split.internal_fragmentation * 100:.1f}, free {split.free * 100:.1f} %"
+    )
+
+
+def _sharing(worker: WorkerStats) -> str:
+    blocks = worker.blocks
+    return (
+        f"saves {percent(blocks.saving)}; {blocks.shared} shared, {blocks.pinned} pinned, "
+        f"{worker.copied_blocks} copied; prefix hits {percent(blocks.prefix_hit_rate)}"
+    )
+
+
+def _swap(worker: WorkerStats) -> str:
+    """What was done with the memory of those that were preempted."""
+    return (
+        f"{worker.num_swaps} swaps: {worker.swapped_out_blocks} blocks out, {worker.swapped_in_blocks} in, "
+        f"host {worker.used_host_blocks}/{worker.host_blocks}; recomputed {worker.recomputed_tokens}"
+    )
 
 
 def _journal(now: Stats) -> Text:

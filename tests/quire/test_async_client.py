@@ -1,6 +1,7 @@
 """What a request is, from the caller's side, while nothing goes wrong with the connection."""
 
 import asyncio
+import dataclasses
 import math
 
 import pytest
@@ -309,12 +310,36 @@ async def test_the_other_calls_answer_in_plain_data(server: ScriptedServer, clie
         await client.health("nothing")
 
 
-async def test_stats_derive_waste_and_hit_rate(client: quire.AsyncClient) -> None:
-    blocks = (await client.stats()).blocks
+async def test_stats_derive_waste_split_saving_and_hit_rate(client: quire.AsyncClient) -> None:
+    stats = await client.stats()
+    blocks = stats.blocks
     assert blocks.waste == 24 / 480  # 30 used blocks of 16 slots
     assert blocks.prefix_hit_rate == 0.25
+    # 1,600 slots; 16 are the rest of last blocks, 8 wait for tokens that exist, 70 blocks hold nothing
+    assert blocks.split == quire.SlotSplit(
+        token_states=456 / 1600, reservation=8 / 1600, internal_fragmentation=16 / 1600, free=1 - 480 / 1600
+    )
+    assert blocks.saving == 12 / 40  # sequences hold 28 blocks, and would hold 12 more
+    assert (blocks.pinned, blocks.shared) == (2, 4)
     assert quire.BlockStats().waste is None
+    assert quire.BlockStats().split is None
+    assert quire.BlockStats().saving is None
     assert quire.BlockStats().prefix_hit_rate is None
+
+
+async def test_stats_tell_what_was_done_when_memory_was_short(client: quire.AsyncClient) -> None:
+    (worker,) = (await client.stats()).workers
+    assert (worker.num_preemptions, worker.num_swaps, worker.recomputed_tokens) == (5, 3, 70)
+    assert (worker.used_host_blocks, worker.host_blocks) == (6, 64)
+    assert (worker.swapped_out_blocks, worker.swapped_in_blocks, worker.copied_blocks) == (18, 12, 9)
+    assert (worker.swap_blocks_per_s, worker.prefill_tokens_per_s) == (None, 4000.0)
+
+
+async def test_pools_add_up_field_by_field(client: quire.AsyncClient) -> None:
+    blocks = (await client.stats()).blocks
+    both = blocks + blocks
+    doubled = {field.name: 2 * getattr(blocks, field.name) for field in dataclasses.fields(blocks)}
+    assert both == quire.BlockStats(**{**doubled, "block_size": 16})
 
 
 async def test_a_call_refused_for_now_is_made_again(server: ScriptedServer, client: quire.AsyncClient) -> None:

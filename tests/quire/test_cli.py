@@ -55,6 +55,67 @@ async def test_generate_gives_the_completion_as_json(server: ScriptedServer) -> 
     assert (completion["finish_reason"], completion["stop_cause"]["stop_string"]) == ("stop", "!")
 
 
+async def test_generate_asks_for_samples_and_prints_each_under_a_heading(server: ScriptedServer) -> None:
+    flags = ("--n", "2", "--best-of", "2", "--priority", "3", "--tenant", "acme", "--cache-salt", "pepper")
+    result = await run("generate", "hello", "-a", server.address, "--stats", *flags)
+    assert result.stdout.splitlines() == [
+        "--- sample 0, stop",
+        " 0 1 2 3 4 5 6 7",
+        "--- sample 1, stop",
+        " 1000 1001 1002 1003 1004 1005 1006 1007",
+    ]
+    assert "3 + 16 tokens, 2 samples, first token" in result.stderr
+    assert "40.0% of its blocks saved by sharing" in result.stderr
+    sent = next(iter(server.runs.values())).request
+    assert (sent.sampling.n, sent.sampling.best_of, sent.priority) == (2, 2, 3)
+    assert (sent.tenant, sent.cache_salt) == ("acme", "pepper")
+
+
+async def test_generate_prints_a_sample_when_it_ends(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=4, released=1)
+    command = await start("generate", "hello", "-a", server.address, "--n", "2")
+    assert command.stdout is not None
+    await server.until(lambda: len(server.runs) == 1)
+    request_id = next(iter(server.runs))
+    server.release(request_id, index=1)
+    async with asyncio.timeout(20):
+        assert await command.stdout.readline() == b"--- sample 1, stop\n"
+        assert await command.stdout.readline() == b" 1000 1001 1002 1003\n"
+        server.release(request_id)
+        assert await command.stdout.read() == b"--- sample 0, stop\n 0 1 2 3\n"
+        assert await command.wait() == 0
+
+
+async def test_generate_searches_with_beams_and_tells_their_scores(server: ScriptedServer) -> None:
+    flags = ("--beam-width", "4", "--n", "2", "--length-penalty", "0", "--early-stopping", "never")
+    result = await run("generate", "hello", "-a", server.address, *flags)
+    assert [line for line in result.stdout.splitlines() if line.startswith("---")] == [
+        "--- sample 0, score -0.5000, length",
+        "--- sample 1, score -1.5000, length",
+    ]
+    beam = next(iter(server.runs.values())).request.beam
+    assert beam == pb.BeamParams(beam_width=4, length_penalty=0.0, early_stopping=pb.EARLY_STOPPING_NEVER)
+
+
+async def test_the_one_output_of_a_beam_search_is_printed_alone(server: ScriptedServer) -> None:
+    result = await run("generate", "hello", "-a", server.address, "--beam-width", "4")
+    assert result.stdout == " 0 1 2 3 4 5 6 7\n"
+
+
+async def test_json_has_the_first_sample_on_top_and_all_below(server: ScriptedServer) -> None:
+    result = await run("generate", "hello", "-a", server.address, "--json", "--beam-width", "4", "--n", "2")
+    completion = json.loads(result.stdout)
+    assert completion["text"] == completion["samples"][0]["text"] == " 0 1 2 3 4 5 6 7"
+    assert [each["score"] for each in completion["samples"]] == [-0.5, -1.5]
+    assert completion["memory"]["saved_blocks"] == 4
+
+
+def test_half_a_beam_search_is_asked_wrongly() -> None:
+    result = CliRunner().invoke(app, ["generate", "hi", "-a", NOBODY, "--length-penalty", "2"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "give beam_width as well" in result.stderr
+
+
 def test_logprobs_without_json_would_not_be_seen() -> None:
     result = CliRunner().invoke(app, ["generate", "hi", "-a", NOBODY, "--logprobs", "2"])
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
@@ -135,6 +196,13 @@ async def test_top_prints_one_frame(server: ScriptedServer) -> None:
     for shown in ("running 2", "waiting 1", "200.0 tokens/s", "30 used", "20 cached", "50 free", "waste 5.0%"):
         assert shown in result.stdout
     assert "prefix hits 25.0%" in result.stdout
+    # of 1,600 slots 456 hold tokens, 8 are reserved, 16 fragments; 12 / (28 + 12) blocks are saved
+    assert "tokens 28.5, reserved 0.5, fragments 1.0, free 70.0 %" in result.stdout
+    assert "saves 30.0%; 4 shared, 2 pinned, 9 copied" in result.stdout
+    assert "preempted 5" in result.stdout
+    assert "3 swaps: 18 blocks out, 12 in, host 6/64; recomputed 70" in result.stdout
+    # border, 2 rows of totals, 5 of the worker, 1 of the journal, 4 blank ones: none is broken at 80 columns
+    assert len(result.stdout.splitlines()) == 2 + 2 + 5 + 1 + 4
     assert "NOT DURABLE" in result.stdout
 
 
@@ -180,6 +248,19 @@ async def test_bench_measures_every_request(server: ScriptedServer, tmp_path: Pa
     assert len({each.sampling.seed for each in requests}) == 12
     assert len({each.cache_salt for each in requests}) == 1  # no other run's: each finds its own prefixes alone
     assert requests[0].cache_salt
+
+
+async def test_bench_measures_requests_with_several_samples(server: ScriptedServer, tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    flags = ("--rate", "inf", "--num-requests", "3", "--beam-width", "4", "--n", "2", "--json", str(file))
+    result = await run("bench", "-a", server.address, *flags)
+    assert result.exit_code == 0
+    summary = json.loads(file.read_text())
+    assert (summary["output_tokens"], summary["saving"]) == (48, pytest.approx(0.4))
+    assert "40.0% of the blocks" in result.stdout
+    requests = [run.request for run in server.runs.values()]
+    assert all(each.beam.beam_width == 4 and each.sampling.n == 2 for each in requests)
+    assert not any(each.sampling.HasField("temperature") for each in requests)  # nothing is drawn
 
 
 async def test_bench_counts_failures_and_fails_if_nothing_worked(server: ScriptedServer) -> None:

@@ -86,5 +86,16 @@ def test_a_summary_counts_tokens_of_all_and_latencies_of_the_completed() -> None
     assert summary.cached_tokens == 2
     assert summary.time_to_first_token_s == Percentiles(mean=1.0, p50=0.5, p90=1.5, p99=1.5)
     assert summary.time_per_output_token_s == Percentiles(mean=0.5, p50=0.5, p90=0.5, p99=0.5)  # (2.5 - 0.5) / 4
+    assert summary.saving is None
     assert summary.normalized_latency_s is not None
     assert summary.normalized_latency_s.mean == pytest.approx((3.0 / 5 + 1.5 / 1) / 2)
+
+
+def test_latencies_per_token_count_the_length_of_a_sample() -> None:
+    several = Measurement(
+        num_output_tokens=12, num_samples=3, first_token_s=0.5, last_token_s=3.5, end_s=4.0, saving=0.25
+    )
+    assert several.time_per_output_token_s == 1.0  # (3.5 - 0.5) / (12 / 3 - 1)
+    assert several.normalized_latency_s == 1.0  # 4.0 / (12 / 3)
+    single = Measurement(num_output_tokens=1, end_s=1.0, saving=0.75)
+    assert summarize([several, single], duration_s=1.0).saving == 0.5

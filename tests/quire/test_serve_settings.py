@@ -58,6 +58,9 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         ([], "quire serve MODEL"),
         (["m", "--workers", "0"], "--workers"),
         (["m", "--store", "tape"], "--store"),
+        (["m", "--preemption", "abort"], "--preemption"),
+        (["m", "--order", "lifo"], "--order"),
+        (["m", "--num-host-blocks", "-1"], "--num-host-blocks"),
         (["m", "--listen", "7847"], "--listen: write host:port"),
         (["m", "--redis-url", "http://x"], "--redis-url: write redis://"),
         (["m", "--config", "nowhere.toml"], "nowhere.toml"),
@@ -100,6 +103,13 @@ def test_services_are_told_what_was_given_and_nothing_else() -> None:
         "--drain-timeout-s=30.0",
     ]
     assert settings.worker_flags() == ["--num-blocks=9", "--threads=2", "--max-num-seqs=4"]
+
+
+def test_the_scheduler_is_told_the_policies_and_the_worker_its_swap_pool() -> None:
+    flags = ("--preemption", "swap", "--order", "edf", "--num-host-blocks", "0")
+    settings = ServeSettings(**settled("m", *flags))  # type: ignore[arg-type]
+    assert {"--preemption=swap", "--order=edf"} <= set(settings.scheduler_flags())
+    assert "--num-host-blocks=0" in settings.worker_flags()
 
 
 def test_threads_told_to_the_worker_itself_are_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

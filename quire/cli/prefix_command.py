@@ -1,0 +1,56 @@
+"""`quire prefix`: pins, which keep the memory of prefixes that many requests begin with."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import quire
+from quire.cli import options
+from quire.cli.output import errors_explained, out
+from quire.params import DEFAULT_ADDRESS
+
+prefix = typer.Typer(no_args_is_help=True, help="Keep prefixes that many requests begin with.")
+
+Name = Annotated[str, typer.Argument(help="Name of the pin: letters, digits and . _ : -")]
+
+
+@prefix.command()
+def pin(
+    name: Name,
+    text: Annotated[str, typer.Argument(help="The prefix; - reads it from standard input.")],
+    address: options.Address = DEFAULT_ADDRESS,
+    tenant: options.Tenant = None,
+    cache_salt: options.CacheSalt = None,
+) -> None:
+    """Compute a prefix and keep it: prompts that begin with it find it computed."""
+    text = sys.stdin.read() if text == "-" else text
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        pinned = client.pin_prefix(name, text, tenant=tenant, cache_salt=cache_salt)
+    was = "" if pinned.created else " already"
+    out.print(f"{name}: {pinned.num_tokens} tokens in {pinned.num_blocks} blocks are kept{was}", markup=False)
+
+
+@prefix.command()
+def unpin(name: Name, address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
+    """Let a prefix be forgotten when its memory is needed."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        client.unpin_prefix(name, tenant=tenant)
+    out.print(f"{name}: kept no longer", markup=False)
+
+
+@prefix.command("list")
+def show(address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
+    """List the prefixes that are kept."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        prefixes = client.list_prefixes(tenant=tenant)
+    if not prefixes:
+        out.print("no prefix is pinned")
+        return
+    table = Table("name", "tokens", "blocks", "salt", "workers", box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for each in prefixes:
+        workers = escape(", ".join(each.worker_ids))
+        table.add_row(escape(each.name), str(each.num_tokens), str(each.num_blocks), escape(each.cache_salt), workers)
+    out.print(table)
