@@ -43,19 +43,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Streams one request."""
         stream, accepted = await self._admission.submit(request, context.time_remaining())
         news = asyncio.Event()
-        subscription = self._admission.readers.subscribe(stream, 0, lambda _: news.set())
+        subscription = self._admission.readers.subscribe(stream, (), lambda _: news.set())
         try:
             yield pb.GenerateResponse(accepted=accepted)
             while not subscription.done:
-                chunk, finished = subscription.take(MAX_RESPONSE_TOKENS)
-                if chunk is None:
+                if not subscription.has_news:
                     await news.wait()
                     news.clear()
                     continue
-                yield pb.GenerateResponse(chunk=chunk)
-                if finished is not None:
-                    yield pb.GenerateResponse(finished=finished)
-                    _raise_unless_finished(finished)
+                responses: list[pb.GenerateResponse] = []
+                subscription.take(lambda: _add_chunk(responses), MAX_RESPONSE_TOKENS)
+                for response in responses:
+                    yield response
+            assert stream.finished is not None
+            yield pb.GenerateResponse(finished=stream.finished)
+            _raise_unless_finished(stream.finished)
         finally:
             subscription.close()
 
@@ -146,6 +148,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if tokenizer is None:
             raise FailedPreconditionError("the model has no tokenizer: it takes and gives token ids only")
         return tokenizer
+
+
+def _add_chunk(responses: list[pb.GenerateResponse]) -> pb.Chunk:
+    responses.append(pb.GenerateResponse())
+    return responses[-1].chunk
 
 
 def _retrieve(task: "asyncio.Task[None]") -> None:

@@ -84,14 +84,11 @@ class Session:
             if not subscription.has_news:
                 continue
             handle = self._handle_of[subscription]
-            event = response.events.add(handle=handle)
-            chunk = event.chunk
-            finished = subscription.take_into(chunk, num_left)
-            num_left -= chunk.num_tokens + len(chunk.prompt_logprobs)
-            if finished is not None:
-                response.events.add(handle=handle, finished=finished)
+            num_left -= subscription.take(lambda handle=handle: response.events.add(handle=handle).chunk, num_left)
+            if subscription.done:
+                response.events.add(handle=handle, finished=subscription.stream.finished)
                 self._drop(handle)
-            elif subscription.has_more:
+            elif subscription.has_news:
                 self._with_news[subscription] = None
         return response
 
@@ -131,15 +128,14 @@ class Session:
 
     async def _submit(self, handle: int, request: pb.SessionRequest) -> None:
         stream, accepted = await self._admission.submit(request.submit, None)
-        self._open(handle, self._admission.readers.subscribe(stream, 0, self._on_news), accepted)
+        self._open(handle, self._admission.readers.subscribe(stream, (), self._on_news), accepted)
 
     async def _attach(self, handle: int, request: pb.SessionRequest) -> None:
         stream = await self._admission.find(request.attach.request_id)
-        positions = request.attach.from_positions
         accepted = pb.Accepted()
         accepted.CopyFrom(stream.accepted)
         accepted.attached = True
-        subscription = self._admission.readers.subscribe(stream, positions[0] if positions else 0, self._on_news)
+        subscription = self._admission.readers.subscribe(stream, request.attach.from_positions, self._on_news)
         self._open(handle, subscription, accepted)
 
     def _cancel(self, handle: int) -> None:

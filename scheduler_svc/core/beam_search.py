@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from ctypes import c_float
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Literal
 
@@ -53,6 +53,7 @@ class Candidate:
 
     token_id: int
     logprob: float
+    details: object = None  # the caller's own, kept with the token
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,17 @@ class Hypothesis:
     token_ids: tuple[int, ...]  # output only, the end-of-sequence token included
     score: float  # `sequences_scores` of `transformers`
     finish: Literal["eos", "length"] | None  # None: cut short, as the search was ended from outside
+    details: tuple[object, ...] = field(default=(), compare=False)  # of its candidates, beside token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
     token_ids: list[int]  # its own: it grows with the last child to take it over, the other children copy it
+    details: list[object]  # likewise
     score: float  # cumulative log-probability
+
+
+_Ranked = tuple[float, int, Candidate]  # cumulative score, parent, candidate
 
 
 class BeamSearch:
@@ -88,7 +94,7 @@ class BeamSearch:
 
     def __init__(self, params: BeamParams) -> None:
         self._params = params
-        self._live = [_Beam([], 0.0)]  # best first; the prompt, before the first step; empty once done
+        self._live = [_Beam([], [], 0.0)]  # best first; the prompt, before the first step; empty once done
         self._finished: list[Hypothesis] = []  # best first, at most beam_width: more are never returned
         self._num_steps = 0  # = the number of output tokens of each live beam
         self._common_prefix: list[int] = []
@@ -120,14 +126,13 @@ class BeamSearch:
         is_last = self._num_steps == self._params.max_tokens
         ranked = self._ranked(candidates)
         # An ending candidate outside the first beam_width neither finishes nor lives on.
-        self._add_finished([each for each in ranked[:width] if is_last or each[2] in eos_token_ids])
-        open_ones = [] if is_last else [each for each in ranked if each[2] not in eos_token_ids]
-        survivors = [Survivor(parent, token_id, score) for score, parent, token_id in open_ones[:width]]
-        if survivors and self._cannot_improve(survivors[0].score):
-            survivors = []
-        self._live = self._grown(survivors)
+        self._add_finished([each for each in ranked[:width] if is_last or each[2].token_id in eos_token_ids])
+        open_ones = [] if is_last else [each for each in ranked if each[2].token_id not in eos_token_ids][:width]
+        if open_ones and self._cannot_improve(open_ones[0][0]):
+            open_ones = []
+        self._live = self._grown(open_ones)
         self._extend_common_prefix()
-        return survivors
+        return [Survivor(parent, candidate.token_id, score) for score, parent, candidate in open_ones]
 
     def finish(self) -> list[Hypothesis]:
         """The num_return best, best first.
@@ -136,49 +141,58 @@ class BeamSearch:
         before the first step. Fewer than asked for also if fewer sequences were allowed.
         """
         cut_short = [
-            Hypothesis(tuple(beam.token_ids), self._normalised(beam.score, self._num_steps), None)
+            Hypothesis(
+                tuple(beam.token_ids), self._normalised(beam.score, self._num_steps), None, tuple(beam.details)
+            )
             for beam in self._live
             if beam.token_ids
         ]
         return _best_first([*self._finished, *cut_short])[: self._params.num_return]
 
-    def common_prefix(self) -> tuple[int, ...]:
-        """The tokens with which everything begins that `finish` may yet return; it only ever grows."""
-        return tuple(self._common_prefix)
+    def common_prefix(self, start: int = 0) -> tuple[int, ...]:
+        """The tokens from `start` on with which everything begins that `finish` may yet return; it only ever grows."""
+        return tuple(self._common_prefix[start:])
 
-    def _ranked(self, candidates: Sequence[Sequence[Candidate]]) -> list[tuple[float, int, int]]:
-        """(cumulative score, parent, token id) of all that are allowed, best first."""
-        ranked = []
+    def common_details(self, start: int = 0) -> tuple[object, ...]:
+        """What is kept with those tokens."""
+        anyone = self._live[0].details if self._live else self._finished[0].details if self._finished else ()
+        return tuple(anyone[start : len(self._common_prefix)])
+
+    def _ranked(self, candidates: Sequence[Sequence[Candidate]]) -> list[_Ranked]:
+        """All that are allowed, best first."""
+        ranked: list[_Ranked] = []
         for parent, (beam, options) in enumerate(zip(self._live, candidates, strict=True)):
             for option in options:
                 score = _float32(beam.score + option.logprob)
                 if score > -math.inf:
-                    ranked.append((score, parent, option.token_id))
+                    ranked.append((score, parent, option))
         ranked.sort(key=itemgetter(0), reverse=True)  # stable: equal scores stay in order
         return ranked
 
-    def _add_finished(self, ending: Sequence[tuple[float, int, int]]) -> None:
+    def _add_finished(self, ending: Sequence[_Ranked]) -> None:
         new = [
             Hypothesis(
-                token_ids=(*self._live[parent].token_ids, token_id),
+                token_ids=(*self._live[parent].token_ids, candidate.token_id),
                 score=self._normalised(score, self._num_steps),
-                finish="eos" if token_id in self._params.eos_token_ids else "length",
+                finish="eos" if candidate.token_id in self._params.eos_token_ids else "length",
+                details=(*self._live[parent].details, candidate.details),
             )
-            for score, parent, token_id in ending
+            for score, parent, candidate in ending
         ]
         self._finished = _best_first([*self._finished, *new])[: self._params.beam_width]
 
-    def _grown(self, survivors: Sequence[Survivor]) -> list[_Beam]:
+    def _grown(self, chosen: Sequence[_Ranked]) -> list[_Beam]:
         """The beams after the step; those before it must not be used any more."""
-        num_children = Counter(each.parent for each in survivors)
+        num_children = Counter(parent for _, parent, _ in chosen)
         beams = []
-        for each in survivors:
-            num_children[each.parent] -= 1
-            token_ids = self._live[each.parent].token_ids
-            if num_children[each.parent] > 0:
-                token_ids = token_ids.copy()
-            token_ids.append(each.token_id)
-            beams.append(_Beam(token_ids, each.score))
+        for score, parent, candidate in chosen:
+            num_children[parent] -= 1
+            token_ids, details = self._live[parent].token_ids, self._live[parent].details
+            if num_children[parent] > 0:
+                token_ids, details = token_ids.copy(), details.copy()
+            token_ids.append(candidate.token_id)
+            details.append(candidate.details)
+            beams.append(_Beam(token_ids, details, score))
         return beams
 
     def _cannot_improve(self, best_live_score: float) -> bool:

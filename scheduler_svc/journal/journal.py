@@ -117,6 +117,8 @@ class Journal:
         sequences: Sequence[int],
         tokens: Sequence[int],
         logprobs: Sequence[pb.DeltaLogprobs] = (),
+        beam_steps: Sequence[pb.BeamStep] = (),
+        sample_finishes: Sequence[pb.SampleEnd] = (),
         finishes: Sequence[pb.Finish] = (),
         on_durable: Callable[[], None],
     ) -> None:
@@ -126,6 +128,8 @@ class Journal:
             sequences: of each token.
             tokens: beside `sequences`.
             logprobs: their `delta` is an index into `tokens`.
+            beam_steps: of beam searches.
+            sample_finishes: of samples that ended by themselves.
             finishes: of requests that ended.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
@@ -137,10 +141,15 @@ class Journal:
         if logprobs:
             entry.add_logprobs(logprobs, entry.num_deltas)
         entry.add_deltas(sequences, tokens)
+        num_records = entry.num_records
+        if beam_steps:
+            entry.add_beam_steps(beam_steps)
+        if sample_finishes:
+            entry.add_sample_finishes(sample_finishes)
         if finishes:
             entry.add_finishes(finishes)
         entry.on_durable.append(on_durable)
-        self._note_added(len(tokens) + len(finishes), entry.num_bytes - bytes_before)
+        self._note_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
 
     def forget(self, sequence: int) -> None:
         """Says that nothing of this request has to be read from the journal again."""

@@ -34,8 +34,10 @@ class PendingEntry:
 
     @property
     def num_records(self) -> int:
-        """Admissions, tokens and finishes."""
-        return len(self._entry.admissions) + len(self._tokens) + len(self._entry.finishes)
+        """Admissions, tokens, decisions of beam searches, and finishes."""
+        entry = self._entry
+        num_ends = len(entry.sample_finishes) + len(entry.finishes)
+        return len(entry.admissions) + len(self._tokens) + len(entry.beam_steps) + num_ends
 
     @property
     def admitted_sequences(self) -> list[int]:
@@ -63,6 +65,16 @@ class PendingEntry:
         for each in kept[start:]:
             each.delta += first_delta
         self.num_bytes += _LOGPROBS_BYTES * len(logprobs)
+
+    def add_beam_steps(self, steps: Sequence[pb.BeamStep]) -> None:
+        """Copies them."""
+        self._entry.beam_steps.extend(steps)
+        self.num_bytes += sum(step.ByteSize() for step in steps)
+
+    def add_sample_finishes(self, finishes: Sequence[pb.SampleEnd]) -> None:
+        """Copies them."""
+        self._entry.sample_finishes.extend(finishes)
+        self.num_bytes += sum(finish.ByteSize() for finish in finishes)
 
     def add_finishes(self, finishes: Sequence[pb.Finish]) -> None:
         """Copies them."""

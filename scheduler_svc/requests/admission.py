@@ -180,33 +180,43 @@ class Admission:
         self._num_entering += 1
         num_tokens = 0
         try:
-            live = await self._prepare(request, params, digest, model, times)
-            num_tokens = live.sequence.num_prompt_tokens
+            live = await self._prepare(request, params, digest, model, times, timeout_s)
+            num_tokens = live.num_prompt_tokens
             self._entering_tokens += num_tokens
-            await self._make_durable(live, request, timeout_s)
+            await self._make_durable(live, request)
         finally:
             self._num_entering -= 1
             self._entering_tokens -= num_tokens
         return live.stream
 
     async def _prepare(
-        self, request: pb.GenerateRequest, params: RequestParams, digest: bytes, model: ServedModel, times: RequestTimes
+        self,
+        request: pb.GenerateRequest,
+        params: RequestParams,
+        digest: bytes,
+        model: ServedModel,
+        times: RequestTimes,
+        timeout_s: float | None,
     ) -> LiveRequest:
         """Tokenises the prompt and settles the length."""
         token_ids = await self._token_ids(request, model)
         self._check_open()
         self._check_num_tokens(len(token_ids))
-        fit = self._engine.scheduler.max_tokens_that_fit()
-        if fit == 0:
+        scheduler = self._engine.scheduler
+        if scheduler.max_tokens_that_fit() == 0:
             raise UnavailableError("no worker is connected at the moment", 1.0)
+        fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)
         max_tokens = settle_length(params, len(token_ids), model.limits, fit)
-        self._num_sequences += 1
+        seq_id = self._num_sequences + 1
+        self._num_sequences += params.num_sequences
+        timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         return new_live_request(
             params,
             token_ids,
             digest=digest,
-            seq_id=self._num_sequences,
+            seq_id=seq_id,
             max_tokens=max_tokens,
+            deadline_s=times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None,
             tokenizer=model.tokenizer,
             wanted=request.output,
             times=times,
@@ -239,22 +249,22 @@ class Admission:
             return await loop.run_in_executor(self._tokenizing, tokenizer.encode, request.text, True)
         return await loop.run_in_executor(self._tokenizing, encode_chat, tokenizer, request.chat)
 
-    async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, timeout_s: float | None) -> None:
+    async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest) -> None:
         settled = pb.GenerateRequest()
         settled.CopyFrom(request)
         settled.request_id = live.request_id
         settled.sampling.seed = live.params.seed
-        settled.stopping.max_tokens = live.sequence.max_tokens
-        deadlines = [each for each in (timeout_s, _seconds(live.params.timeout_ms)) if each is not None]
+        settled.stopping.max_tokens = live.max_tokens
         entry = journal_pb2.Admission(
-            sequence=live.sequence.seq_id,
+            sequence=live.number,
             request=settled,
-            prompt_token_ids=pack_int32(live.sequence.token_ids),
+            prompt_token_ids=pack_int32(live.group.sequences[0].token_ids),
             arrived_unix_ns=live.times.arrived_unix_ns,
             request_digest=live.digest,
         )
-        if deadlines:
-            entry.deadline_unix_ns = live.times.arrived_unix_ns + round(min(deadlines) * 1e9)
+        deadline_s = live.group.deadline_s
+        if deadline_s is not None:
+            entry.deadline_unix_ns = live.times.arrived_unix_ns + round(deadline_s * 1e9) - live.times.arrived_ns
         durable = self._engine.journal.admit(entry)
         done, _ = await asyncio.wait([durable], timeout=self._timeout_s)
         if not done:
@@ -264,7 +274,7 @@ class Admission:
             durable.result()
         except FencedError as error:
             raise UnavailableError("another scheduler has taken over; nothing was accepted here", 1.0) from error
-        self._start(live, min(deadlines) if deadlines else None)
+        self._start(live)
 
     def _withdraw(self, live: LiveRequest, durable: "asyncio.Future[None]") -> None:
         """Ends a request that became durable only after its client had been told to come back.
@@ -274,19 +284,19 @@ class Admission:
         if not durable.cancelled() and durable.exception() is None:
             self._engine.withdraw(live)
 
-    def _start(self, live: LiveRequest, timeout_s: float | None) -> None:
-        if timeout_s is not None:
-            passed_s = (time.monotonic_ns() - live.times.arrived_ns) / 1e9
+    def _start(self, live: LiveRequest) -> None:
+        if live.group.deadline_s is not None:
             live.deadline = asyncio.get_running_loop().call_later(
-                timeout_s - passed_s, self._engine.end, live, pb.REQUEST_STATE_EXPIRED
+                live.group.deadline_s - time.monotonic(), self._engine.end, live, pb.REQUEST_STATE_EXPIRED
             )
         self.readers.watch(live)
         self._engine.start(live)
         log.info(
             "request accepted",
             request_id=live.request_id,
-            prompt_tokens=live.sequence.num_prompt_tokens,
-            max_tokens=live.sequence.max_tokens,
+            prompt_tokens=live.num_prompt_tokens,
+            max_tokens=live.max_tokens,
+            num_sequences=live.params.num_sequences,
         )
 
     async def _live(self, request_id: str) -> LiveRequest | None:

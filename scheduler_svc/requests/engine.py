@@ -1,26 +1,27 @@
-"""The engine: from an admitted request to its durable end, step result by step result.
+"""The engine: from an admitted request to its end, step result by step result.
 
-Holds the live requests, hands the pure scheduler what happened and the journal what must be kept, and releases
-output to readers once the journal has acknowledged it. It knows no gRPC; workers and readers come to it.
+Holds the live requests, hands the pure scheduler what happened, and decides what ends with it. Text, journal and
+readers are the publisher's. It knows no gRPC; workers and readers come to it.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 
 import structlog
 
 from common.slot_sampling import SlotSampling
-from common.step import StepResult
+from common.step import Candidates, StepResult
 from protos import inference_pb2 as pb
-from protos import journal_pb2
+from scheduler_svc.core.memory_use import group_blocks
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
-from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
+from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
+from scheduler_svc.requests.live_sample import LiveSample
+from scheduler_svc.requests.publisher import Publisher
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.token_logprobs import token_logprobs
 
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 
 MAX_FAILED_STEPS = 3
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
+HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
 
 class Engine:
@@ -47,12 +49,20 @@ class Engine:
         self.num_finished = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
-        self._by_sequence: dict[int, LiveRequest] = {}
-        self._with_stop_strings: set[int] = set()  # seq_ids of requests whose text may end them
+        self._publisher = Publisher(
+            journal,
+            records,
+            push_text=self._push_text,
+            on_durable=self._wake_held_back,
+            on_closed=self._on_closed,
+        )
+        self._request_of: dict[SequenceGroup, LiveRequest] = {}
+        self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of those that are drawn
+        self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
         self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
-        self._unsettled: dict[int, LiveRequest] = {}  # by seq_id: with news of another kind
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
+        self._hopeless_sought_s = 0.0
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -69,17 +79,20 @@ class Engine:
 
     def start(self, request: LiveRequest) -> None:
         """Queues a request whose admission is durable."""
-        sequence = request.sequence
         self.live[request.request_id] = request
         self._empty.clear()
         request.times.accepted_ns = time.monotonic_ns()
         self.num_admitted += 1
-        self.prompt_tokens += sequence.num_prompt_tokens
-        self._by_sequence[sequence.seq_id] = request
-        if request.checks_stop_strings:
-            self._with_stop_strings.add(sequence.seq_id)
-        self.sampling_of[sequence.seq_id] = request.slot_sampling
-        self.scheduler.add(SequenceGroup([sequence], arrival=sequence.seq_id))
+        self.prompt_tokens += request.num_prompt_tokens
+        self._request_of[request.group] = request
+        for index, sequence in enumerate(request.group.sequences):
+            self.sampling_of[sequence.seq_id] = request.params.slot_sampling(request.num_prompt_tokens, index)
+        for sample in request.samples:
+            if sample.sequence is not None:
+                self._sample_of[sample.sequence.seq_id] = sample
+                if request.params.stop:
+                    self._with_stop_strings.add(sample.sequence.seq_id)
+        self.scheduler.add(request.group)
         self.wake_workers()
 
     async def wait_until_empty(self) -> None:
@@ -94,12 +107,25 @@ class Engine:
         self._is_held_back = self.journal.stats.pending >= MAX_PENDING_RECORDS
         return not self._is_held_back
 
+    def _wake_held_back(self) -> None:
+        if self._is_held_back and self.may_step():
+            self.wake_workers()
+
+    def drop_hopeless(self, now_s: float) -> None:
+        """Ends, now and then, requests whose deadline will have passed before their prompt could be computed."""
+        if now_s - self._hopeless_sought_s < HOPELESS_EVERY_S or not self.scheduler.queue_size()[0]:
+            return
+        self._hopeless_sought_s = now_s
+        for group in self.scheduler.expired(now_s):
+            if group in self._request_of:
+                self.end(self._request_of[group], pb.REQUEST_STATE_EXPIRED)
+
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step."""
         for sequence in plan.whole:
-            request = self._by_sequence[sequence.seq_id]
-            if request.times.first_scheduled_ns is None:
-                request.times.first_scheduled_ns = time.monotonic_ns()
+            times = self._request_of[sequence.group].times
+            if times.first_scheduled_ns is None:
+                times.first_scheduled_ns = time.monotonic_ns()
 
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
         """First half of a result: tokens go to their sequences, and those that end leave the scheduler.
@@ -122,164 +148,171 @@ class Engine:
                 or len(sequence.token_ids) >= sequence.num_prompt_tokens + sequence.max_tokens
                 or sequence.seq_id in suspects
             ):
-                self._end_if_due(self._by_sequence[sequence.seq_id], token_id, is_valid=sequence.seq_id not in invalid)
-
-    def _end_if_due(self, request: LiveRequest, token_id: int, *, is_valid: bool) -> None:
-        sequence = request.sequence
-        if not is_valid:
-            sequence.token_ids.pop()
-            self._decide_failed(request, "the model's logits were not finite")
-        elif sequence.ends_with_stop_token():
-            self._decide(request, pb.REQUEST_STATE_FINISHED, _token_stop(request, token_id))
-        elif request.checks_stop_strings and (stop := self._push_text(request)) is not None:
-            finish = pb.SampleFinish(reason=pb.FINISH_REASON_STOP, stop_string=stop)
-            self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
-        elif sequence.num_output_tokens >= sequence.max_tokens and request.ended_state is None:
-            finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
-            self._decide(request, pb.REQUEST_STATE_FINISHED, finish)
+                self._end_if_due(sequence, token_id, is_valid=sequence.seq_id not in invalid)
+        if result.candidates:
+            self._take_candidates(plan, result)
 
     def settle(self) -> None:
         """Second half: text, one journal record for all that is new, release on its acknowledgement."""
-        requests = self._pop_unsettled()
-        if not requests:
-            return
-        sequences: list[int] = []
-        tokens: list[int] = []
-        logprobs: list[journal_pb2.DeltaLogprobs] = []
-        finishes: list[journal_pb2.Finish] = []
-        releases: list[tuple[LiveRequest, int, bool]] = []
-        for request in requests:
-            stream, sequence = request.stream, request.sequence
-            self._push_text(request)
-            first, start = len(stream.token_ids), len(tokens)
-            fresh = sequence.token_ids[sequence.num_prompt_tokens + first :]
-            stream.token_ids.extend(fresh)
-            tokens.extend(fresh)
-            sequences.extend([sequence.seq_id] * len(fresh))
-            if request.pending_logprobs:
-                stream.logprobs.extend(request.pending_logprobs)
-                logprobs.extend(
-                    journal_pb2.DeltaLogprobs(delta=start + i, logprobs=each)
-                    for i, each in enumerate(request.pending_logprobs)
-                )
-                request.pending_logprobs = []
-            if request.ended_state is not None:
-                finishes.append(request.to_finish_entry())
-            releases.append((request, len(stream.token_ids), request.ended_state is not None))
-        self.journal.append(
-            sequences=sequences,
-            tokens=tokens,
-            logprobs=logprobs,
-            finishes=finishes,
-            on_durable=partial(self._release, releases),
-        )
-
-    def _pop_unsettled(self) -> list[LiveRequest]:
-        by_sequence, unsettled = self._by_sequence, self._unsettled
-        for sequence, _ in self._appended:
-            unsettled[sequence.seq_id] = by_sequence[sequence.seq_id]
-        self._appended, self._unsettled = [], {}
-        return list(unsettled.values())
+        appended, self._appended = self._appended, []
+        for sequence, _ in appended:
+            self._publisher.note(self._request_of[sequence.group], self._sample_of[sequence.seq_id])
+        self._publisher.settle()
 
     def end(self, request: LiveRequest, state: pb.RequestState.ValueType, error: str = "") -> None:
         """Ends a request otherwise than by its own tokens. A request that has ended stays as it is."""
-        if request.ended_state is not None:
-            return
-        request.error = error
-        self._unsettled[request.sequence.seq_id] = request
-        self._decide(request, state, pb.SampleFinish(reason=FINISH_REASON_OF_STATE[state]))
-        self.settle()
-        self.wake_workers()  # its blocks may let others run
+        if request.ended_state is None:
+            self._break_off(request, state, error)
+            self.settle()
+            self.wake_workers()  # its blocks may let others run
 
     def withdraw(self, request: LiveRequest) -> None:
         """Keeps the end of a request that became durable and was never started."""
         request.ended_state = pb.REQUEST_STATE_CANCELLED
-        request.finish = pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED)
         self.journal.append(
             sequences=(),
             tokens=(),
             finishes=[request.to_finish_entry()],
-            on_durable=partial(self.journal.forget, request.sequence.seq_id),
+            on_durable=lambda: self.journal.forget(request.number),
         )
 
     def note_failed_step(self, plan: StepPlan, error: str) -> None:
         """Counts a step that raised against every request in it; fails those that were in too many in a row."""
-        for sequence in plan.sequences:
-            request = self._by_sequence.get(sequence.seq_id)
+        for group in dict.fromkeys(sequence.group for sequence in plan.sequences):
+            request = self._request_of.get(group)
             if request is not None and request.count_failed_step() >= MAX_FAILED_STEPS:
                 self.end(request, pb.REQUEST_STATE_FAILED, f"the model could not compute it: {error}")
 
-    def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType, finish: pb.SampleFinish) -> None:
+    def _end_if_due(self, sequence: Sequence, token_id: int, *, is_valid: bool) -> None:
+        request, sample = self._request_of[sequence.group], self._sample_of[sequence.seq_id]
+        if not is_valid:
+            sequence.token_ids.pop()
+        if sample.finish is not None:  # its request was broken off by another sample in this very result
+            return
+        if not is_valid:
+            self._break_off(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
+            return
+        finish = pb.SampleFinish(sample_index=sample.sample_index)
+        if sequence.ends_with_stop_token():
+            set_token_stop(finish, request.params, token_id)
+        elif request.params.stop and (stop := self._push_text(request, sample)) is not None:
+            finish.reason, finish.stop_string = pb.FINISH_REASON_STOP, stop
+        elif sequence.num_output_tokens >= sequence.max_tokens:
+            finish.reason = pb.FINISH_REASON_LENGTH
+        if finish.reason and sample.finish is None:
+            self._end_sample(request, sample, finish)
+
+    def _end_sample(self, request: LiveRequest, sample: LiveSample, finish: pb.SampleFinish) -> None:
+        sample.finish = finish
+        self._note_blocks(request)
+        assert sample.sequence is not None
+        self.scheduler.finish(sample.sequence)
+        if all(each.finish is not None for each in request.samples):
+            self._decide(request, pb.REQUEST_STATE_FINISHED)
+
+    def _take_candidates(self, plan: StepPlan, result: StepResult) -> None:
+        groups: dict[SequenceGroup, None] = {}
+        for row, candidates in zip(plan.candidate_rows, result.candidates, strict=True):
+            sequence = plan.sequences[row]
+            request = self._request_of.get(sequence.group)
+            if request is None or request.ended_state is not None:
+                continue
+            if not candidates.token_ids:
+                self._break_off(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
+                continue
+            self._keep_candidates(request, sequence, candidates)
+            groups[sequence.group] = None
+        for group in groups:
+            if group.awaits_decision:
+                self._decide_beams(self._request_of[group])
+
+    def _keep_candidates(self, request: LiveRequest, sequence: Sequence, candidates: Candidates) -> None:
+        assert request.beams is not None
+        request.beams.keep(sequence, candidates)
+
+    def _decide_beams(self, request: LiveRequest) -> None:
+        """All live beams of a request have their candidates: the search takes a step."""
+        beams, sample = request.beams, request.samples[0]
+        assert beams is not None
+        num_common = len(beams.common_token_ids)
+        request.pending_beam_steps.append(beams.advance(self.scheduler, request.group))
+        sample.pending_logprobs += beams.common_logprobs(num_common)
+        self.output_tokens += len(request.group.live)
+        if not beams.is_done:
+            self._publisher.note(request, sample)
+        elif beams.hypotheses():
+            self._end_beams(request, pb.REQUEST_STATE_FINISHED, None)
+        else:
+            self._break_off(request, pb.REQUEST_STATE_FAILED, "the request's parameters allow no output at all")
+
+    def _end_beams(
+        self, request: LiveRequest, state: pb.RequestState.ValueType, ended_by: pb.SampleFinish | None
+    ) -> None:
+        request.make_hypotheses_samples(ended_by)
+        self._note_blocks(request)
+        self.scheduler.finish_group(request.group)
+        self._decide(request, state)
+
+    def _break_off(self, request: LiveRequest, state: pb.RequestState.ValueType, error: str) -> None:
+        """Decides the end of a request otherwise than by its own tokens; samples that have ended stay as they are."""
+        request.error = error
+        reason = FINISH_REASON_OF_STATE[state]
+        if request.beams is not None:
+            self._end_beams(request, state, pb.SampleFinish(reason=reason))
+            return
+        self._note_blocks(request)
+        for sample in request.samples:
+            if sample.finish is None:
+                sample.finish = pb.SampleFinish(reason=reason, sample_index=sample.sample_index)
+        self.scheduler.finish_group(request.group)
+        self._decide(request, state)
+
+    def _note_blocks(self, request: LiveRequest) -> None:
+        if request.blocks_at_end is None:
+            request.blocks_at_end = group_blocks(request.group)
+
+    def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
-        request.finish = finish
         request.times.finished_ns = time.monotonic_ns()
         for timer in (request.deadline, request.abandonment):
             if timer is not None:
                 timer.cancel()
-        self.scheduler.finish(request.sequence)
+        for sample in request.samples:
+            self._publisher.note(request, sample)
+        self._publisher.note_end(request)
 
-    def _decide_failed(self, request: LiveRequest, error: str) -> None:
-        request.error = error
-        self._decide(request, pb.REQUEST_STATE_FAILED, pb.SampleFinish(reason=pb.FINISH_REASON_FAILED))
-
-    def _push_text(self, request: LiveRequest) -> str | None:
-        """Brings the text up to the sequence's tokens. Returns the stop string that the last one completed.
+    def _push_text(self, request: LiveRequest, sample: LiveSample) -> str | None:
+        """Brings the text up to the sample's tokens. Returns the stop string that the last one completed.
 
         A text that cannot be made fails its request and nothing else; tokens without text are dropped.
         """
         try:
-            return self._push_new_tokens(request)
+            return sample.push_text()
         except Exception:
             log.exception("text not made", request_id=request.request_id)
-            self._decide_failed(request, "the text of its output could not be made")
-            request.drop_tokens_without_text()
+            error = "the text of its output could not be made"
+            if request.ended_state is None:
+                self._break_off(request, pb.REQUEST_STATE_FAILED, error)
+            else:
+                request.ended_state, request.error = pb.REQUEST_STATE_FAILED, error
+            sample.finish = pb.SampleFinish(reason=pb.FINISH_REASON_FAILED, sample_index=sample.sample_index)
+            sample.drop_tokens_without_text()
             return None
 
-    def _push_new_tokens(self, request: LiveRequest) -> str | None:
-        sequence, text = request.sequence, request.text
-        fresh = sequence.token_ids[sequence.num_prompt_tokens + len(text.released_ends) :]
-        has_stop_token = bool(fresh) and request.finish is not None and _is_token_stop(request.finish)
-        final = fresh.pop() if has_stop_token else None
-        stop = None
-        for token_id in fresh:
-            stop = text.push(token_id)
-        if final is not None:
-            text.push_final(final)
-        if request.ended_state is not None:
-            text.finish()
-        return stop
-
-    def _release(self, releases: Iterable[tuple[LiveRequest, int, bool]]) -> None:
-        now_ns = time.monotonic_ns()
-        if self._is_held_back and self.may_step():
-            self.wake_workers()
-        for request, num_tokens, is_end in releases:
-            if request.times.first_token_ns is None and num_tokens:
-                request.times.first_token_ns = now_ns
-            if is_end:
-                self._close(request)
-            else:
-                request.stream.release(num_tokens)
-
-    def _close(self, request: LiveRequest) -> None:
-        assert request.finish is not None
-        stream = request.stream
-        stream.num_released = len(stream.token_ids)
-        finished = request.to_finished()
-        stream.close(request.finish, finished)
+    def _on_closed(self, request: LiveRequest) -> None:
         self.num_finished += 1
-        seq_id = request.sequence.seq_id
-        del self._by_sequence[seq_id], self.sampling_of[seq_id], self.live[request.request_id]
-        self._with_stop_strings.discard(seq_id)
-        record = request.to_record().SerializeToString()
-        self.records.put(request.request_id, record, partial(self.journal.forget, seq_id))
+        del self._request_of[request.group], self.live[request.request_id]
+        for sequence in request.group.sequences:
+            del self.sampling_of[sequence.seq_id]
+            self._sample_of.pop(sequence.seq_id, None)
+            self._with_stop_strings.discard(sequence.seq_id)
         if not self.live:
             self._empty.set()
         log.info(
             "request ended",
             request_id=request.request_id,
-            state=pb.RequestState.Name(finished.state),
-            output_tokens=len(stream.token_ids),
+            state=pb.RequestState.Name(request.ended_state or pb.REQUEST_STATE_UNSPECIFIED),
+            output_tokens=request.usage().completion_tokens,
             error=request.error or None,
         )
 
@@ -287,13 +320,13 @@ class Engine:
         for sample, rows in result.logprobs.items():
             seq_id = plan.sampled_sequences[sample].seq_id
             if seq_id in seq_ids:
-                self._by_sequence[seq_id].pending_logprobs.extend(token_logprobs([result.token_ids[sample]], rows))
+                self._sample_of[seq_id].pending_logprobs.extend(token_logprobs([result.token_ids[sample]], rows))
 
     def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         by_slot = {sequence.slot: sequence for sequence in plan.sequences}
         for item in result.prompt_logprobs:
             sequence = by_slot.get(item.slot)
-            request = self._by_sequence.get(sequence.seq_id) if sequence is not None else None
+            request = self._request_of.get(sequence.group) if sequence is not None else None
             if sequence is None or request is None:
                 continue
             kept = request.stream.prompt_logprobs
@@ -301,13 +334,3 @@ class Engine:
             if num_known >= 0:
                 tokens = sequence.token_ids[item.position : item.position + len(item.rows.logprobs)]
                 kept.extend(token_logprobs(tokens, item.rows)[num_known:])
-
-
-def _token_stop(request: LiveRequest, token_id: int) -> pb.SampleFinish:
-    if token_id in request.params.eos_token_ids:
-        return pb.SampleFinish(reason=pb.FINISH_REASON_STOP, eos_token_id=token_id)
-    return pb.SampleFinish(reason=pb.FINISH_REASON_STOP, stop_token_id=token_id)
-
-
-def _is_token_stop(finish: pb.SampleFinish) -> bool:
-    return finish.WhichOneof("cause") in ("eos_token_id", "stop_token_id")

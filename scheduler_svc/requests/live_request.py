@@ -1,22 +1,22 @@
 """A request from its admission to its end, as the engine holds it.
 
-Knows how to describe itself to the journal, to the record store and to a worker; decides nothing.
+Knows its samples and how to describe itself to readers, to the journal and to the record store; decides nothing but
+which of its samples come back.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 
 from common.arrays import pack_int32, unpack_int32
-from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.core.sequence import Sequence, SequenceStatus
-from scheduler_svc.requests.output_stream import OutputStream, RecordedText
+from scheduler_svc.core.memory_use import GroupBlocks
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.requests.beam_decoding import BeamDecoding, hypothesis_logprobs
+from scheduler_svc.requests.live_sample import LiveSample, new_sample
+from scheduler_svc.requests.output_stream import OutputStream, RecordedText, SampleStream
 from scheduler_svc.requests.request_params import RequestParams
-from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
-
-PROMPT_TAIL_TOKENS = 16  # context in which the first output token is spelled
 
 FINISH_REASON_OF_STATE = {
     pb.REQUEST_STATE_CANCELLED: pb.FINISH_REASON_CANCELLED,
@@ -50,31 +50,47 @@ class RequestTimes:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
-    """One request. `stream.token_ids` holds the tokens that were settled: their text made, handed to the journal."""
+    """One request. Its samples are those that are drawn, or of a beam search the one that streams, at the end all."""
 
     params: RequestParams
     digest: bytes
-    sequence: Sequence
-    slot_sampling: SlotSampling
-    text: OutputText
+    tokenizer: ModelTokenizer | None
+    group: SequenceGroup
+    samples: list[LiveSample]
+    beams: BeamDecoding | None
     stream: OutputStream
     times: RequestTimes
     ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
-    finish: pb.SampleFinish | None = None
     error: str = ""
+    blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     num_failed_steps: int = 0  # in a row
-    num_tokens_at_failure: int = 0  # output at the last of them
+    progress_at_failure: int = -1  # at the last of them
     deadline: asyncio.TimerHandle | None = None
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
-    pending_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # of tokens not yet settled
+    pending_beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)  # not yet settled
 
     @property
     def request_id(self) -> str:
         return self.params.request_id
 
     @property
-    def checks_stop_strings(self) -> bool:
-        return bool(self.params.stop)
+    def number(self) -> int:
+        """By which the journal names it: that of its first sequence."""
+        return self.group.sequences[0].seq_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.group.sequences[0].num_prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """The bound of the output in force."""
+        return self.group.sequences[0].max_tokens
+
+    @property
+    def streams_as_made(self) -> bool:
+        """Whether readers see each sample while it is drawn."""
+        return self.beams is None and not self.params.is_ranked
 
     @property
     def state(self) -> pb.RequestState.ValueType:
@@ -83,29 +99,56 @@ class LiveRequest:
             return self.stream.finished.state
         if self.ended_state is not None and self.times.first_scheduled_ns is not None:
             return pb.REQUEST_STATE_RUNNING
-        running = self.sequence.status is SequenceStatus.RUNNING
+        running = any(each.status is SequenceStatus.RUNNING for each in self.group.sequences)
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
 
     def count_failed_step(self) -> int:
-        """How many steps with this request have failed since it last got a token."""
-        num_tokens = self.sequence.num_output_tokens
-        self.num_failed_steps = self.num_failed_steps + 1 if num_tokens == self.num_tokens_at_failure else 1
-        self.num_tokens_at_failure = num_tokens
+        """How many steps with this request have failed since it last came on."""
+        progress = self.beams.num_steps if self.beams else sum(each.num_tokens for each in self.samples)
+        self.num_failed_steps = self.num_failed_steps + 1 if progress == self.progress_at_failure else 1
+        self.progress_at_failure = progress
         return self.num_failed_steps
 
-    def drop_tokens_without_text(self) -> None:
-        """Forgets tokens behind the last one that has its text; the request must have ended."""
-        assert self.ended_state is not None
-        del self.sequence.token_ids[self.sequence.num_prompt_tokens + len(self.text.released_ends) :]
-        del self.pending_logprobs[self.sequence.num_output_tokens - len(self.stream.token_ids) :]
+    def make_hypotheses_samples(self, ended_by: pb.SampleFinish | None) -> None:
+        """The search is over: its hypotheses are the samples. `ended_by`: what cut it short, if anything did."""
+        assert self.beams is not None
+        hypotheses = self.beams.hypotheses()
+        num_common = len(self.beams.common_token_ids)
+        prompt = self.group.sequences[0].token_ids[: self.num_prompt_tokens]
+        for index, hypothesis in enumerate(hypotheses):
+            if index:
+                self.samples.append(new_sample(self.params, prompt, self.tokenizer, None))
+            sample = self.samples[index]
+            logprobs = hypothesis_logprobs(hypothesis)
+            num_known = num_common if not index else 0
+            sample.token_ids.extend(hypothesis.token_ids[num_known:])
+            sample.pending_logprobs.extend(logprobs[num_known:])
+            sample.finish = pb.SampleFinish(score=hypothesis.score)
+            if ended_by is not None:
+                sample.finish.reason = ended_by.reason
+            elif hypothesis.finish == "eos":
+                set_token_stop(sample.finish, self.params, hypothesis.token_ids[-1])
+            else:
+                sample.finish.reason = pb.FINISH_REASON_LENGTH
+        if not hypotheses:
+            self.samples[0].finish = ended_by or pb.SampleFinish(reason=pb.FINISH_REASON_FAILED)
+
+    def choose_samples(self) -> list[SampleStream]:
+        """Those that come back; every sample has ended and is settled."""
+        if self.params.is_ranked:
+            for sample in self.samples:
+                if sample.finish is not None and sample.stream.logprobs:
+                    sample.finish.score = sample.mean_logprob
+            ranked = sorted(self.samples, key=lambda sample: sample.mean_logprob, reverse=True)
+            return [sample.stream for sample in ranked[: self.params.num_samples]]
+        return [sample.stream for sample in self.samples]
 
     def usage(self) -> pb.Usage:
-        sequence = self.sequence
         return pb.Usage(
-            prompt_tokens=sequence.num_prompt_tokens,
-            completion_tokens=self.stream.num_released,
-            cached_tokens=sequence.num_cached_tokens,
-            num_preemptions=sequence.num_preemptions,
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=sum(sample.num_released for sample in self.stream.samples),
+            cached_tokens=self.group.sequences[0].num_cached_tokens,
+            num_preemptions=max(each.num_preemptions for each in self.group.sequences),
         )
 
     def to_finished(self) -> pb.Finished:
@@ -116,21 +159,24 @@ class LiveRequest:
     def to_finish_entry(self) -> journal_pb2.Finish:
         """The end as the journal keeps it; `ended_state` must be decided."""
         assert self.ended_state is not None
-        return journal_pb2.Finish(sequence=self.sequence.seq_id, state=self.ended_state, error=self.error)
+        return journal_pb2.Finish(sequence=self.number, state=self.ended_state, error=self.error)
 
     def to_response(self) -> pb.GetRequestResponse:
         """What readers may know by now."""
-        stream = self.stream
-        sample = pb.SampleOutput(
-            text=stream.released_text, token_ids=stream.token_ids[: stream.num_released], finish=stream.finish
-        )
         return pb.GetRequestResponse(
             request_id=self.request_id,
             state=self.state,
-            samples=[sample],
+            samples=[
+                pb.SampleOutput(
+                    text=sample.released_text,
+                    token_ids=sample.token_ids[: sample.num_released],
+                    finish=sample.finish,
+                )
+                for sample in self.stream.samples
+            ],
             usage=self.usage(),
             timings=self.times.to_pb(),
-            error=self.error if stream.finished is not None else "",
+            error=self.error if self.stream.finished is not None else "",
             created_unix_ns=self.times.arrived_unix_ns,
             seed=self.params.seed,
             tenant=self.params.tenant,
@@ -143,15 +189,25 @@ class LiveRequest:
             response=self.to_response(),
             request_digest=self.digest,
             output=stream.wanted,
-            max_tokens=self.sequence.max_tokens,
+            max_tokens=self.max_tokens,
             samples=[
                 journal_pb2.SampleRecord(
-                    released_ends=pack_int32(stream.text_log.released_ends), logprobs=stream.logprobs
+                    released_ends=pack_int32(sample.text_log.released_ends), logprobs=sample.logprobs
                 )
+                for sample in stream.samples
             ],
             prompt_logprobs=stream.prompt_logprobs,
-            num_samples=1,
+            num_samples=stream.accepted.num_samples,
         )
+
+
+def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int) -> None:
+    """Makes it the finish of a sample that ended with this token."""
+    finish.reason = pb.FINISH_REASON_STOP
+    if token_id in params.eos_token_ids:
+        finish.eos_token_id = token_id
+    else:
+        finish.stop_token_id = token_id
 
 
 def new_live_request(
@@ -161,57 +217,88 @@ def new_live_request(
     digest: bytes,
     seq_id: int,
     max_tokens: int,
+    deadline_s: float | None,
     tokenizer: ModelTokenizer | None,
     wanted: pb.OutputParams,
     times: RequestTimes,
 ) -> LiveRequest:
-    """A request about to be admitted: `token_ids` is its prompt, `max_tokens` the bound of its output in force."""
-    sequence = Sequence(
-        seq_id=seq_id,
-        token_ids=token_ids,
+    """A request about to be admitted.
+
+    `token_ids` is its prompt, `max_tokens` the bound of its output in force, `deadline_s` by the monotonic clock;
+    its sequences are numbered from `seq_id` on.
+    """
+    beams = BeamDecoding(params.beam_params(max_tokens)) if params.beam is not None else None
+    ends = frozenset() if beams else params.stop_token_ids | params.eos_token_ids
+    sequences = [
+        Sequence(
+            seq_id=seq_id + index,
+            token_ids=list(token_ids) if index else token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=max_tokens,
+            stop_token_ids=ends,
+            min_tokens=params.min_tokens,
+            hash_seed=prefix_hash_seed(params.tenant, params.cache_salt),
+            use_prefix_cache=params.num_prompt_logprobs is None,
+        )
+        for index in range(params.num_sequences)
+    ]
+    group = SequenceGroup(
+        sequences,
+        arrival=seq_id,
+        priority=params.priority,
+        deadline_s=deadline_s,
+        awaits_host=beams is not None,
+        num_candidates=beams.num_candidates if beams else 0,
+    )
+    drawn_by = [None] if beams else sequences
+    samples = [new_sample(params, token_ids, tokenizer, each, index) for index, each in enumerate(drawn_by)]
+    if beams:
+        samples[0].token_ids = beams.common_token_ids
+    accepted = pb.Accepted(
+        request_id=params.request_id,
         num_prompt_tokens=len(token_ids),
         max_tokens=max_tokens,
-        stop_token_ids=params.stop_token_ids | params.eos_token_ids,
-        min_tokens=params.min_tokens,
-        hash_seed=f"{len(params.tenant)}:{params.tenant}{params.cache_salt}".encode(),
-        use_prefix_cache=params.num_prompt_logprobs is None,
+        seed=params.seed,
+        num_samples=params.num_samples,
     )
-    text = OutputText(
-        tokenizer,
-        token_ids[-PROMPT_TAIL_TOKENS:],
-        stop=params.stop,
-        min_tokens=params.min_tokens,
-        include_stop=params.include_stop,
-        keep_special_tokens=params.keep_special_tokens,
-    )
-    accepted = pb.Accepted(
-        request_id=params.request_id, num_prompt_tokens=len(token_ids), max_tokens=max_tokens, seed=params.seed
-    )
+    visible = [] if params.is_ranked else [sample.stream for sample in samples]
     return LiveRequest(
         params=params,
         digest=digest,
-        sequence=sequence,
-        slot_sampling=params.slot_sampling(len(token_ids)),
-        text=text,
-        stream=OutputStream(accepted, wanted, text),
+        tokenizer=tokenizer,
+        group=group,
+        samples=samples,
+        beams=beams,
+        stream=OutputStream(accepted, wanted, visible),
         times=times,
     )
 
 
+def prefix_hash_seed(tenant: str, cache_salt: str) -> bytes:
+    """The root of the hash chains of a tenant's blocks."""
+    return f"{len(tenant)}:{tenant}{cache_salt}".encode()
+
+
 def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
     """The output of a request that has ended, from its record."""
-    response, sample = record.response, record.response.samples[0]
+    response = record.response
     accepted = pb.Accepted(
         request_id=response.request_id,
         num_prompt_tokens=response.usage.prompt_tokens,
         max_tokens=record.max_tokens,
         seed=response.seed,
         attached=True,
+        num_samples=record.num_samples,
     )
-    text_log = RecordedText(sample.text, unpack_int32(record.samples[0].released_ends).tolist())
-    stream = OutputStream(accepted, record.output, text_log, list(sample.token_ids))
-    stream.logprobs = list(record.samples[0].logprobs)
-    stream.prompt_logprobs = list(record.prompt_logprobs)
-    finished = pb.Finished(state=response.state, usage=response.usage, timings=response.timings, error=response.error)
-    stream.close(sample.finish, finished)
-    return stream
+    samples = []
+    for sample, kept in zip(response.samples, record.samples, strict=True):
+        text_log = RecordedText(sample.text, unpack_int32(kept.released_ends).tolist())
+        samples.append(SampleStream(text_log, list(sample.token_ids), list(kept.logprobs)))
+        samples[-1].close(sample.finish)
+    return OutputStream(
+        accepted,
+        record.output,
+        samples,
+        list(record.prompt_logprobs),
+        pb.Finished(state=response.state, usage=response.usage, timings=response.timings, error=response.error),
+    )

@@ -1,10 +1,11 @@
-"""What the readers of one request can see: an output that only grows, and their places in it.
+"""What the readers of one request can see: samples whose outputs only grow, and the readers' places in them.
 
-Readers pull: a subscription is a position, so a slow reader costs no memory and loses nothing, and what it missed
-comes in one piece. The engine releases what the journal has acknowledged; this file does not know why or when.
+Readers pull: a subscription is a position in each sample, so a slow reader costs no memory and loses nothing, and
+what it missed comes in one piece. The engine releases what the journal has acknowledged; this file does not know why
+or when.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,38 +25,26 @@ class TextLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedText:
-    """The text of a request that has ended, from its record."""
+    """The text of a sample that has ended, from its record."""
 
     text: str
     released_ends: list[int]
 
 
 @dataclass(slots=True, eq=False)
-class OutputStream:
-    """One sample's output. Written by the engine alone; everything below `num_released` never changes."""
+class SampleStream:
+    """One sample's output. Everything below `num_released` never changes."""
 
-    accepted: pb.Accepted
-    wanted: pb.OutputParams
     text_log: TextLog
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # beside token_ids, if wanted
-    prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # beside token_ids, if they were computed
     num_released: int = 0  # tokens that readers may see
-    finish: pb.SampleFinish | None = None  # set with `finished`
-    finished: pb.Finished | None = None  # set when the end may be seen
-    subscriptions: "set[Subscription]" = field(default_factory=set)
+    finish: pb.SampleFinish | None = None  # set when its end may be seen; the last token is then released
 
-    def release(self, num_tokens: int) -> None:
-        """Lets readers see the first `num_tokens` tokens."""
-        self.num_released = num_tokens
-        self._notify()
-
-    def close(self, finish: pb.SampleFinish, finished: pb.Finished) -> None:
+    def close(self, finish: pb.SampleFinish) -> None:
         """Lets readers see everything, and the end."""
         self.num_released = len(self.token_ids)
         self.finish = finish
-        self.finished = finished
-        self._notify()
 
     @property
     def released_text(self) -> str:
@@ -64,41 +53,79 @@ class OutputStream:
 
     def text_end(self, position: int) -> int:
         """How many characters a reader has seen with the first `position` tokens."""
-        if self.finished is not None and position == len(self.token_ids):
+        if self.finish is not None and position == len(self.token_ids):
             return len(self.text_log.text)
         return self.text_log.released_ends[position - 1] if position else 0
 
-    def _notify(self) -> None:
+
+@dataclass(slots=True, eq=False)
+class OutputStream:
+    """One request's output. Written by the engine alone.
+
+    `samples` are those that readers may see, in the order of their index; it grows at its end only.
+    """
+
+    accepted: pb.Accepted
+    wanted: pb.OutputParams
+    samples: list[SampleStream]
+    prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    finished: pb.Finished | None = None  # set when the end may be seen; every sample has its finish by then
+    subscriptions: "set[Subscription]" = field(default_factory=set)
+
+    def notify(self) -> None:
+        """Tells the readers that more is released."""
         for subscription in self.subscriptions:
             subscription.notify()
 
+    def close(self, finished: pb.Finished) -> None:
+        """Lets readers see the end."""
+        self.finished = finished
+        self.notify()
+
+
+class _Place:
+    """One reader's place in one sample."""
+
+    __slots__ = ("index", "is_done", "position", "sample", "text_position")
+
+    def __init__(self, index: int, sample: SampleStream, position: int) -> None:
+        if position > sample.num_released:
+            raise InvalidRequestError(
+                f"from_positions[{index}] is {position}, but only {sample.num_released} tokens were ever sent"
+            )
+        self.index = index
+        self.is_done = False  # its end was taken
+        self.sample = sample
+        self.position = position
+        self.text_position = sample.text_log.released_ends[position - 1] if position else 0
+
 
 class Subscription:
-    """One reader's place in an output.
+    """One reader's places in an output.
 
     Close it when the reader is gone: the request's fate may hang on its having readers.
     """
 
-    __slots__ = ("_notify", "_on_close", "_position", "_text_position", "done", "stream")
+    __slots__ = ("_from_positions", "_notify", "_num_known", "_on_close", "_open", "stream")
 
     def __init__(
         self,
         stream: OutputStream,
-        from_position: int,
+        from_positions: Sequence[int],
         notify: "Callable[[Subscription], None]",
         on_close: Callable[[], None],
     ) -> None:
-        """Raises InvalidRequestError if `from_position` lies beyond what was released."""
-        if from_position > stream.num_released:
-            raise InvalidRequestError(
-                f"from_positions[0] is {from_position}, but only {stream.num_released} tokens were ever sent"
-            )
+        """Raises InvalidRequestError if one of `from_positions` lies beyond what was released of its sample."""
         self.stream = stream
-        self.done = False
-        self._position = from_position
-        self._text_position = stream.text_log.released_ends[from_position - 1] if from_position else 0
+        self._from_positions = from_positions
+        self._num_known = 0  # samples
+        self._open: list[_Place] = []  # in samples whose end this reader has not taken
         self._notify = notify
         self._on_close = on_close
+        self._learn_samples()
+        beyond = next((i for i, each in enumerate(from_positions) if each and i >= self._num_known), None)
+        if beyond is not None:
+            raise InvalidRequestError(f"from_positions[{beyond}] is of a sample of which nothing was ever sent")
         stream.subscriptions.add(self)
 
     def notify(self) -> None:
@@ -106,49 +133,69 @@ class Subscription:
         self._notify(self)
 
     @property
-    def has_more(self) -> bool:
-        """Whether tokens are out that this reader has not taken."""
-        return self._position < self.stream.num_released
+    def done(self) -> bool:
+        """Whether this reader has taken everything, and `stream.finished` is all that is left to say."""
+        return self.stream.finished is not None and not self._open and self._num_known == len(self.stream.samples)
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to take: tokens, or the end."""
-        return self._position < self.stream.num_released or self.stream.finished is not None
+        """Whether there is something to take: tokens, or the end of a sample or of all."""
+        if self._num_known < len(self.stream.samples):
+            self._learn_samples()
+        for place in self._open:
+            if place.position < place.sample.num_released or place.sample.finish is not None:
+                return True
+        return self.stream.finished is not None
 
-    def take(self, max_tokens: int) -> tuple[pb.Chunk | None, pb.Finished | None]:
-        """What is new to this reader, up to `max_tokens`: a chunk, and with the last one the end if it has come."""
-        if not self.has_news:
-            return None, None
-        chunk = pb.Chunk()
-        return chunk, self.take_into(chunk, max_tokens)
+    def take(self, add_chunk: Callable[[], pb.Chunk], max_tokens: int) -> int:
+        """Writes what is new to this reader, a chunk for each sample, up to `max_tokens` or a little more.
 
-    def take_into(self, chunk: pb.Chunk, max_tokens: int) -> pb.Finished | None:
-        """As `take`, into an empty chunk; there must be news.
-
-        A chunk written where it lies in a larger message costs a third of one that is made and copied there.
+        Chunks are written where `add_chunk` makes them: one that lies in a larger message costs a third of one that
+        is made and copied there. Returns how many tokens that were, those with prompt_logprobs included.
         """
-        stream, start = self.stream, self._position
-        end = stream.num_released
-        if end > start + max_tokens:
-            end = start + max_tokens
-        text_end = stream.text_end(end)
-        chunk.position = start
-        chunk.num_tokens = end - start
-        chunk.text = stream.text_log.text[self._text_position : text_end]
-        self._position, self._text_position = end, text_end
-        if stream.wanted.token_ids:
-            chunk.token_ids.extend(stream.token_ids[start:end])
-        if stream.logprobs and stream.wanted.HasField("logprobs"):
-            chunk.logprobs.extend(stream.logprobs[start:end])
-        if stream.prompt_logprobs and start == 0 and stream.wanted.HasField("prompt_logprobs"):
-            chunk.prompt_logprobs.extend(stream.prompt_logprobs)
-        if stream.finish is None or end < stream.num_released:
-            return None
-        chunk.finish.CopyFrom(stream.finish)
-        self.done = True
-        return stream.finished
+        if self._num_known < len(self.stream.samples):
+            self._learn_samples()
+        num_taken = 0
+        for place in self._open:
+            sample = place.sample
+            if num_taken >= max_tokens:
+                break
+            if place.position < sample.num_released or sample.finish is not None:
+                chunk = add_chunk()
+                num_taken += self._fill(chunk, place, max_tokens - num_taken)
+        if any(place.is_done for place in self._open):
+            self._open = [place for place in self._open if not place.is_done]
+        return num_taken
 
     def close(self) -> None:
         """Gives up the place."""
         self.stream.subscriptions.discard(self)
         self._on_close()
+
+    def _learn_samples(self) -> None:
+        for index in range(self._num_known, len(self.stream.samples)):
+            position = self._from_positions[index] if index < len(self._from_positions) else 0
+            self._open.append(_Place(index, self.stream.samples[index], position))
+        self._num_known = len(self.stream.samples)
+
+    def _fill(self, chunk: pb.Chunk, place: _Place, max_tokens: int) -> int:
+        stream, sample, start = self.stream, place.sample, place.position
+        end = min(sample.num_released, start + max_tokens)
+        text_end = sample.text_end(end)
+        if place.index:
+            chunk.index = place.index
+        chunk.position = start
+        chunk.num_tokens = num_taken = end - start
+        chunk.text = sample.text_log.text[place.text_position : text_end]
+        place.position, place.text_position = end, text_end
+        if stream.wanted.token_ids:
+            chunk.token_ids.extend(sample.token_ids[start:end])
+        if sample.logprobs and stream.wanted.HasField("logprobs"):
+            chunk.logprobs.extend(sample.logprobs[start:end])
+        if stream.prompt_logprobs and not start and not place.index and stream.wanted.HasField("prompt_logprobs"):
+            chunk.prompt_logprobs.extend(stream.prompt_logprobs)
+            num_taken += len(stream.prompt_logprobs)
+        if sample.finish is not None and end == sample.num_released:
+            chunk.finish.CopyFrom(sample.finish)
+            place.is_done = True
+        return num_taken

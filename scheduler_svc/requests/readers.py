@@ -5,7 +5,7 @@ only if its client wanted that.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -26,11 +26,11 @@ class Readers:
         self._grace_s = grace_s
 
     def subscribe(
-        self, stream: OutputStream, from_position: int, notify: Callable[[Subscription], None]
+        self, stream: OutputStream, from_positions: Sequence[int], notify: Callable[[Subscription], None]
     ) -> Subscription:
-        """Opens a reader's place in an output. Raises InvalidRequestError for a position beyond what was sent."""
+        """Opens a reader's place in an output, by sample. Raises InvalidRequestError for one beyond what was sent."""
         request_id = stream.accepted.request_id
-        subscription = Subscription(stream, from_position, notify, lambda: self._left(request_id))
+        subscription = Subscription(stream, from_positions, notify, lambda: self._left(request_id))
         live = self._engine.live.get(request_id)
         if live is not None and live.abandonment is not None:
             live.abandonment.cancel()

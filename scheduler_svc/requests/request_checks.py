@@ -22,6 +22,10 @@ _MOST_LOGPROBS = 20
 _MOST_BIASED = 1024
 _MOST_BIAS = 100.0
 _MOST_ALLOWED = 65_536
+_MOST_SAMPLES = 128
+_MOST_BEAMS = 64
+_MOST_LENGTH_PENALTY = 4.0
+_MOST_SAMPLE_INDEX = 2**32 - 1
 
 
 class _Range(NamedTuple):
@@ -68,6 +72,9 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     _check_sampling(request.sampling, limits, violations)
     _check_stopping(request.stopping, limits, violations)
     _check_output(request.output, violations)
+    _check_samples(request, violations)
+    if request.HasField("beam"):
+        _check_beam(request, violations)
     violations.raise_if_any()
     _check_choice_is_left(request, limits, violations)
     violations.raise_if_any()
@@ -186,6 +193,46 @@ def _check_output(output: pb.OutputParams, violations: Violations) -> None:
         wanted = getattr(output, field)
         if wanted > _MOST_LOGPROBS:
             violations.add(f"output.{field}", f"is {wanted:,}: give at most {_MOST_LOGPROBS}")
+
+
+def _check_samples(request: pb.GenerateRequest, violations: Violations) -> None:
+    sampling = request.sampling
+    n = sampling.n if sampling.HasField("n") else 1
+    best_of = sampling.best_of if sampling.HasField("best_of") else n
+    if not 1 <= n <= _MOST_SAMPLES:
+        violations.add("sampling.n", f"is {n:,}: give 1 to {_MOST_SAMPLES}")
+    elif request.HasField("beam"):
+        return  # see _check_beam
+    elif not n <= best_of <= _MOST_SAMPLES:
+        violations.add("sampling.best_of", f"is {best_of:,}: give {n}, which is n, to {_MOST_SAMPLES}")
+    elif best_of > 1 and sampling.HasField("temperature") and sampling.temperature == 0:
+        field = "n" if best_of == n else "best_of"
+        violations.add(
+            f"sampling.{field}", f"is {best_of} with temperature 0, which makes all alike: raise that, or leave it out"
+        )
+    elif sampling.first_sample_index + best_of - 1 > _MOST_SAMPLE_INDEX:
+        violations.add("sampling.first_sample_index", f"leaves no index for {best_of} samples: lower it")
+
+
+def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
+    beam, sampling = request.beam, request.sampling
+    if not 2 <= beam.beam_width <= _MOST_BEAMS:
+        violations.add("beam.beam_width", f"is {beam.beam_width:,}: give 2 to {_MOST_BEAMS}, or leave beam out")
+    elif sampling.n > beam.beam_width:
+        violations.add("sampling.n", f"is {sampling.n}: a search of beam_width {beam.beam_width} has no more to give")
+    if not abs(beam.length_penalty) <= _MOST_LENGTH_PENALTY:
+        violations.add(
+            "beam.length_penalty",
+            f"is {beam.length_penalty:g}: give a number from {-_MOST_LENGTH_PENALTY:g} to {_MOST_LENGTH_PENALTY:g}",
+        )
+    if beam.early_stopping not in pb.EarlyStopping.values():
+        violations.add("beam.early_stopping", f"is {beam.early_stopping}: FALSE is 1, TRUE 2, NEVER 3")
+    for field in ("temperature", "top_k", "top_p", "min_p", "best_of", "first_sample_index"):
+        value = getattr(sampling, field)
+        if value and not (field == "top_p" and value == 1):
+            violations.add(f"sampling.{field}", f"is {value:g}: a beam search draws nothing, so leave it out")
+    if request.stopping.stop:
+        violations.add("stopping.stop", "cannot end a beam search: use stop_token_ids, or leave beam out")
 
 
 def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, violations: Violations) -> None:

@@ -7,15 +7,32 @@ checked in `request_checks`; lengths are settled once the prompt's tokens are co
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from common.errors import FieldViolation, InvalidRequestError
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
+from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.request_checks import ModelLimits, check_request, suppressed_token_ids
 
 __all__ = ["ModelLimits", "RequestParams", "request_digest", "settle_length", "validate"]
 
+EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
+    pb.EARLY_STOPPING_UNSPECIFIED: False,
+    pb.EARLY_STOPPING_FALSE: False,
+    pb.EARLY_STOPPING_TRUE: True,
+    pb.EARLY_STOPPING_NEVER: "never",
+}
 _MOST_TIMEOUT_MS = 100 * 365 * 24 * 3600 * 1000  # as good as none, and its deadline still fits int64 nanoseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions:
+    """See `BeamParams`, which needs the bound of the output, too."""
+
+    beam_width: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +42,14 @@ class RequestParams:
     request_id: str
     tenant: str
     cache_salt: str
+    priority: int  # lower is served first
     timeout_ms: int | None
     cancel_on_disconnect: bool
     sampling: SlotSampling  # of the first sample, without the prompt's length: see `slot_sampling`
     seed: int  # uint64
+    num_samples: int  # that come back
+    num_sequences: int  # that are drawn, or live beams at most
+    beam: BeamOptions | None
     max_tokens: int | None
     min_tokens: int
     stop: tuple[str, ...]
@@ -40,11 +61,33 @@ class RequestParams:
     num_logprobs: int | None
     num_prompt_logprobs: int | None
 
-    def slot_sampling(self, num_prompt_tokens: int) -> SlotSampling:
-        """The sampling parameters, with the position until which end and stop tokens are held back."""
-        if not self.min_tokens:
-            return self.sampling
-        return replace(self.sampling, suppressed_until=num_prompt_tokens + self.min_tokens)
+    @property
+    def is_ranked(self) -> bool:
+        """Whether more samples are drawn than come back."""
+        return self.beam is None and self.num_sequences > self.num_samples
+
+    def slot_sampling(self, num_prompt_tokens: int, index: int = 0) -> SlotSampling:
+        """How sample `index` is drawn, with the position until which end and stop tokens are held back."""
+        sampling = self.sampling
+        if self.min_tokens:
+            sampling = replace(sampling, suppressed_until=num_prompt_tokens + self.min_tokens)
+        if index and self.beam is None:
+            sampling = replace(sampling, sample_index=sampling.sample_index + index)
+        if self.is_ranked and sampling.num_logprobs is None:
+            sampling = replace(sampling, num_logprobs=0)
+        return sampling
+
+    def beam_params(self, max_tokens: int) -> BeamParams:
+        """What is searched for, with the bound of the output in force; only with `beam`."""
+        assert self.beam is not None
+        return BeamParams(
+            beam_width=self.beam.beam_width,
+            max_tokens=max_tokens,
+            eos_token_ids=self.eos_token_ids | self.stop_token_ids,
+            num_return=self.num_samples,
+            length_penalty=self.beam.length_penalty,
+            early_stopping=self.beam.early_stopping,
+        )
 
 
 def validate(
@@ -64,14 +107,19 @@ def validate(
     seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     stopping, output = request.stopping, request.output
     sampling = _slot_sampling(request, limits, seed)
+    num_samples = request.sampling.n or 1
     return RequestParams(
         request_id=request.request_id or make_id(),
         tenant=request.tenant,
         cache_salt=request.cache_salt,
+        priority=request.priority,
         timeout_ms=min(request.timeout_ms, _MOST_TIMEOUT_MS) if request.HasField("timeout_ms") else None,
         cancel_on_disconnect=request.on_disconnect != pb.ON_DISCONNECT_CONTINUE,
         sampling=sampling,
         seed=seed,
+        num_samples=num_samples,
+        num_sequences=request.beam.beam_width or request.sampling.best_of or num_samples,
+        beam=_beam_options(request.beam) if request.HasField("beam") else None,
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         min_tokens=stopping.min_tokens,
         stop=tuple(stopping.stop),
@@ -107,11 +155,19 @@ def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) 
     )
 
 
+def _beam_options(beam: pb.BeamParams) -> BeamOptions:
+    return BeamOptions(
+        beam_width=beam.beam_width,
+        length_penalty=beam.length_penalty if beam.HasField("length_penalty") else 1.0,
+        early_stopping=EARLY_STOPPING[beam.early_stopping],
+    )
+
+
 def settle_length(params: RequestParams, num_prompt_tokens: int, limits: ModelLimits, max_tokens_that_fit: int) -> int:
     """The bound of the output in force, in tokens.
 
-    `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold; while no worker is there,
-    that of the workers known last, not 0.
+    `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of
+    the request, which share the prompt; 0 if it cannot hold so many.
 
     Raises:
         InvalidRequestError: The lengths can never work, with the numbers that would.
@@ -120,10 +176,16 @@ def settle_length(params: RequestParams, num_prompt_tokens: int, limits: ModelLi
         raise _refusal("prompt", "is empty: give at least one token")
     longest = min(limits.max_model_len, max_tokens_that_fit)
     room = longest - num_prompt_tokens
+    which, num_sequences = _width(params)
     if longest == limits.max_model_len:
         have, remedy = f"the model's context holds {longest:,} tokens, the output included", ""
-    else:
+    elif num_sequences == 1:
         have, remedy = f"the KV memory holds {longest:,} tokens of one request", ", or serve with more KV memory"
+    else:
+        have = f"the KV memory holds {num_sequences} sequences of {longest:,} tokens each that share this prompt"
+        remedy = f", lower {which}, or serve with more KV memory"
+    if longest == 0 and num_sequences > 1:
+        raise _refusal(which, f"is {num_sequences}, more than run at once on a worker: lower it")
     if room < 1:
         fewer = f"shorten it to at most {max(longest - 1, 0):,}"
         raise _refusal("prompt", f"has {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}")
@@ -141,6 +203,13 @@ def request_digest(request: pb.GenerateRequest) -> bytes:
     body.ClearField("request_id")
     body.ClearField("timeout_ms")
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
+
+
+def _width(params: RequestParams) -> tuple[str, int]:
+    """The field that says how many sequences the request has, and how many."""
+    if params.beam is not None:
+        return "beam.beam_width", params.num_sequences
+    return ("sampling.best_of" if params.is_ranked else "sampling.n"), params.num_sequences
 
 
 def _refusal(field: str, description: str) -> InvalidRequestError:

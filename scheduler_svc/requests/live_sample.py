@@ -1,0 +1,102 @@
+"""One sample of a live request: its tokens, the text that they make, and what of both was settled.
+
+Settled means: the text is made and the tokens are handed to the journal. Decides nothing.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from protos import inference_pb2 as pb
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.requests.output_stream import SampleStream
+from scheduler_svc.requests.request_params import RequestParams
+from scheduler_svc.text.output_text import OutputText
+from scheduler_svc.text.tokenizer import ModelTokenizer
+
+PROMPT_TAIL_TOKENS = 16  # context in which the first output token is spelled
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveSample:
+    """`stream.token_ids` holds the tokens that were settled."""
+
+    token_ids: list[int]  # somebody else's, who appends to it: a sequence's, or those that beams have agreed on
+    num_prompt_tokens: int  # at the head of token_ids, not of the output
+    text: OutputText
+    stream: SampleStream
+    sequence: Sequence | None = None  # that draws it; None for beams
+    sample_index: int = 0  # of its noise
+    finish: pb.SampleFinish | None = None  # decided, though perhaps not yet durable
+    is_end_settled: bool = False
+    pending_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # of tokens not yet settled
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens, settled or not."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token, of those that are settled; -inf without tokens."""
+        return fmean(each.logprob for each in self.stream.logprobs) if self.stream.logprobs else float("-inf")
+
+    def push_text(self) -> str | None:
+        """Brings the text up to the tokens. Returns the stop string that the last one completed."""
+        text = self.text
+        fresh = self.token_ids[self.num_prompt_tokens + len(text.released_ends) :]
+        has_stop_token = bool(fresh) and self.finish is not None and _is_token_stop(self.finish)
+        final = fresh.pop() if has_stop_token else None
+        stop = None
+        for token_id in fresh:
+            stop = text.push(token_id)
+        if final is not None:
+            text.push_final(final)
+        if self.finish is not None:
+            text.finish()
+        return stop
+
+    def settle_tokens(self) -> list[int]:
+        """Moves what is new to the stream, where it waits for its release, and returns it."""
+        stream = self.stream
+        fresh = self.token_ids[self.num_prompt_tokens + len(stream.token_ids) :]
+        stream.token_ids.extend(fresh)
+        return fresh
+
+    def settle_logprobs(self) -> list[pb.TokenLogprobs]:
+        """As `settle_tokens`."""
+        fresh, self.pending_logprobs = self.pending_logprobs, []
+        self.stream.logprobs.extend(fresh)
+        return fresh
+
+    def drop_tokens_without_text(self) -> None:
+        """Forgets tokens behind the last one that has its text; the sample must have ended."""
+        assert self.finish is not None
+        del self.token_ids[self.num_prompt_tokens + len(self.text.released_ends) :]
+        del self.pending_logprobs[self.num_tokens - len(self.stream.token_ids) :]
+
+
+def new_sample(
+    params: RequestParams, prompt: Seq[int], tokenizer: ModelTokenizer | None, sequence: Sequence | None, index: int = 0
+) -> LiveSample:
+    """A sample without output: sample `index` of the request, drawn by `sequence`, or one of beams."""
+    text = OutputText(
+        tokenizer,
+        prompt[-PROMPT_TAIL_TOKENS:],
+        stop=params.stop,
+        min_tokens=params.min_tokens,
+        include_stop=params.include_stop,
+        keep_special_tokens=params.keep_special_tokens,
+    )
+    return LiveSample(
+        token_ids=[] if sequence is None else sequence.token_ids,
+        num_prompt_tokens=0 if sequence is None else sequence.num_prompt_tokens,
+        text=text,
+        stream=SampleStream(text),
+        sequence=sequence,
+        sample_index=0 if sequence is None else params.sampling.sample_index + index,
+    )
+
+
+def _is_token_stop(finish: pb.SampleFinish) -> bool:
+    return finish.WhichOneof("cause") in ("eos_token_id", "stop_token_id")
