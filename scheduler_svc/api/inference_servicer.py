@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import grpc
 
@@ -16,7 +17,7 @@ from common.errors import (
 )
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session
+from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
@@ -51,10 +52,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     await news.wait()
                     news.clear()
                     continue
-                responses: list[pb.GenerateResponse] = []
-                subscription.take(lambda: _add_chunk(responses), MAX_RESPONSE_TOKENS)
-                for response in responses:
-                    yield response
+                chunks = pb.SessionResponse()
+                subscription.take(partial(add_chunk, chunks, 0), MAX_RESPONSE_TOKENS)
+                for event in chunks.events:
+                    yield pb.GenerateResponse(chunk=event.chunk)
             assert stream.finished is not None
             yield pb.GenerateResponse(finished=stream.finished)
             _raise_unless_finished(stream.finished)
@@ -148,11 +149,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if tokenizer is None:
             raise FailedPreconditionError("the model has no tokenizer: it takes and gives token ids only")
         return tokenizer
-
-
-def _add_chunk(responses: list[pb.GenerateResponse]) -> pb.Chunk:
-    responses.append(pb.GenerateResponse())
-    return responses[-1].chunk
 
 
 def _retrieve(task: "asyncio.Task[None]") -> None:

@@ -6,6 +6,7 @@ gained since. Output is not buffered here: a subscription is a position. Who doe
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import structlog
 
@@ -84,7 +85,7 @@ class Session:
             if not subscription.has_news:
                 continue
             handle = self._handle_of[subscription]
-            num_left -= subscription.take(lambda handle=handle: response.events.add(handle=handle).chunk, num_left)
+            num_left -= subscription.take(partial(add_chunk, response, handle), num_left)
             if subscription.done:
                 response.events.add(handle=handle, finished=subscription.stream.finished)
                 self._drop(handle)
@@ -172,6 +173,11 @@ class Session:
             )
         )
         self._news.set()
+
+
+def add_chunk(response: pb.SessionResponse, handle: int) -> pb.Chunk:
+    """An empty chunk for this handle, in its place in the response."""
+    return response.events.add(handle=handle).chunk
 
 
 def _violation(field: str, description: str) -> InvalidRequestError:

@@ -141,9 +141,7 @@ class BeamSearch:
         before the first step. Fewer than asked for also if fewer sequences were allowed.
         """
         cut_short = [
-            Hypothesis(
-                tuple(beam.token_ids), self._normalised(beam.score, self._num_steps), None, tuple(beam.details)
-            )
+            Hypothesis(tuple(beam.token_ids), self._normalised(beam.score, self._num_steps), None, tuple(beam.details))
             for beam in self._live
             if beam.token_ids
         ]

@@ -77,7 +77,9 @@ def _logprobs(details: Seq[object]) -> list[pb.TokenLogprobs]:
 
 
 def _candidates(answer: Candidates) -> list[Candidate]:
-    details = token_logprobs(answer.token_ids, answer.rows) if answer.rows is not None else [None] * len(answer.token_ids)
+    details = (
+        token_logprobs(answer.token_ids, answer.rows) if answer.rows is not None else [None] * len(answer.token_ids)
+    )
     return [
         Candidate(token_id, logprob, each)
         for token_id, logprob, each in zip(answer.token_ids, answer.logprobs, details, strict=True)

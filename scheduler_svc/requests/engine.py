@@ -313,6 +313,7 @@ class Engine:
             request_id=request.request_id,
             state=pb.RequestState.Name(request.ended_state or pb.REQUEST_STATE_UNSPECIFIED),
             output_tokens=request.usage().completion_tokens,
+            **_memory_used(request),
             error=request.error or None,
         )
 
@@ -334,3 +335,8 @@ class Engine:
             if num_known >= 0:
                 tokens = sequence.token_ids[item.position : item.position + len(item.rows.logprobs)]
                 kept.extend(token_logprobs(tokens, item.rows)[num_known:])
+
+
+def _memory_used(request: LiveRequest) -> dict[str, int]:
+    """For the log: what is not zero."""
+    return {field.name: value for field, value in request.memory().ListFields()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from common.arrays import pack_int32, unpack_int32
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.core.memory_use import GroupBlocks
+from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.requests.beam_decoding import BeamDecoding, hypothesis_logprobs
 from scheduler_svc.requests.live_sample import LiveSample, new_sample
@@ -148,13 +148,33 @@ class LiveRequest:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=sum(sample.num_released for sample in self.stream.samples),
             cached_tokens=self.group.sequences[0].num_cached_tokens,
-            num_preemptions=max(each.num_preemptions for each in self.group.sequences),
+            num_preemptions=self.group.num_preemptions,
+        )
+
+    def memory(self) -> pb.RequestMemory:
+        """What it takes now; after the first end of a sample, what it took then."""
+        blocks, group = self.blocks_at_end or group_blocks(self.group), self.group
+        return pb.RequestMemory(
+            blocks=blocks.num_blocks,
+            shared_blocks=blocks.num_shared,
+            saved_blocks=blocks.num_saved,
+            host_blocks=blocks.num_host_blocks,
+            copied_blocks=group.num_copied_blocks,
+            swapped_out_blocks=group.num_swapped_out_blocks,
+            swapped_in_blocks=group.num_swapped_in_blocks,
+            recomputed_tokens=group.num_recomputed_tokens,
         )
 
     def to_finished(self) -> pb.Finished:
         """The end as readers see it; `ended_state` must be decided."""
         assert self.ended_state is not None
-        return pb.Finished(state=self.ended_state, usage=self.usage(), timings=self.times.to_pb(), error=self.error)
+        return pb.Finished(
+            state=self.ended_state,
+            usage=self.usage(),
+            timings=self.times.to_pb(),
+            error=self.error,
+            memory=self.memory(),
+        )
 
     def to_finish_entry(self) -> journal_pb2.Finish:
         """The end as the journal keeps it; `ended_state` must be decided."""
@@ -180,6 +200,7 @@ class LiveRequest:
             created_unix_ns=self.times.arrived_unix_ns,
             seed=self.params.seed,
             tenant=self.params.tenant,
+            memory=self.memory(),
         )
 
     def to_record(self) -> journal_pb2.RequestRecord:
@@ -300,5 +321,11 @@ def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
         record.output,
         samples,
         list(record.prompt_logprobs),
-        pb.Finished(state=response.state, usage=response.usage, timings=response.timings, error=response.error),
+        pb.Finished(
+            state=response.state,
+            usage=response.usage,
+            timings=response.timings,
+            error=response.error,
+            memory=response.memory,
+        ),
     )

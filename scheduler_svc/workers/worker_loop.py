@@ -106,7 +106,9 @@ class WorkerLoop:
         while self.link.broken is None and self._engine.may_step():
             if self._send_whole:
                 self._scheduler.request_snapshot(self.worker_id)
-            plan = self._scheduler.schedule(self.worker_id, time.monotonic())
+            now_s = time.monotonic()
+            self._engine.drop_hopeless(now_s)
+            plan = self._scheduler.schedule(self.worker_id, now_s)
             if plan is None:
                 return
             if not self._in_flight:

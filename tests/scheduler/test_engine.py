@@ -314,7 +314,7 @@ async def test_a_request_that_breaks_the_loop_again_and_again_is_failed_and_the_
         await until(lambda: len(worker.steps) == 1)
         poison = asyncio.create_task(refused(site, counting(20, 3, "poison")))
         await until(lambda: "poison" in site.engine.live)
-        site.engine.sampling_of[site.engine.live["poison"].sequence.seq_id] = None  # type: ignore[assignment]
+        site.engine.sampling_of[site.engine.live["poison"].number] = None  # type: ignore[assignment]
         await site.inference.Cancel(pb.CancelRequest(request_id="first"))
         await first
         worker.may_answer.set()
@@ -363,5 +363,6 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
     assert not site.admission.is_in_use
     assert not site.journal._needed
     engine = site.engine
-    assert not (engine._by_sequence or engine._unsettled or engine._appended or engine._with_stop_strings)
+    assert not (engine._request_of or engine._sample_of or engine._appended or engine._with_stop_strings)
+    assert not (engine._publisher._unsettled or engine._publisher._ended)
     assert worker.num_streams == 1

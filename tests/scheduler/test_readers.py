@@ -1,7 +1,7 @@
 """Readers come and go: what their leaving means for a request, and what a slow one costs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -54,6 +54,13 @@ async def test_a_request_that_shall_continue_does_so_without_readers(site: Site)
     assert tokens_in(await site.run(counting(10, 300, "going", on_disconnect=pb.ON_DISCONNECT_CONTINUE))) == list(
         range(11, 311)
     )
+
+
+@pytest.fixture
+async def patient_site() -> AsyncIterator[Site]:
+    """Where nobody is given up for being late."""
+    async with running_site() as made:
+        yield made
 
 
 async def test_a_reader_that_comes_back_within_the_grace_period_keeps_the_request() -> None:
@@ -115,11 +122,11 @@ async def test_a_reader_that_stops_reading_and_goes_away_leaves_nothing_behind(s
         await call.read()
         (place,) = readers.places
         place_before = -1
-        while place._position != place_before:  # until the server can write no more
-            place_before = place._position
+        while place._open[0].position != place_before:  # until the server can write no more
+            place_before = place._open[0].position
             for _ in range(50):
                 await asyncio.sleep(0.002)
-        assert place.has_more and place.stream.subscriptions
+        assert place.has_news and place.stream.subscriptions
         call.cancel()
         await until(lambda: not place.stream.subscriptions)
 
@@ -132,37 +139,41 @@ class WatchedReaders(Readers):
         self.places: list[Subscription] = []
 
     def subscribe(
-        self, stream: OutputStream, from_position: int, notify: Callable[[Subscription], None]
+        self, stream: OutputStream, from_positions: Sequence[int], notify: Callable[[Subscription], None]
     ) -> Subscription:
-        self.places.append(super().subscribe(stream, from_position, notify))
+        self.places.append(super().subscribe(stream, from_positions, notify))
         return self.places[-1]
 
 
-async def test_a_place_beyond_what_was_sent_is_refused(site: Site) -> None:
-    worker = await site.add_worker()
+async def test_a_place_beyond_what_was_sent_is_refused(patient_site: Site) -> None:
+    worker = await patient_site.add_worker()
     worker.may_answer.clear()
-    running = asyncio.create_task(site.run(counting(10, 3, "early")))
-    await until(lambda: "early" in site.engine.live)
-    stream = site.engine.live["early"].stream
+    running = asyncio.create_task(patient_site.run(counting(10, 3, "early")))
+    await until(lambda: "early" in patient_site.engine.live)
+    stream = patient_site.engine.live["early"].stream
     with pytest.raises(Exception, match="only 0 tokens were ever sent"):
-        site.readers.subscribe(stream, 1, lambda _: None)
+        patient_site.readers.subscribe(stream, [1], lambda _: None)
     worker.may_answer.set()
     await running
-    place = site.readers.subscribe(stream, 3, lambda _: None)
-    chunk, finished = place.take(10)
-    assert chunk is not None and (chunk.position, chunk.num_tokens) == (3, 0)
-    assert finished is not None and place.done
+    with pytest.raises(Exception, match="of a sample of which nothing was ever sent"):
+        patient_site.readers.subscribe(stream, [0, 1], lambda _: None)
+    place = patient_site.readers.subscribe(stream, [3], lambda _: None)
+    chunk = pb.Chunk()
+    assert place.take(lambda: chunk, 10) == 0
+    assert (chunk.position, chunk.num_tokens, chunk.finish.reason) == (3, 0, pb.FINISH_REASON_LENGTH)
+    assert place.done
     place.close()
     assert not stream.subscriptions
 
 
-async def test_a_slow_reader_gets_everything_in_one_piece(site: Site) -> None:
-    await site.add_worker()
+async def test_a_slow_reader_gets_everything_in_one_piece(patient_site: Site) -> None:
+    await patient_site.add_worker()
     news: list[Subscription] = []
-    stream, _ = await site.admission.submit(counting(10, 50, "slow"), None)
-    place = site.readers.subscribe(stream, 0, news.append)
+    stream, _ = await patient_site.admission.submit(counting(10, 50, "slow"), None)
+    place = patient_site.readers.subscribe(stream, (), news.append)
     await until(lambda: stream.finished is not None)
-    chunk, finished = place.take(1000)
-    assert chunk is not None and list(chunk.token_ids) == list(range(11, 61))
-    assert finished is not None and len(news) > 1
+    chunk = pb.Chunk()
+    assert place.take(lambda: chunk, 1000) == 50
+    assert list(chunk.token_ids) == list(range(11, 61))
+    assert place.done and len(news) > 1
     place.close()
