@@ -37,6 +37,7 @@ class Cluster:
         self.in_flight: dict[str, deque[EncodedStep]] = {}
         self.sequences: list[Sequence] = []
         self.num_plans = 0
+        self.now_s = 0.0
         self.candidate_sequences: dict[tuple[str, int], list[Sequence]] = {}  # by worker and step
         self.candidates: dict[Sequence, list[tuple[int, int]]] = {}  # of beams, the latest
         self.ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
@@ -133,7 +134,7 @@ class Cluster:
         return group
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
-        plan = self.scheduler.schedule(worker_id)
+        plan = self.scheduler.schedule(worker_id, self.now_s)
         if plan is not None:
             self.num_plans += 1
             assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
@@ -151,10 +152,10 @@ class Cluster:
             assert sequence.token_ids[-1] == token_id
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
-        self._search_on(worker_id, step.step_id)
+        self.search_on(worker_id, step.step_id)
         return [sequence for sequence, _ in appended]
 
-    def _search_on(self, worker_id: str, step_id: int) -> None:
+    def search_on(self, worker_id: str, step_id: int) -> None:
         """Beam search, as soon as the candidates of all beams of a group are there."""
         beams = self.candidate_sequences.pop((worker_id, step_id))
         for beam, last in zip(beams, self.workers[worker_id].last_of_candidates, strict=True):
@@ -214,13 +215,13 @@ class Cluster:
         for s in self.sequences:
             prompt = s.token_ids[: s.num_prompt_tokens]
             if s.group.awaits_host:
-                self._assert_beams_are_unconstrained(s.group, prompt)
+                self.assert_beams_are_unconstrained(s.group, prompt)
                 continue
             sample_index = s.group.sequences.index(s)
             expected = unconstrained_output(prompt, s.max_tokens, s.stop_token_ids, sample_index)
             assert s.output_token_ids == expected[: s.num_output_tokens]
 
-    def _assert_beams_are_unconstrained(self, group: SequenceGroup, prompt: list[int]) -> None:
+    def assert_beams_are_unconstrained(self, group: SequenceGroup, prompt: list[int]) -> None:
         """As far as the search came."""
         beams = self.ranks.get(group, group.sequences[:1])
         num_tokens = beams[0].num_output_tokens

@@ -188,6 +188,9 @@ class FakeWorker:
             self.slots[slot_id].position = position + n
         self._last_step_id = step.step_id
 
+    def block_kv(self, block: int) -> list[KV | None]:
+        return self._kv[block * self.block_size : (block + 1) * self.block_size]
+
     def _update_slots(self, step: EncodedStep) -> None:
         if step.snapshot:
             self.slots.clear()
