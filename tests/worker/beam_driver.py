@@ -47,11 +47,12 @@ class BeamDriver:
         self._first_slot = first_slot
         self._copies: list[int] = []  # of the next step
 
-    def add_rows(self, step: Step, chunk: int = 1000) -> None:
-        """Has every beam computed, `chunk` tokens at most; `step` has no other candidates."""
+    def add_rows(self, step: Step, chunk: int = 1000) -> int:
+        """Has every beam computed, `chunk` tokens at most. Returns how many are ranked."""
         step.rows, step.num_tokens = list(step.rows), list(step.num_tokens)
         step.copies = [*step.copies, *self._copies]
-        self._copies, candidates = [], []
+        self._copies = []
+        candidates: list[int] = []
         for index, beam in enumerate(self.beams):
             count = min(chunk, len(beam.token_ids) - beam.num_computed)
             self._grow(beam, beam.num_computed + count)
@@ -61,7 +62,8 @@ class BeamDriver:
                 candidates += [len(step.rows), self.search.num_candidates]
             step.rows.append(self._first_slot + index)
             step.num_tokens.append(count)
-        step.candidates = candidates
+        step.candidates = [*step.candidates, *candidates]
+        return len(candidates) // 2
 
     def take(self, ranked: Sequence[Candidates]) -> list[int]:
         """Goes on with the survivors. Returns the blocks that are free now."""

@@ -5,22 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from common.slot_sampling import SlotSampling
-from common.step import SlotState, Step, StepResult
+from common.step import Step, StepResult
 from tests.equality import assert_equal_greedy
-from tests.worker.paged_runner import PagedSequence, forward_batch
+from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, full_logits, make_runner
 from tests.worker.step_client import StepClient
-from tests.worker.steps import GREEDY
-from tests.worker.tiny_models import MAX_POSITIONS, GreedyReference, random_prompts, reference_greedy, write_tiny_model
-from worker_svc.kv_pool import KVPool
+from tests.worker.steps import GREEDY, slot_state
+from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.runner import ModelRunner
-from worker_svc.sampler import Sampler
-from worker_svc.step_limits import StepLimits
 
-NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 96, 4, 24
+NUM_TOKENS = 24
 PROMPTS = random_prompts([1, 3, 4, 5, 9, 17, 30])
 
 
@@ -40,22 +36,6 @@ def reference(folder: Path) -> GreedyReference:
     return reference_greedy(folder, PROMPTS, NUM_TOKENS)
 
 
-def make_runner(decoder: Decoder, **options: int) -> tuple[ModelRunner, KVPool]:
-    """A runner whose pool is NaN wherever nothing was written."""
-    pool = KVPool(decoder.block_shape(BLOCK_SIZE), NUM_BLOCKS, decoder.device, num_host_blocks=8)
-    pool.blocks.fill_(float("nan"))
-    limits = StepLimits(
-        num_slots=8,
-        num_blocks=NUM_BLOCKS,
-        num_host_blocks=8,
-        block_size=BLOCK_SIZE,
-        vocab_size=decoder.config.vocab_size,
-        max_model_len=MAX_POSITIONS,
-        max_batched_tokens=256,
-    )
-    return ModelRunner(decoder, pool, Sampler(), limits, **options), pool
-
-
 def generate(runner: ModelRunner, client: StepClient, num_tokens: int, chunk: int) -> list[list[int]]:
     while not client.is_done(num_tokens):
         step = client.next_step(chunk)
@@ -65,17 +45,6 @@ def generate(runner: ModelRunner, client: StepClient, num_tokens: int, chunk: in
 
 def new_client(seed: int = 0) -> StepClient:
     return StepClient(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, seed=seed)
-
-
-def whole(slot: int, token_ids: list[int], block_table: list[int], sampling: SlotSampling = GREEDY) -> SlotState:
-    return SlotState(
-        slot=slot,
-        position=0,
-        block_table=block_table,
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        sampling=sampling,
-    )
 
 
 @pytest.mark.parametrize("chunk", [4, 64])
@@ -118,14 +87,6 @@ def test_logprobs_are_those_of_the_raw_logits(decoder: Decoder) -> None:
     assert other.prompt_logprobs == {}
 
 
-def full_logits(decoder: Decoder, token_ids: list[int]) -> Tensor:
-    """The logits at every position, computed in one pass."""
-    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    sequence = PagedSequence(token_ids, len(token_ids), list(range(num_blocks)))
-    batch = forward_batch([sequence], [len(token_ids)], BLOCK_SIZE, all_logits=True)
-    return decoder.forward(batch, KVPool(decoder.block_shape(BLOCK_SIZE), num_blocks, decoder.device))
-
-
 def test_prompt_logprobs_in_slices_of_the_head_are_the_same(decoder: Decoder) -> None:
     prompt = PROMPTS[6]
     sampling = replace(GREEDY, num_prompt_logprobs=0)
@@ -145,8 +106,8 @@ def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> N
     prompt = PROMPTS[3] + PROMPTS[2][:3]  # 8 tokens: 2 blocks
     samplings = [SlotSampling(seed=5, sample_index=index, temperature=1.5) for index in range(2)]
     runner, _ = make_runner(decoder)
-    first = whole(0, prompt, [10, 11], samplings[0])
-    second = replace(whole(1, [], [10, 11], samplings[1]), position=8, num_prompt_tokens=8)
+    first = slot_state(0, prompt, [10, 11], sampling=samplings[0])
+    second = slot_state(1, [], [10, 11], sampling=samplings[1], position=8, num_prompt_tokens=8)
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0])
     step = replace(step, num_tokens=[8], samples=[0, 0, 0, 1])
     outputs = [[token] for token in runner.execute(step).token_ids]
@@ -166,30 +127,40 @@ def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> N
 def test_a_fork_goes_on_as_its_parent_does(decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     prompt = PROMPTS[4]  # 9 tokens: 3 blocks, the last with one
-    start = Step(epoch=1, step_id=1, snapshot=True, whole=[whole(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
+    start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
     runner.execute(start)
     result = runner.execute(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
     child = runner.execute(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
     assert child.token_ids == result.token_ids
 
 
-@pytest.mark.parametrize("by_swap", [False, True], ids=["copied", "swapped"])
-def test_a_sequence_goes_on_from_blocks_that_were_moved(decoder: Decoder, by_swap: bool) -> None:
+def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Decoder) -> None:
+    """Three samples share the prompt's full blocks; their penalties see the prompt, which only the parent was sent."""
+    prompt, num_tokens = PROMPTS[4], 8  # 9 tokens: 2 full blocks and one with one token
+    common = SlotSampling(seed=5, temperature=1.5, repetition_penalty=1.2, frequency_penalty=0.4)
+    samplings = [replace(common, sample_index=index) for index in range(3)]
     runner, pool = make_runner(decoder)
-    prompt = PROMPTS[4]
-    client = new_client()
-    client.add(prompt)
-    expected = generate(make_runner(decoder)[0], client, 2, chunk=64)[0]
-    start = Step(epoch=1, step_id=1, snapshot=True, whole=[whole(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
-    first = list(runner.execute(start).token_ids)
-    moved = replace(whole(0, first, [40, 41, 42]), position=9, num_prompt_tokens=9)
-    if by_swap:
-        runner.execute(Step(epoch=1, step_id=2, freed_slots=[0], swap_out=[5, 0, 6, 1, 7, 2]))
-        pool.blocks[[5, 6, 7]] = float("nan")
-        step = Step(epoch=1, step_id=3, swap_in=[0, 40, 1, 41, 2, 42], whole=[moved], rows=[0])
-    else:
-        step = Step(epoch=1, step_id=2, copies=[5, 40, 6, 41, 7, 42], whole=[moved], rows=[0])
-    assert first + list(runner.execute(step).token_ids) == expected
+    parent = slot_state(0, prompt, [10, 11, 12], sampling=samplings[0])
+    at_its_end = {"position": 9, "num_prompt_tokens": 9, "history": prompt}
+    children = [slot_state(slot, [], [10, 11], sampling=samplings[slot], **at_its_end) for slot in (1, 2)]
+    step = Step(epoch=1, step_id=1, snapshot=True, whole=[parent, *children], rows=[0], num_tokens=[9])
+    outputs = [[token] for token in runner.execute(replace(step, samples=[0, 0, 0, 1, 0, 2])).token_ids]
+    free = iter(range(20, 40))
+    for position in range(9, 9 + num_tokens - 1):
+        step = Step(epoch=1, step_id=position - 7, rows=[2, 0, 1])
+        if position == 9:
+            first, second = next(free), next(free)
+            pool.blocks[[first, second]] = float("nan")
+            step = replace(step, copies=[12, first, 12, second], append_pairs=[1, first, 2, second])
+        elif position % BLOCK_SIZE == 0:
+            step = replace(step, append_pairs=[number for slot in range(3) for number in (slot, next(free))])
+        for slot, token in zip(step.rows, runner.execute(step).token_ids, strict=True):
+            outputs[slot].append(token)
+    for sampling, output in zip(samplings, outputs, strict=True):
+        client = new_client()
+        client.add(prompt, sampling)
+        assert output == generate(make_runner(decoder)[0], client, num_tokens, chunk=64)[0]
+    assert len({tuple(output) for output in outputs}) == 3
 
 
 def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(decoder: Decoder) -> None:
@@ -212,7 +183,7 @@ def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(decod
 
 def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(decoder: Decoder) -> None:
     prompts = [PROMPTS[2], PROMPTS[3]]
-    states = [whole(slot, prompt, [2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)]
+    states = [slot_state(slot, prompt, [2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[4, 5])
     clean, _ = make_runner(decoder)
     expected = [clean.execute(step), clean.execute(Step(epoch=1, step_id=2, rows=[1]))]
@@ -226,7 +197,7 @@ def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(decoder: Dec
 
 def test_a_step_without_rows_only_changes_slots(decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
-    state = whole(0, PROMPTS[1], [0])
+    state = slot_state(0, PROMPTS[1], [0])
     assert runner.execute(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
     result = runner.execute(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
     assert isinstance(result, StepResult)

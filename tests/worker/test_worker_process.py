@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(folder: Path) -> Iterator[Service]:
-    sizes = ("--num-blocks", "80", "--block-size", "4", "--max-num-seqs", "4", "--threads", "1")
-    with Service("worker_svc", "--model", str(folder), "--worker-id", "w7", *sizes) as service:
+    sizes = ("--num-blocks", "80", "--block-size", "4", "--num-host-blocks", "6", "--max-num-seqs", "4")
+    with Service("worker_svc", "--model", str(folder), "--worker-id", "w7", "--threads", "1", *sizes) as service:
         service.wait_for("ready")
         yield service
 
@@ -72,9 +72,31 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert list(answer.model.eos_token_ids) == [2]
     assert not answer.HasField("tokenizer")
     assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_slots) == (80, 4, 4)
+    assert answer.pool.num_host_blocks == 6
     # keys and values, 3 layers, 4 tokens, 2 heads of 32 numbers of 4 bytes
     assert answer.pool.bytes_per_block == 2 * 3 * 4 * 2 * 32 * 4
     assert [each.phase for each in answer.startup] == ["checkpoint", "weights", "kv_pool", "warm_up"]
+
+
+def test_the_log_says_how_large_both_pools_are(worker: Service) -> None:
+    ready = worker.wait_for("ready")
+    assert (ready["num_blocks"], ready["num_host_blocks"], ready["block_size"]) == (80, 6, 4)
+    assert ready["bytes_per_block"] == 2 * 3 * 4 * 2 * 32 * 4
+
+
+async def test_candidates_and_swap_times_come_over_the_wire(channel: grpc.aio.Channel) -> None:
+    stub = worker_pb2_grpc.WorkerStub(channel)
+    (prompt,) = random_prompts([6])
+    start = Step(epoch=5, step_id=1, snapshot=True, whole=[slot_state(0, prompt, [7, 9])], rows=[0], num_tokens=[6])
+    ranked = result_from_pb(await stub.Step(step_to_pb(replace(start, samples=[], candidates=[0, 5]))))
+    sampled = result_from_pb(await stub.Step(step_to_pb(replace(start, step_id=2))))
+    (found,) = ranked.candidates
+    assert (len(found.token_ids), len(ranked.token_ids), ranked.swap_ns) == (5, 0, 0)
+    assert list(found.logprobs) == sorted(found.logprobs, reverse=True)
+    assert found.token_ids[0] == sampled.token_ids[0]
+    swap = Step(epoch=5, step_id=3, swap_out=[7, 5, 9, 0])
+    swapped = result_from_pb(await stub.Step(step_to_pb(swap)))
+    assert 0 < swapped.swap_ns <= swapped.exec_ns
 
 
 async def test_prompts_decoded_over_the_stream_give_the_models_own_tokens(
@@ -131,6 +153,14 @@ def test_a_pool_that_cannot_hold_one_sequence_is_one_sentence_and_exit_code_2(fo
         "worker: a pool of 2 blocks holds 32 tokens, less than one sequence of max_model_len 100: "
         "give --num-blocks 7 or more, or --max-model-len 32 or less"
     ]
+
+
+def test_a_host_pool_that_the_memory_does_not_hold_is_one_sentence_and_exit_code_2(folder: Path) -> None:
+    completed = run("worker_svc", "--model", str(folder), "--num-host-blocks", "1000000000")
+    assert completed.returncode == 2
+    (sentence,) = sentences(completed)
+    assert sentence.startswith("worker: 1000000000 host blocks of ")
+    assert "of the host's memory are free: give at most --num-host-blocks " in sentence
 
 
 def test_a_setting_that_cannot_be_is_one_sentence_and_exit_code_2() -> None:
