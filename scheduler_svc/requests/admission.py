@@ -21,10 +21,12 @@ from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.live_request import LiveRequest, RequestTimes, new_live_request, stream_of_record
+from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
+from scheduler_svc.requests.new_request import new_live_request
 from scheduler_svc.requests.output_stream import OutputStream
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.request_record import stream_of_record
 from scheduler_svc.requests.served_model import ServedModel, encode_chat
 
 log = structlog.get_logger()

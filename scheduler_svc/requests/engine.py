@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from common.slot_sampling import SlotSampling
-from common.step import Candidates, StepResult
+from common.step import StepResult
 from protos import inference_pb2 as pb
 from scheduler_svc.core.memory_use import group_blocks
 from scheduler_svc.core.scheduler import Scheduler
@@ -220,15 +220,12 @@ class Engine:
             if not candidates.token_ids:
                 self._break_off(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
                 continue
-            self._keep_candidates(request, sequence, candidates)
+            assert request.beams is not None
+            request.beams.keep(sequence, candidates)
             groups[sequence.group] = None
         for group in groups:
             if group.awaits_decision:
                 self._decide_beams(self._request_of[group])
-
-    def _keep_candidates(self, request: LiveRequest, sequence: Sequence, candidates: Candidates) -> None:
-        assert request.beams is not None
-        request.beams.keep(sequence, candidates)
 
     def _decide_beams(self, request: LiveRequest) -> None:
         """All live beams of a request have their candidates: the search takes a step."""

@@ -1,20 +1,19 @@
 """A request from its admission to its end, as the engine holds it.
 
-Knows its samples and how to describe itself to readers, to the journal and to the record store; decides nothing but
-which of its samples come back.
+Knows its samples, and how to describe itself to readers and to the journal; decides nothing but which of its samples
+come back.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 
-from common.arrays import pack_int32, unpack_int32
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
-from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.requests.beam_decoding import BeamDecoding, hypothesis_logprobs
 from scheduler_svc.requests.live_sample import LiveSample, new_sample
-from scheduler_svc.requests.output_stream import OutputStream, RecordedText, SampleStream
+from scheduler_svc.requests.output_stream import OutputStream, SampleStream
 from scheduler_svc.requests.request_params import RequestParams
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -203,24 +202,6 @@ class LiveRequest:
             memory=self.memory(),
         )
 
-    def to_record(self) -> journal_pb2.RequestRecord:
-        """All that a later reader may ask for; the end must be visible."""
-        stream = self.stream
-        return journal_pb2.RequestRecord(
-            response=self.to_response(),
-            request_digest=self.digest,
-            output=stream.wanted,
-            max_tokens=self.max_tokens,
-            samples=[
-                journal_pb2.SampleRecord(
-                    released_ends=pack_int32(sample.text_log.released_ends), logprobs=sample.logprobs
-                )
-                for sample in stream.samples
-            ],
-            prompt_logprobs=stream.prompt_logprobs,
-            num_samples=stream.accepted.num_samples,
-        )
-
 
 def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int) -> None:
     """Makes it the finish of a sample that ended with this token."""
@@ -229,103 +210,3 @@ def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int
         finish.eos_token_id = token_id
     else:
         finish.stop_token_id = token_id
-
-
-def new_live_request(
-    params: RequestParams,
-    token_ids: list[int],
-    *,
-    digest: bytes,
-    seq_id: int,
-    max_tokens: int,
-    deadline_s: float | None,
-    tokenizer: ModelTokenizer | None,
-    wanted: pb.OutputParams,
-    times: RequestTimes,
-) -> LiveRequest:
-    """A request about to be admitted.
-
-    `token_ids` is its prompt, `max_tokens` the bound of its output in force, `deadline_s` by the monotonic clock;
-    its sequences are numbered from `seq_id` on.
-    """
-    beams = BeamDecoding(params.beam_params(max_tokens)) if params.beam is not None else None
-    ends = frozenset() if beams else params.stop_token_ids | params.eos_token_ids
-    sequences = [
-        Sequence(
-            seq_id=seq_id + index,
-            token_ids=list(token_ids) if index else token_ids,
-            num_prompt_tokens=len(token_ids),
-            max_tokens=max_tokens,
-            stop_token_ids=ends,
-            min_tokens=params.min_tokens,
-            hash_seed=prefix_hash_seed(params.tenant, params.cache_salt),
-            use_prefix_cache=params.num_prompt_logprobs is None,
-        )
-        for index in range(params.num_sequences)
-    ]
-    group = SequenceGroup(
-        sequences,
-        arrival=seq_id,
-        priority=params.priority,
-        deadline_s=deadline_s,
-        awaits_host=beams is not None,
-        num_candidates=beams.num_candidates if beams else 0,
-    )
-    drawn_by = [None] if beams else sequences
-    samples = [new_sample(params, token_ids, tokenizer, each, index) for index, each in enumerate(drawn_by)]
-    if beams:
-        samples[0].token_ids = beams.common_token_ids
-    accepted = pb.Accepted(
-        request_id=params.request_id,
-        num_prompt_tokens=len(token_ids),
-        max_tokens=max_tokens,
-        seed=params.seed,
-        num_samples=params.num_samples,
-    )
-    visible = [] if params.is_ranked else [sample.stream for sample in samples]
-    return LiveRequest(
-        params=params,
-        digest=digest,
-        tokenizer=tokenizer,
-        group=group,
-        samples=samples,
-        beams=beams,
-        stream=OutputStream(accepted, wanted, visible),
-        times=times,
-    )
-
-
-def prefix_hash_seed(tenant: str, cache_salt: str) -> bytes:
-    """The root of the hash chains of a tenant's blocks."""
-    return f"{len(tenant)}:{tenant}{cache_salt}".encode()
-
-
-def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
-    """The output of a request that has ended, from its record."""
-    response = record.response
-    accepted = pb.Accepted(
-        request_id=response.request_id,
-        num_prompt_tokens=response.usage.prompt_tokens,
-        max_tokens=record.max_tokens,
-        seed=response.seed,
-        attached=True,
-        num_samples=record.num_samples,
-    )
-    samples = []
-    for sample, kept in zip(response.samples, record.samples, strict=True):
-        text_log = RecordedText(sample.text, unpack_int32(kept.released_ends).tolist())
-        samples.append(SampleStream(text_log, list(sample.token_ids), list(kept.logprobs)))
-        samples[-1].close(sample.finish)
-    return OutputStream(
-        accepted,
-        record.output,
-        samples,
-        list(record.prompt_logprobs),
-        pb.Finished(
-            state=response.state,
-            usage=response.usage,
-            timings=response.timings,
-            error=response.error,
-            memory=response.memory,
-        ),
-    )

@@ -17,6 +17,7 @@ from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.live_request import LiveRequest
 from scheduler_svc.requests.live_sample import LiveSample
+from scheduler_svc.requests.request_record import record_of
 
 log = structlog.get_logger()
 
@@ -124,6 +125,6 @@ class Publisher:
         stream = request.stream
         stream.samples.extend(request.choose_samples()[len(stream.samples) :])
         stream.close(request.to_finished())
-        record = request.to_record().SerializeToString()
+        record = record_of(request).SerializeToString()
         self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
         self._on_closed(request)
