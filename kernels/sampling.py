@@ -186,9 +186,24 @@ def token_ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def best_tokens(logits: Tensor, num_best: int) -> Tensor:
-    """int64 [n, num_best], at most V: by falling logit and rising id, through one integer key that holds both."""
+    """int64 [n, num_best], at most V: by falling logit and rising id."""
     if num_best == 0 or len(logits) == 0:
         return torch.empty(len(logits), num_best, dtype=torch.int64, device=logits.device)
+    if not logits.is_cpu or num_best == logits.shape[1]:
+        return _best_by_key(logits, num_best)
+    # Four times as fast, but which of the equals at the edge it takes is left open.
+    values, token_ids = logits.topk(num_best + 1)
+    is_open = values[:, -2] == values[:, -1]
+    token_ids, order = token_ids[:, :-1].sort(dim=-1)
+    order = values.gather(1, order).sort(dim=-1, descending=True, stable=True).indices
+    token_ids = token_ids.gather(1, order)
+    if is_open.any():
+        token_ids[is_open] = _best_by_key(logits[is_open], num_best)
+    return token_ids
+
+
+def _best_by_key(logits: Tensor, num_best: int) -> Tensor:
+    """`best_tokens` through one integer key that holds both logit and id; nothing in it waits for the device."""
     last = logits.shape[1] - 1
     reversed_ids = torch.arange(last, -1, -1, device=logits.device)
     best = [_ordered_keys(logits[i], reversed_ids).topk(num_best).values for i in _row_chunks(logits)]

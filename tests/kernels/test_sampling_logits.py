@@ -19,10 +19,12 @@ from kernels.sampling import (
     add_bias,
     allow_only,
     apply_penalties,
+    best_tokens,
     finite_rows,
     min_p_thresholds,
     scale,
     suppress,
+    token_ranks,
     truncation_thresholds,
 )
 
@@ -151,6 +153,25 @@ def test_truncation_that_is_off_keeps_all_but_barred_tokens() -> None:
     assert kept.sum(-1).tolist() == [49, 49]
     assert not kept[:, 3].any()
     assert min_p_thresholds(torch.zeros(1, dtype=torch.float64)).item() == NO_THRESHOLD
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 17, 3001])
+@pytest.mark.parametrize("step", [0.0, 0.5, 8.0], ids=["no ties", "some ties", "mostly ties"])
+def test_best_tokens_are_in_order_and_equals_by_rising_id(vocab_size: int, step: float) -> None:
+    logits = random_logits(12, vocab_size, seed=vocab_size)
+    if step:
+        logits = (logits / step).round() * step  # has both zeros
+    logits[0, ::2] = -math.inf
+    logits[1] = -math.inf
+    for num_best in {0, 1, min(5, vocab_size), vocab_size - 1, vocab_size}:
+        expected = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_best]
+        assert torch.equal(best_tokens(logits, num_best), expected)
+        assert torch.equal(best_tokens(logits[3:4], num_best), expected[3:4])
+
+
+def test_ranks_count_what_is_strictly_more_likely() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, -2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    assert token_ranks(logits, torch.tensor([[2, 0, 3], [0, 4, 2]])).tolist() == [[1, 3, 5], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.999])
