@@ -1,4 +1,5 @@
-"""The demonstration that `make demo` runs: real services, several stories at once, one chat, and what it took.
+"""The demonstration that `make demo` runs: real services, several stories at once, one chat, several outputs of one
+prompt, and what it took.
 
 Starts `quire serve` on a free port as a user would, talks to it through the SDK alone, and ends it. Exit code 0
 means that every part of it went well.
@@ -18,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import quire
+from demo.branches import branch
 from quire.cli.supervisor.places import settle_listen
 from quire.stats import BlockStats
 
@@ -235,10 +237,12 @@ async def demonstrate(address: str, console: Console) -> list[str]:
         console.print()
         with Screen(console, [answer]) as screen:
             await chat(client, answer, screen)
+        console.print()
+        found = await branch(client, PROMPTS[-2], console)
         after = (await client.stats()).blocks
     console.print()
     console.print(report(stories, answer, peak, after))
-    return problems(stories, answer, peak, after)
+    return [*found, *problems(stories, answer, peak, after)]
 
 
 async def start_server(listen: str) -> asyncio.subprocess.Process:
