@@ -290,8 +290,8 @@ class Scheduler:
         return bool(worker.running or worker.in_flight or worker.swapped or self._waiting)
 
     def queue_size(self) -> tuple[int, int]:
-        """Sequences in the queue, and their tokens; a prompt that a group shares counts once."""
-        return self._waiting.num_sequences, self._waiting.num_tokens
+        """Groups in the queue, and their tokens; a prompt that a group shares counts once."""
+        return self._waiting.num_groups, self._waiting.num_tokens
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
@@ -310,7 +310,7 @@ class Scheduler:
         workers = self._workers.values()
         kept = [group for worker in workers for group in [*worker.parked, *worker.swapped]]
         return SchedulerStats(
-            num_waiting=self.queue_size()[0] + sum(len(group.live) for group in kept),
+            num_waiting=self._waiting.num_sequences + sum(len(group.live) for group in kept),
             num_waiting_groups=self._waiting.num_groups + len(kept),
             workers=tuple(worker_stats(worker) for worker in workers),
         )
