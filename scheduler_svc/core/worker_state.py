@@ -156,8 +156,11 @@ class WorkerState:
         self.num_preemptions += 1
 
     def offer_full_blocks(self, sequence: Sequence, step: PlannedStep | None) -> None:
-        """Make its blocks findable that are full, known, and computed once `step` is done (None: already)."""
-        if not self.enable_prefix_cache:
+        """Make its blocks findable that are full, known, and computed once `step` is done (None: already).
+
+        Before its first row here it offers nothing: what it holds then comes from a step that may still be in flight.
+        """
+        if not self.enable_prefix_cache or not sequence.last_step:
             return
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.block_size
         if num_full <= sequence.num_offered_blocks:
