@@ -187,7 +187,7 @@ class MemoryMachine(RuleBasedStateMachine):
         """One that swaps faster than it computes, or the other way round."""
         self.cluster.scheduler.note_costs(
             self.any_worker(rng),
-            swap_blocks_per_s=10.0 ** rng.randrange(4),
+            swap_blocks_per_s=rng.choice([None, 1.0, 10.0, 100.0]),
             prefill_tokens_per_s=10.0 ** rng.randrange(1, 4),
         )
 
