@@ -172,7 +172,7 @@ def test_a_group_that_no_worker_has_slots_for_steps_aside() -> None:
     group = cluster.add_group(PROMPT, 3)
     other = cluster.add([1], 2)
     assert cluster.step().sequences == [other]
-    assert cluster.scheduler.queue_size() == (3, 6)  # the prompt counts once
+    assert cluster.scheduler.queue_size() == (1, 6)  # the prompt counts once
     assert cluster.scheduler.max_tokens_that_fit(num_sequences=3) == 0
     cluster.scheduler.finish_group(group)
     finish_and_compare(cluster)
@@ -294,7 +294,7 @@ def test_a_group_preempted_in_flight_keeps_its_tokens_and_waits_for_all_of_them(
     assert cluster.scheduler.queue_size() == (0, 0) and cluster.scheduler.stats().num_waiting == 2
     cluster.scheduler.check()
     assert cluster.complete() == [first, a, b]
-    assert cluster.scheduler.queue_size() == (2, 4 + 1 + 1)
+    assert cluster.scheduler.queue_size() == (1, 4 + 1 + 1)
     finish_and_compare(cluster)
 
 
