@@ -49,6 +49,9 @@ protos: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.journal_cost
 	$(BIN)/python -m benchmarks.step_overhead
+	$(BIN)/python -m benchmarks.schedule_cost
+	$(BIN)/python -m benchmarks.kv_utilisation
+	$(BIN)/python -m benchmarks.memory_saving
 
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev

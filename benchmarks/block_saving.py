@@ -1,7 +1,7 @@
 """How many blocks sharing saves: blocks saved / blocks without sharing, as the paper's Fig. 15 counts.
 
 Blocks are counted in every step of every request's life, and both sums run over all of these: a mean by block-steps.
-In a pool that is always full this is also the mean over time, but it does not hang on when one begins to look.
+It is what a full pool that holds many requests saves at any time, but does not hang on when one begins to look.
 """
 
 import math
@@ -30,7 +30,7 @@ class Saving:
 
     saving: float
     half_width: float  # of the 95 % confidence interval, from the spread of batches of requests
-    mean_over_time: float | None  # of `GetStats`'s block_saving, while more waits than fits; None if that never was
+    mean_over_time: float | None  # of the steps while more waited than fitted; None if those were not the most
     num_requests: int
     num_steps: int
 
@@ -52,7 +52,7 @@ def measure_saving(pool: SaturatedPool, num_batches: int) -> Saving:
     return Saving(
         saving=round(100 * saving, 2),
         half_width=round(100 * half_width, 2),
-        mean_over_time=round(100 * fmean(over_time), 2) if over_time else None,
+        mean_over_time=round(100 * fmean(over_time), 2) if 2 * len(over_time) > num_steps else None,
         num_requests=len(sums),
         num_steps=num_steps,
     )

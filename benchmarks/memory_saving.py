@@ -41,8 +41,8 @@ REMARKS = (
     "ShareGPT: how its lengths are paired is not known here, so they are independent.",
     "Beams: a model that is sure of what comes next lets two answers that once parted live on side by side, as neither "
     "has a child that could replace the other. The demo model is very sure (nats_per_token): its beams stay apart for "
-    "long (mean_tokens_apart) and share less than OPT-13B's. With its logits divided by the temperature, and nothing "
-    "else changed, they save about what the paper reports.",
+    "long (mean_tokens_apart) and share less than OPT-13B's. With its logits divided by a temperature of 3 and "
+    "nothing else changed they save what the paper reports, or more.",
 )
 
 
