@@ -5,6 +5,7 @@ gained since. Output is not buffered here: a subscription is a position. Who doe
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -33,7 +34,7 @@ class Session:
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._to_cancel: set[int] = set()  # as soon as they have started
         self._events: list[pb.SessionEvent] = []  # accepted and error, in order
-        self._with_news: dict[Subscription, None] = {}  # ordered
+        self._with_news: OrderedDict[Subscription, None] = OrderedDict()  # may have; whose turn it is first
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._ended = False  # the client says no more
@@ -80,17 +81,15 @@ class Session:
         self._room.set()
         num_left = MAX_RESPONSE_TOKENS
         while self._with_news and num_left > 0:
-            subscription = next(iter(self._with_news))
-            del self._with_news[subscription]
-            if not subscription.has_news:
-                continue
+            subscription, _ = self._with_news.popitem(last=False)
             handle = self._handle_of[subscription]
-            num_left -= subscription.take(partial(add_chunk, response, handle), num_left)
+            num_taken = subscription.take(partial(add_chunk, response, handle), num_left)
             if subscription.done:
                 response.events.add(handle=handle, finished=subscription.stream.finished)
                 self._drop(handle)
-            elif subscription.has_news:
+            elif num_taken >= num_left:
                 self._with_news[subscription] = None
+            num_left -= num_taken
         return response
 
     def _take(self, request: pb.SessionRequest) -> None:

@@ -151,19 +151,21 @@ class Subscription:
         """Writes what is new to this reader, a chunk for each sample, up to `max_tokens` or a little more.
 
         Chunks are written where `add_chunk` makes them: one that lies in a larger message costs a third of one that
-        is made and copied there. Returns how many tokens that were, those with prompt_logprobs included.
+        is made and copied there. Returns how many tokens that were, those with prompt_logprobs included: fewer than
+        `max_tokens` only if nothing is left to take.
         """
         if self._num_known < len(self.stream.samples):
             self._learn_samples()
         num_taken = 0
+        has_ended = False
         for place in self._open:
             sample = place.sample
-            if num_taken >= max_tokens:
-                break
             if place.position < sample.num_released or sample.finish is not None:
-                chunk = add_chunk()
-                num_taken += self._fill(chunk, place, max_tokens - num_taken)
-        if any(place.is_done for place in self._open):
+                if num_taken >= max_tokens:
+                    break
+                num_taken += self._fill(add_chunk(), place, max_tokens - num_taken)
+                has_ended |= place.is_done
+        if has_ended:
             self._open = [place for place in self._open if not place.is_done]
         return num_taken
 
@@ -180,7 +182,9 @@ class Subscription:
 
     def _fill(self, chunk: pb.Chunk, place: _Place, max_tokens: int) -> int:
         stream, sample, start = self.stream, place.sample, place.position
-        end = min(sample.num_released, start + max_tokens)
+        end = sample.num_released
+        if end - start > max_tokens:
+            end = start + max_tokens
         text_end = sample.text_end(end)
         if place.index:
             chunk.index = place.index

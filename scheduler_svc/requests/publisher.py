@@ -5,11 +5,9 @@ made. Knows no scheduler and no worker.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
-
-import structlog
 
 from protos import inference_pb2 as pb
 from protos import journal_pb2
@@ -19,18 +17,17 @@ from scheduler_svc.requests.live_request import LiveRequest
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.request_record import record_of
 
-log = structlog.get_logger()
-
 _OWN_ENDS = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
 
-class _Release(NamedTuple):
-    """What a reader may see of a sample once its journal entry is durable."""
+@dataclass(slots=True)
+class _News:
+    """What readers may see once its journal entry is durable."""
 
-    request: LiveRequest
-    sample: LiveSample
-    num_tokens: int
-    is_end: bool
+    requests: dict[LiveRequest, None] = field(default_factory=dict)  # that have any
+    num_tokens: dict[LiveSample, int] = field(default_factory=dict)  # settled, of samples that gained some
+    ended_samples: list[LiveSample] = field(default_factory=list)
+    ended: list[LiveRequest] = field(default_factory=list)
 
 
 class Publisher:
@@ -55,10 +52,9 @@ class Publisher:
         self._unsettled: dict[LiveSample, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
 
-    def note(self, request: LiveRequest, sample: LiveSample) -> None:
-        """The sample may have tokens, or an end, that are not settled."""
-        if not sample.is_end_settled:
-            self._unsettled[sample] = request
+    def note(self, samples: Mapping[LiveSample, LiveRequest]) -> None:
+        """These samples, of these requests, may have tokens, or an end, that are not settled."""
+        self._unsettled.update(samples)
 
     def note_end(self, request: LiveRequest) -> None:
         """Its end is decided; every sample of it has been noted."""
@@ -73,19 +69,18 @@ class Publisher:
         logprobs: list[journal_pb2.DeltaLogprobs] = []
         beam_steps: list[journal_pb2.BeamStep] = []
         sample_finishes: list[journal_pb2.SampleEnd] = []
-        releases: list[_Release] = []
-        while self._unsettled:
-            sample, request = next(iter(self._unsettled.items()))
-            del self._unsettled[sample]
+        news = _News()
+        for sample, request in self._each_unsettled():
             self._push_text(request, sample)
             fresh = sample.settle_tokens()
-            fresh_logprobs = sample.settle_logprobs()
+            fresh_logprobs = sample.settle_logprobs() if sample.pending_logprobs else ()
             sequence, finish = sample.sequence, sample.finish
             if sequence is not None:  # beams are written as what they were decided from
-                logprobs += [
-                    journal_pb2.DeltaLogprobs(delta=len(tokens) + i, logprobs=each)
-                    for i, each in enumerate(fresh_logprobs)
-                ]
+                if fresh_logprobs:
+                    logprobs += [
+                        journal_pb2.DeltaLogprobs(delta=len(tokens) + i, logprobs=each)
+                        for i, each in enumerate(fresh_logprobs)
+                    ]
                 tokens += fresh
                 sequences += [sequence.seq_id] * len(fresh)
                 if finish is not None and finish.reason in _OWN_ENDS:
@@ -93,38 +88,49 @@ class Publisher:
             elif request.pending_beam_steps:
                 beam_steps += request.pending_beam_steps
                 request.pending_beam_steps = []
-            sample.is_end_settled = finish is not None
-            releases.append(_Release(request, sample, len(sample.stream.token_ids), finish is not None))
-        ended, self._ended = self._ended, []
+            if finish is not None:
+                sample.is_end_settled = True
+                news.ended_samples.append(sample)
+            news.num_tokens[sample] = len(sample.stream.token_ids)
+            news.requests[request] = None
+        news.ended, self._ended = self._ended, []
         self._journal.append(
             sequences=sequences,
             tokens=tokens,
             logprobs=logprobs,
             beam_steps=beam_steps,
             sample_finishes=sample_finishes,
-            finishes=[request.to_finish_entry() for request in ended],
-            on_durable=partial(self._release, releases, ended),
+            finishes=[request.to_finish_entry() for request in news.ended],
+            on_durable=partial(self._release, news),
         )
 
-    def _release(self, releases: Iterable[_Release], ended: Iterable[LiveRequest]) -> None:
+    def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
+        """Those noted meanwhile, as one whose text cannot be made ends all of its request, come too."""
+        while self._unsettled:
+            unsettled, self._unsettled = self._unsettled, {}
+            for sample, request in unsettled.items():
+                if not sample.is_end_settled:
+                    yield sample, request
+
+    def _release(self, news: _News) -> None:
         now_ns = time.monotonic_ns()
         self._on_durable()
-        for request, sample, num_tokens, is_end in releases:
-            if request.times.first_token_ns is None and num_tokens:
+        for sample, num_tokens in news.num_tokens.items():
+            sample.stream.num_released = num_tokens
+        for sample in news.ended_samples:
+            assert sample.finish is not None
+            sample.stream.close(sample.finish)
+        for request in news.ended:
+            request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
+        for request in news.requests:
+            if request.times.first_token_ns is None and any(each.num_released for each in request.stream.samples):
                 request.times.first_token_ns = now_ns
-            if is_end:
-                assert sample.finish is not None
-                sample.stream.close(sample.finish)
-            else:
-                sample.stream.num_released = num_tokens
             request.stream.notify()
-        for request in ended:
+        for request in news.ended:
             self._close(request)
 
     def _close(self, request: LiveRequest) -> None:
-        stream = request.stream
-        stream.samples.extend(request.choose_samples()[len(stream.samples) :])
-        stream.close(request.to_finished())
+        request.stream.close(request.to_finished())
         record = record_of(request).SerializeToString()
         self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
         self._on_closed(request)
