@@ -228,20 +228,27 @@ class ModelCluster:
         return [s for s in self._sequences if not s.is_finished]
 
     def _look(self) -> None:
+        self._forget_uncached()
         self.ledger.look(self._sequences)
         self.scheduler.check()
         self.ledger.check(self._unfinished())
 
     def _check_cached_bytes(self) -> None:
-        """Whoever can be found has the bytes that it had when it was first seen so, as far as steps were executed."""
+        """Whoever can be found has the bytes that it had when it was first seen so."""
+        for (block, block_hash), digest in self._cached.items():
+            assert self.pool.digest(block) == digest, f"cached block {block} was written, {block_hash.hex()}"
+        for key in self._computed_and_findable() - self._cached.keys():
+            self._cached[key] = self.pool.digest(key[0])
+
+    def _forget_uncached(self) -> None:
+        """What was evicted or taken back; it may come to be found again, computed anew to slightly other bytes."""
+        findable = self._computed_and_findable()
+        self._cached = {key: digest for key, digest in self._cached.items() if key in findable}
+
+    def _computed_and_findable(self) -> set[tuple[int, bytes]]:
         in_trust = {block for step in self.worker.in_flight for block in step.registered}
-        cached: dict[tuple[int, bytes], bytes] = {}
-        for block, block_hash in enumerate(self.worker.blocks._hashes):
-            if block_hash is not None and block not in in_trust:
-                digest = self.pool.digest(block)
-                assert self._cached.get((block, block_hash), digest) == digest, f"cached block {block} was written"
-                cached[block, block_hash] = digest
-        self._cached = cached
+        hashes = enumerate(self.worker.blocks._hashes)
+        return {(block, each) for block, each in hashes if each is not None and block not in in_trust}
 
     def _poison_what_is_free(self) -> None:
         """All that nobody holds, but what is still to be swapped out, or in."""
