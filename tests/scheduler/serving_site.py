@@ -41,6 +41,7 @@ class Site:
         store: Store,
         *,
         pipeline_depth: int = 2,
+        preempt_every: int | None = None,
         grace_s: float = 30.0,
         max_queue_requests: int = 1000,
         max_queue_tokens: int = 1_000_000,
@@ -50,7 +51,7 @@ class Site:
         self.store = store
         self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
         self.records = Records(store, close_timeout_s=0.2)
-        config = SchedulerConfig(pipeline_depth=pipeline_depth)
+        config = SchedulerConfig(preempt_every=preempt_every, pipeline_depth=pipeline_depth)
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)
         limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
