@@ -1,23 +1,25 @@
 """A worker in small that behaves as a test says: a real gRPC server, a fake model, and a script of misbehaviour.
 
-The model counts: after token t comes t + 1. It checks what a real worker checks first, the order of steps, and knows
-of a slot only what steps said.
+The model is `scripted_model`: after token t comes t + 1, or what the sample index and the candidates of beams make of
+it. The worker checks what a real one checks first, the order of steps, and knows of a slot only what steps said.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from common.arrays import pack_int32, unpack_int32
+from common.arrays import pack_float32, pack_int32, unpack_int32
 from common.rpc import CLUSTER_MESSAGE_BYTES, EdgeInterceptor, server_options
 from protos import cluster_pb2
 from protos import worker_pb2 as pb
+from tests.scheduler import scripted_model as model
+from tests.scheduler.scripted_model import EOS, VOCAB_SIZE
 
-VOCAB_SIZE = 100_000
-EOS = 99_999
+__all__ = ["EOS", "EPOCH_OF_NOBODY", "VOCAB_SIZE", "Answer", "ScriptedWorker"]
+
 EPOCH_OF_NOBODY = 0
 
 Answer = pb.StepResponse | bytes | None  # bytes go out as they are; None is silence
@@ -26,9 +28,17 @@ Script = Callable[[pb.StepRequest], Answer]
 
 @dataclass(slots=True)
 class Slot:
-    """Tokens that are known and not yet computed; sampling reads the last of them."""
+    """`token_ids` are known and not yet computed, the first of them at `position`."""
 
     token_ids: list[int]
+    position: int
+    num_prompt_tokens: int
+    sampling: pb.SlotSampling
+
+    def held_back(self) -> list[int]:
+        """Tokens that may not come next."""
+        is_too_early = self.position < self.sampling.suppressed_until
+        return list(unpack_int32(self.sampling.suppressed_ids)) if is_too_early else []
 
 
 class ScriptedWorker:
@@ -53,6 +63,7 @@ class ScriptedWorker:
             device="none",
         )
         self.script: Script = self.execute
+        self.tells_prompt_logprobs = False
         self.steps: list[pb.StepRequest] = []  # as they arrived
         self.num_streams = 0
         self.address = ""
@@ -137,7 +148,12 @@ class ScriptedWorker:
             return response
         self._next_step_id = request.step_id + 1
         self._update_slots(request)
-        response.token_ids = pack_int32(self._compute(request))
+        last = self._compute(request, response)
+        self._sample(request, last, response)
+        pairs = unpack_int32(request.candidates)
+        rows = unpack_int32(request.rows)
+        for row, num_wanted in zip(pairs[::2], pairs[1::2], strict=True):
+            response.candidates.append(_candidates(self._slots[rows[row]], last[row], num_wanted))
         return response
 
     def _is_due(self, request: pb.StepRequest) -> bool:
@@ -149,25 +165,75 @@ class ScriptedWorker:
         for slot in unpack_int32(request.freed_slots):
             del self._slots[slot]
         for state in request.whole:
-            self._slots[state.slot] = Slot(list(unpack_int32(state.token_ids)))
+            token_ids = list(unpack_int32(state.token_ids))
+            self._slots[state.slot] = Slot(token_ids, state.position, state.num_prompt_tokens, state.sampling)
 
-    def _compute(self, request: pb.StepRequest) -> list[int]:
+    def _compute(self, request: pb.StepRequest, response: pb.StepResponse) -> list[int]:
+        """The last token that each row computed."""
         rows = unpack_int32(request.rows)
         num_tokens = unpack_int32(request.num_tokens) or [1] * len(rows)
         last: list[int] = []
-        for slot, count in zip(rows, num_tokens, strict=True):
-            waiting = self._slots[slot].token_ids
-            assert 1 <= count <= len(waiting), "more tokens are to be computed than this slot knows"
-            last.append(waiting[count - 1])
-            del waiting[:count]
+        for number, count in zip(rows, num_tokens, strict=True):
+            slot = self._slots[number]
+            assert 1 <= count <= len(slot.token_ids), "more tokens are to be computed than this slot knows"
+            if self.tells_prompt_logprobs and slot.sampling.HasField("num_prompt_logprobs"):
+                _add_prompt_logprobs(response, number, slot, count)
+            last.append(slot.token_ids[count - 1])
+            del slot.token_ids[:count]
+            slot.position += count
+        return last
+
+    def _sample(self, request: pb.StepRequest, last: list[int], response: pb.StepResponse) -> None:
         pairs = unpack_int32(request.samples) if request.HasField("samples") else None
-        samples = [(row, slot) for row, slot in enumerate(rows)]
+        samples = list(enumerate(unpack_int32(request.rows)))
         if pairs is not None:
             samples = list(zip(pairs[::2], pairs[1::2], strict=True))
-        token_ids = [(last[row] + 1) % VOCAB_SIZE for row, _ in samples]
-        for (_, slot), token_id in zip(samples, token_ids, strict=True):
-            self._slots[slot].token_ids.append(token_id)
-        return token_ids
+        token_ids = []
+        for sample, (row, number) in enumerate(samples):
+            slot = self._slots[number]
+            token_ids.append(model.next_token(last[row], slot.sampling.sample_index))
+            slot.token_ids.append(token_ids[-1])
+            if slot.sampling.HasField("num_logprobs"):
+                rows = _logprob_rows(last[row], token_ids[-1:], slot.sampling.num_logprobs)
+                response.logprobs.add(sample=sample, rows=rows)
+        response.token_ids = pack_int32(token_ids)
+
+
+def _add_prompt_logprobs(response: pb.StepResponse, number: int, slot: Slot, count: int) -> None:
+    num_rows = min(slot.position + count, slot.num_prompt_tokens - 1) - slot.position
+    if num_rows < 1:
+        return
+    pairs = zip(slot.token_ids[:num_rows], slot.token_ids[1 : num_rows + 1], strict=True)
+    rows = pb.LogprobRows()
+    for last, token_id in pairs:
+        row = _logprob_rows(last, [token_id], slot.sampling.num_prompt_logprobs)
+        rows.logprobs += row.logprobs
+        rows.ranks += row.ranks
+        rows.num_top = row.num_top
+        rows.top_token_ids += row.top_token_ids
+        rows.top_logprobs += row.top_logprobs
+    response.prompt_logprobs.add(slot=number, position=slot.position + 1, rows=rows)
+
+
+def _logprob_rows(last: int, token_ids: Sequence[int], num_top: int) -> pb.LogprobRows:
+    top = model.candidates(last, num_top, allowed=(), held_back=()) * len(token_ids)
+    return pb.LogprobRows(
+        logprobs=pack_float32(model.logprob(last, each) for each in token_ids),
+        ranks=pack_int32(model.rank(last, each) for each in token_ids),
+        num_top=num_top,
+        top_token_ids=pack_int32(top),
+        top_logprobs=pack_float32(model.logprob(last, each) for each in top),
+    )
+
+
+def _candidates(slot: Slot, last: int, num_wanted: int) -> pb.Candidates:
+    allowed, held_back = unpack_int32(slot.sampling.allowed_ids), slot.held_back()
+    token_ids = model.candidates(last, num_wanted, allowed=allowed, held_back=held_back)
+    logprobs = model.candidate_logprobs(last, token_ids, allowed=allowed, held_back=held_back)
+    found = pb.Candidates(token_ids=pack_int32(token_ids), logprobs=pack_float32(logprobs))
+    if slot.sampling.HasField("num_logprobs"):
+        found.rows.CopyFrom(_logprob_rows(last, token_ids, slot.sampling.num_logprobs))
+    return found
 
 
 def _raw_or_serialised(answer: Answer) -> bytes:
