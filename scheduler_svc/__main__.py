@@ -28,6 +28,8 @@ from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.worker_loop import SupersededError
@@ -74,6 +76,8 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     engine = Engine(Scheduler(_scheduler_config(settings)), journal, records)
     readers = Readers(engine, grace_s=settings.disconnect_grace_s)
     admission = Admission(engine, _admission_limits(settings), readers)
+    keeper = PrefixKeeper(engine, admission.keeps_its_word)
+    prefixes = Prefixes(admission, keeper, is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     changes: set[asyncio.Task[None]] = set()
 
@@ -85,13 +89,15 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     workers = Workers(
         engine,
         admission,
+        keeper,
         epoch=epoch,
         send_whole=settings.step_form == "whole",
         on_change=on_change,
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
     )
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind)
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(admission, stats), server.grpc)
+    inference = InferenceServicer(admission, prefixes, stats)
+    inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), server.grpc)
     await server.start()
     for ready in ("", CLUSTER):
@@ -103,9 +109,11 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     try:
         await _unless_failed(end.wait(), (fatal, *running))
         await server.set_serving(INFERENCE, False)
+        keeper.close()
         await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
     finally:
         admission.closed = admission.readers.closed = True
+        keeper.close()
         await workers.close()
         await server.stop(1.0)
         await journal.close()

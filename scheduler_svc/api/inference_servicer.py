@@ -19,6 +19,7 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
 from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -32,8 +33,9 @@ ERROR_OF_STATE: dict[int, type[QuireError]] = {
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """One per process."""
 
-    def __init__(self, admission: Admission, stats: Callable[[], pb.GetStatsResponse]) -> None:
+    def __init__(self, admission: Admission, prefixes: Prefixes, stats: Callable[[], pb.GetStatsResponse]) -> None:
         self._admission = admission
+        self._prefixes = prefixes
         self._stats = stats
 
     async def Generate(
@@ -127,6 +129,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             raise InvalidRequestError.of([FieldViolation(f"token_ids[{bad}]", description)])
         ids = list(request.token_ids)
         return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, ids, request.keep_special_tokens))
+
+    async def PinPrefix(
+        self,
+        request: pb.PinPrefixRequest,
+        context: grpc.aio.ServicerContext[pb.PinPrefixRequest, pb.PinPrefixResponse],
+    ) -> pb.PinPrefixResponse:
+        """Computes a prefix and keeps it."""
+        return await self._prefixes.pin(request)
+
+    async def UnpinPrefix(
+        self,
+        request: pb.UnpinPrefixRequest,
+        context: grpc.aio.ServicerContext[pb.UnpinPrefixRequest, pb.UnpinPrefixResponse],
+    ) -> pb.UnpinPrefixResponse:
+        """Lets a prefix go."""
+        self._prefixes.unpin(request)
+        return pb.UnpinPrefixResponse()
+
+    async def ListPrefixes(
+        self,
+        request: pb.ListPrefixesRequest,
+        context: grpc.aio.ServicerContext[pb.ListPrefixesRequest, pb.ListPrefixesResponse],
+    ) -> pb.ListPrefixesResponse:
+        """Lists a tenant's prefixes."""
+        return self._prefixes.of_tenant(request.tenant)
 
     async def GetModel(
         self,

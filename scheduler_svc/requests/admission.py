@@ -8,7 +8,6 @@ import asyncio
 import secrets
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -24,10 +23,11 @@ from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.new_request import new_live_request
 from scheduler_svc.requests.output_stream import OutputStream
+from scheduler_svc.requests.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
 from scheduler_svc.requests.request_record import stream_of_record
-from scheduler_svc.requests.served_model import ServedModel, encode_chat
+from scheduler_svc.requests.served_model import ServedModel
 
 log = structlog.get_logger()
 
@@ -59,14 +59,14 @@ class Admission:
         self.num_refused = 0
         self.closed = False  # to new requests
         self.readers = readers
+        self.tokenizer = PromptTokenizer()
         self._engine = engine
         self._limits = limits
         self._timeout_s = timeout_s
-        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._admitting: dict[str, Entering] = {}  # by request_id
         self._num_entering = 0  # through the door and not yet in the queue
+        self._entering: dict[LiveRequest, None] = {}  # those of them that were found to fit
         self._entering_tokens = 0
-        self._num_sequences = 0
 
     @property
     def is_in_use(self) -> bool:
@@ -85,6 +85,15 @@ class Admission:
         if self.model is None:
             raise UnavailableError("no worker has registered yet; start one, or wait while it loads", 1.0)
         return self.model
+
+    def keeps_its_word(self) -> bool:
+        """Whether all that is on its way in fits as it did when it was let through: the queue does not know it yet."""
+        scheduler = self._engine.scheduler
+        return all(
+            live.num_prompt_tokens + live.max_tokens
+            <= scheduler.max_tokens_that_fit(live.num_prompt_tokens, live.params.num_sequences)
+            for live in self._entering
+        )
 
     async def submit(self, request: pb.GenerateRequest, timeout_s: float | None) -> tuple[OutputStream, pb.Accepted]:
         """Admits a request, or attaches to the one that has its id.
@@ -180,15 +189,17 @@ class Admission:
         self._check_open()
         self._check_num_requests()
         self._num_entering += 1
-        num_tokens = 0
+        live = None
         try:
             live = await self._prepare(request, params, digest, model, times, timeout_s)
-            num_tokens = live.num_prompt_tokens
-            self._entering_tokens += num_tokens
+            self._entering[live] = None
+            self._entering_tokens += live.num_prompt_tokens
             await self._make_durable(live, request)
         finally:
             self._num_entering -= 1
-            self._entering_tokens -= num_tokens
+            if live is not None:
+                del self._entering[live]
+                self._entering_tokens -= live.num_prompt_tokens
         return live.stream
 
     async def _prepare(
@@ -201,7 +212,7 @@ class Admission:
         timeout_s: float | None,
     ) -> LiveRequest:
         """Tokenises the prompt and settles the length."""
-        token_ids = await self._token_ids(request, model)
+        token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
         self._check_num_tokens(len(token_ids))
         scheduler = self._engine.scheduler
@@ -209,14 +220,12 @@ class Admission:
             raise UnavailableError("no worker is connected at the moment", 1.0)
         fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)
         max_tokens = settle_length(params, len(token_ids), model.limits, fit)
-        seq_id = self._num_sequences + 1
-        self._num_sequences += params.num_sequences
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         return new_live_request(
             params,
             token_ids,
             digest=digest,
-            seq_id=seq_id,
+            seq_id=self._engine.number_sequences(params.num_sequences),
             max_tokens=max_tokens,
             deadline_s=times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None,
             tokenizer=model.tokenizer,
@@ -240,16 +249,6 @@ class Admission:
         queued_tokens = self._engine.scheduler.queue_size()[1] + self._entering_tokens
         if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
             raise OverloadedError(f"the queue is full: {queued_tokens} prompt tokens wait; come back later", 1.0)
-
-    async def _token_ids(self, request: pb.GenerateRequest, model: ServedModel) -> list[int]:
-        if request.WhichOneof("prompt") == "token_ids":
-            return list(request.token_ids.ids)
-        tokenizer = model.tokenizer
-        assert tokenizer is not None, "validate() refuses text without a tokenizer"
-        loop = asyncio.get_running_loop()
-        if request.WhichOneof("prompt") == "text":
-            return await loop.run_in_executor(self._tokenizing, tokenizer.encode, request.text, True)
-        return await loop.run_in_executor(self._tokenizing, encode_chat, tokenizer, request.chat)
 
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest) -> None:
         settled = pb.GenerateRequest()

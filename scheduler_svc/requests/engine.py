@@ -19,6 +19,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
+from scheduler_svc.requests.computations import Computation, Computations
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.publisher import Publisher
@@ -45,6 +46,7 @@ class Engine:
         self.records = records
         self.live: dict[str, LiveRequest] = {}  # by request_id, until the end is durable
         self.sampling_of: dict[int, SlotSampling] = {}  # by seq_id
+        self.on_result: Callable[[StepPlan], None] | None = None  # once a result is with its sequences
         self.num_admitted = 0
         self.num_finished = 0
         self.prompt_tokens = 0
@@ -56,6 +58,8 @@ class Engine:
             on_durable=self._wake_held_back,
             on_closed=self._on_closed,
         )
+        self._computations = Computations(scheduler, self.sampling_of)
+        self._num_sequences = 0  # that were numbered
         self._request_of: dict[SequenceGroup, LiveRequest] = {}
         self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of those that are drawn
         self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
@@ -76,6 +80,22 @@ class Engine:
     def wake_workers(self) -> None:
         for wake in self._wakers:
             wake()
+
+    def number_sequences(self, count: int) -> int:
+        """The first of `count` numbers that no other sequence has."""
+        first = self._num_sequences + 1
+        self._num_sequences += count
+        return first
+
+    def compute(self, group: SequenceGroup, computation: Computation) -> None:
+        """Queues a group that is no request: see `computations`. Its end makes nobody wait."""
+        self._computations.start(group, computation)
+        self.wake_workers()
+
+    def cancel_computation(self, group: SequenceGroup) -> None:
+        """Nobody is told of its end. Harmless if it has ended."""
+        self._computations.cancel(group)
+        self.wake_workers()
 
     def start(self, request: LiveRequest) -> None:
         """Queues a request whose admission is durable."""
@@ -123,9 +143,9 @@ class Engine:
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step."""
         for sequence in plan.whole:
-            times = self._request_of[sequence.group].times
-            if times.first_scheduled_ns is None:
-                times.first_scheduled_ns = time.monotonic_ns()
+            request = self._request_of.get(sequence.group)
+            if request is not None and request.times.first_scheduled_ns is None:
+                request.times.first_scheduled_ns = time.monotonic_ns()
 
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
         """First half of a result: tokens go to their sequences, and those that end leave the scheduler.
@@ -134,8 +154,10 @@ class Engine:
         """
         check_result(plan, result)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
-        self.output_tokens += len(appended)
         invalid = {plan.sampled_sequences[sample].seq_id for sample in result.invalid_samples}
+        if self._computations:
+            appended = self._computations.take(plan.worker_id, appended, invalid)
+        self.output_tokens += len(appended)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(plan, result)
         if result.logprobs:
@@ -151,6 +173,8 @@ class Engine:
                 self._end_if_due(sequence, token_id, is_valid=sequence.seq_id not in invalid)
         if result.candidates:
             self._take_candidates(plan, result)
+        if self.on_result is not None:
+            self.on_result(plan)
 
     def settle(self) -> None:
         """Second half: text, one journal record for all that is new, release on its acknowledgement."""
@@ -177,11 +201,15 @@ class Engine:
         )
 
     def note_failed_step(self, plan: StepPlan, error: str) -> None:
-        """Counts a step that raised against every request in it; fails those that were in too many in a row."""
+        """Counts a step that raised against all that was in it; fails those that were in too many in a row."""
+        reason = f"the model could not compute it: {error}"
         for group in dict.fromkeys(sequence.group for sequence in plan.sequences):
             request = self._request_of.get(group)
-            if request is not None and request.count_failed_step() >= MAX_FAILED_STEPS:
-                self.end(request, pb.REQUEST_STATE_FAILED, f"the model could not compute it: {error}")
+            if request is None:
+                if self._computations.count_failed_step(group) >= MAX_FAILED_STEPS:
+                    self._computations.fail(group, reason)
+            elif request.count_failed_step() >= MAX_FAILED_STEPS:
+                self.end(request, pb.REQUEST_STATE_FAILED, reason)
 
     def _end_if_due(self, sequence: Sequence, token_id: int, *, is_valid: bool) -> None:
         request, sample = self._request_of[sequence.group], self._sample_of[sequence.seq_id]

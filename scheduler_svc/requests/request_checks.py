@@ -14,6 +14,7 @@ from protos import inference_pb2 as pb
 from scheduler_svc.requests.violations import Violations
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
+_PIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MOST_NAME_CHARS = 128
 _MOST_STOP_STRINGS = 16
 _MOST_STOP_BYTES = 256
@@ -68,7 +69,10 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     """Raises InvalidRequestError with all that is wrong, else FailedPreconditionError if the model lacks a part."""
     violations = Violations()
     _check_names(request, violations)
-    _check_prompt(request, limits, violations)
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        violations.add("prompt", "is missing: give text, chat or token_ids")
+    _check_prompt(request, kind, limits, violations)
     _check_sampling(request.sampling, limits, violations)
     _check_stopping(request.stopping, limits, violations)
     _check_output(request.output, violations)
@@ -78,7 +82,23 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     violations.raise_if_any()
     _check_choice_is_left(request, limits, violations)
     violations.raise_if_any()
-    _check_model_can(request, limits)
+    _check_can_tokenize(kind, limits)
+    if not limits.has_tokenizer and request.stopping.stop:
+        raise FailedPreconditionError("the model has no tokenizer and so no text: use stop_token_ids instead of stop")
+
+
+def check_prefix(request: pb.PinPrefixRequest, limits: ModelLimits) -> None:
+    """As `check_request`."""
+    violations = Violations()
+    if not _PIN_NAME.fullmatch(request.name):
+        violations.add("name", "is no name of a pin: give 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    _check_sharing(request, violations)
+    kind = request.WhichOneof("prefix")
+    if kind is None:
+        violations.add("prefix", "is missing: give text, chat or token_ids")
+    _check_prompt(request, kind, limits, violations)
+    violations.raise_if_any()
+    _check_can_tokenize(kind, limits)
 
 
 def suppressed_token_ids(stopping: pb.StoppingParams, limits: ModelLimits) -> frozenset[int]:
@@ -94,20 +114,23 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
         violations.add(
             "request_id", "is not a request id: give at most 128 characters of A-Z a-z 0-9 . _ : - or leave it out"
         )
-    for field, name in (("tenant", request.tenant), ("cache_salt", request.cache_salt)):
-        if len(name) > _MOST_NAME_CHARS:
-            violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
+    _check_sharing(request, violations)
     if request.HasField("timeout_ms") and request.timeout_ms < 1:
         violations.add("timeout_ms", f"is {request.timeout_ms}: give at least 1, or leave it out for no bound")
     if request.on_disconnect not in pb.OnDisconnect.values():
         violations.add("on_disconnect", f"is {request.on_disconnect}, which means nothing: CANCEL is 1, CONTINUE 2")
 
 
-def _check_prompt(request: pb.GenerateRequest, limits: ModelLimits, violations: Violations) -> None:
-    kind = request.WhichOneof("prompt")
-    if kind is None:
-        violations.add("prompt", "is missing: give text, chat or token_ids")
-    elif kind == "chat":
+def _check_sharing(request: pb.GenerateRequest | pb.PinPrefixRequest, violations: Violations) -> None:
+    for field, name in (("tenant", request.tenant), ("cache_salt", request.cache_salt)):
+        if len(name) > _MOST_NAME_CHARS:
+            violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
+
+
+def _check_prompt(
+    request: pb.GenerateRequest | pb.PinPrefixRequest, kind: str | None, limits: ModelLimits, violations: Violations
+) -> None:
+    if kind == "chat":
         messages = request.chat.messages
         if not messages:
             violations.add("chat.messages", "is empty: give at least one message")
@@ -248,12 +271,9 @@ def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, viol
         violations.add("stopping.stop_token_ids", "is the whole vocabulary, which min_tokens holds back: drop either")
 
 
-def _check_model_can(request: pb.GenerateRequest, limits: ModelLimits) -> None:
-    kind = request.WhichOneof("prompt")
+def _check_can_tokenize(kind: str | None, limits: ModelLimits) -> None:
     if not limits.has_tokenizer and kind != "token_ids":
         raise FailedPreconditionError("the model has no tokenizer: send the prompt as token_ids")
-    if not limits.has_tokenizer and request.stopping.stop:
-        raise FailedPreconditionError("the model has no tokenizer and so no text: use stop_token_ids instead of stop")
     if kind == "chat" and not limits.has_chat_template:
         raise FailedPreconditionError("the model has no chat template: send the prompt as text")
 

@@ -14,6 +14,7 @@ from common.errors import FailedPreconditionError, QuireError, UnavailableError
 from protos import cluster_pb2, worker_pb2
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.served_model import served_model
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.worker_link import WorkerLink
@@ -46,6 +47,7 @@ class Workers:
         self,
         engine: Engine,
         admission: Admission,
+        prefixes: PrefixKeeper,
         *,
         epoch: int,
         send_whole: bool,
@@ -55,6 +57,7 @@ class Workers:
         self.members: dict[str, Member] = {}
         self._engine = engine
         self._admission = admission
+        self._prefixes = prefixes
         self._epoch = epoch
         self._send_whole = send_whole
         self._on_change = on_change
@@ -147,7 +150,7 @@ class Workers:
             self._admission.model = served_model(description, known)
             link.open()
             self._add_to_scheduler(member, description)
-            reason = await self._run_loop(member)
+            reason = await self._run_loop(member, description.model.fingerprint)
             log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
         except SupersededError as error:
             self._on_fatal(error)
@@ -184,17 +187,19 @@ class Workers:
             device=description.device,
         )
 
-    async def _run_loop(self, member: Member) -> str:
+    async def _run_loop(self, member: Member, fingerprint: str) -> str:
         assert member.loop is not None
-        self._on_change(True)
-        self._engine.wake_workers()
         try:
+            self._prefixes.worker_came(member.worker_id, block_size=member.block_size, fingerprint=fingerprint)
+            self._on_change(True)
+            self._engine.wake_workers()
             return await member.loop.run()
         finally:
             member.loop = None
             moved = self._engine.scheduler.remove_worker(member.worker_id)
             if moved:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
+            self._prefixes.worker_went(member.worker_id)
             self._on_change(bool(self.driven))
             self._engine.wake_workers()
 

@@ -27,6 +27,8 @@ from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import Store, StoreError
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.workers.workers import Workers
 from tests.scheduler.journal_setup import until
@@ -47,20 +49,27 @@ class Site:
         max_queue_tokens: int = 1_000_000,
         admission_timeout_s: float = 5.0,
         epoch: int = 1,
+        prefix_cache: bool = True,
+        pin_retry_s: float = 0.01,
     ) -> None:
         self.store = store
         self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
         self.records = Records(store, close_timeout_s=0.2)
-        config = SchedulerConfig(preempt_every=preempt_every, pipeline_depth=pipeline_depth)
+        config = SchedulerConfig(
+            preempt_every=preempt_every, pipeline_depth=pipeline_depth, enable_prefix_cache=prefix_cache
+        )
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)
         limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
         self.admission = Admission(self.engine, limits, self.readers, timeout_s=admission_timeout_s)
+        self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word, retry_s=pin_retry_s)
+        self.prefixes = Prefixes(self.admission, self.keeper, is_enabled=prefix_cache)
         self.changes: list[bool] = []
         self.fatal: list[QuireError] = []
         self.workers = Workers(
             self.engine,
             self.admission,
+            self.keeper,
             epoch=epoch,
             send_whole=False,
             on_change=self.changes.append,
@@ -68,7 +77,7 @@ class Site:
         )
         self.server = GrpcServer(("quire.v1.Inference", "quire.v1.Cluster"), PUBLIC_MESSAGE_BYTES)
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
-        inference = InferenceServicer(self.admission, self.stats)
+        inference = InferenceServicer(self.admission, self.prefixes, self.stats)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers, epoch), self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")
