@@ -221,7 +221,8 @@ class Scheduler:
         The first child of a beam goes on in its place; others fork from it into idle members, which share its blocks.
         Beams without a child give back their blocks at once and are idle. Returns the beams beside the survivors.
         Candidates that came before the group was preempted are void: the rows that give them are computed again.
-        Raises ValueError, and changes nothing, if the group does not await a decision or has no place for so many.
+        Raises ValueError, and changes nothing, if the group does not await a decision, has no place for so many,
+        or would have two beams that are the same.
         """
         if not group.awaits_decision:
             raise ValueError(f"group {group.arrival} awaits no decision: candidates of all its beams come first")
@@ -229,6 +230,8 @@ class Scheduler:
             raise ValueError(f"{len(survivors)} beams survive: give 1 to {len(group.unfinished)}")
         if any(parent.group is not group or not parent.is_live for parent, _ in survivors):
             raise ValueError(f"a survivor is no live beam of group {group.arrival}")
+        if len(set(survivors)) < len(survivors):
+            raise ValueError(f"two survivors of group {group.arrival} are the same: give each beam and token once")
         return beam_groups.replace_beams(self._worker_of(group), group, survivors)
 
     def rollback(self, worker_id: str) -> None:

@@ -143,6 +143,8 @@ def test_a_decision_is_refused_where_none_is_awaited_and_where_it_cannot_be_plac
     for parent in (b, stranger):
         with pytest.raises(ValueError, match="no live beam"):
             cluster.scheduler.replace_beams(group, [(parent, 1)])
+    with pytest.raises(ValueError, match="are the same: give each beam and token once"):
+        cluster.scheduler.replace_beams(group, [(a, 1), (a, 1)])
     assert cluster.scheduler.replace_beams(group, [(a, 1)]) == [a]
     with pytest.raises(ValueError, match="awaits no decision"):
         cluster.scheduler.replace_beams(group, [(a, 1)])
@@ -195,16 +197,16 @@ def test_restored_beams_share_the_branches_that_they_have_in_common() -> None:
     cluster = make_cluster()
     group = add_beams(cluster, 3, 30, prompt=[1, 2, 3, 4])
     a, b, c = group.sequences
-    search_by_hand(cluster, group, [(a, 1), (a, 1), (a, 3)])
+    assert search_by_hand(cluster, group, [(a, 1), (a, 3)]) == [a, b]
     for token in range(5, 9):
-        search_by_hand(cluster, group, [(a, token), (b, token), (c, token)])
-    search_by_hand(cluster, group, [(a, 9), (b, 10), (c, 11)])
+        search_by_hand(cluster, group, [(a, token), (b, token)])
+    assert search_by_hand(cluster, group, [(a, 9), (a, 10), (b, 11)]) == [a, c, b]
     cluster.remove_all_memory("w", num_blocks=40)
     plan = cluster.scheduler.schedule("w")
     assert plan is not None
-    # 10 tokens each; a and b have 9 in common, two full blocks; c shares the prompt alone.
-    assert (plan.sequences, plan.positions, plan.num_tokens) == ([a, b, c], [0, 8, 4], [10, 2, 6])
-    assert a.block_table[:2] == b.block_table[:2] and c.block_table[:1] == a.block_table[:1]
+    # 10 tokens each; a and c have 9 in common, two full blocks; b shares the prompt alone.
+    assert (plan.sequences, plan.positions, plan.num_tokens) == ([a, b, c], [0, 4, 8], [10, 6, 2])
+    assert a.block_table[:2] == c.block_table[:2] and b.block_table[:1] == a.block_table[:1]
     assert plan.candidate_rows == [0, 1, 2]
     assert cluster.stats().num_used_blocks == 3 + 1 + 2
 
