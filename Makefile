@@ -52,6 +52,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.schedule_cost
 	$(BIN)/python -m benchmarks.kv_utilisation
 	$(BIN)/python -m benchmarks.memory_saving
+	$(BIN)/python -m benchmarks.prefix_reuse
 
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev
