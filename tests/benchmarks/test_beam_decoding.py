@@ -1,12 +1,15 @@
 """Beam search with the demo model on a pool of blocks: what its requests are, and that a full pool changes nothing."""
 
 import pytest
+import torch
 
 from benchmarks.beam_decoding import BeamDecoding, DemoPrompts
 from benchmarks.block_saving import measure_saving
 from benchmarks.lengths import Lengths
 from benchmarks.memory_saving import MODEL, measure_beams
 from benchmarks.saturated_pool import PoolConfig, SaturatedPool
+
+torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
 LENGTHS = [Lengths(5, 40), Lengths(33, 30), Lengths(16, 25), Lengths(70, 1)]
 
