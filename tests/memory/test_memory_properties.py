@@ -7,7 +7,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.memory.memory_machine import MemoryMachine
 
-MAX_EXAMPLES = int(os.environ.get("MEMORY_TEST_EXAMPLES", "150"))
+MAX_EXAMPLES = int(os.environ.get("MEMORY_TEST_EXAMPLES", "100"))
 
 EVENTS = (
     "forked samples",
