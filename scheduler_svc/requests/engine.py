@@ -252,8 +252,9 @@ class Engine:
             request.beams.keep(sequence, candidates)
             groups[sequence.group] = None
         for group in groups:
-            if group.awaits_decision:
-                self._decide_beams(self._request_of[group])
+            request = self._request_of[group]
+            if request.ended_state is None and group.awaits_decision:  # another of its beams may have failed it
+                self._decide_beams(request)
 
     def _decide_beams(self, request: LiveRequest) -> None:
         """All live beams of a request have their candidates: the search takes a step."""
