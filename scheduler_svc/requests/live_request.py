@@ -87,11 +87,6 @@ class LiveRequest:
         return self.group.sequences[0].max_tokens
 
     @property
-    def streams_as_made(self) -> bool:
-        """Whether readers see each sample while it is drawn."""
-        return self.beams is None and not self.params.is_ranked
-
-    @property
     def state(self) -> pb.RequestState.ValueType:
         """The state that clients may know of: an end counts once it is durable."""
         if self.stream.finished is not None:
@@ -109,7 +104,10 @@ class LiveRequest:
         return self.num_failed_steps
 
     def make_hypotheses_samples(self, ended_by: pb.SampleFinish | None) -> None:
-        """The search is over: its hypotheses are the samples. `ended_by`: what cut it short, if anything did."""
+        """The search is over: its hypotheses are the samples.
+
+        `ended_by`: what cut it short, if anything did; hypotheses that had ended by themselves keep their ends.
+        """
         assert self.beams is not None
         hypotheses = self.beams.hypotheses()
         num_common = len(self.beams.common_token_ids)
@@ -123,12 +121,10 @@ class LiveRequest:
             sample.token_ids.extend(hypothesis.token_ids[num_known:])
             sample.pending_logprobs.extend(logprobs[num_known:])
             sample.finish = pb.SampleFinish(score=hypothesis.score)
-            if ended_by is not None:
-                sample.finish.reason = ended_by.reason
-            elif hypothesis.finish == "eos":
+            if hypothesis.finish == "eos":
                 set_token_stop(sample.finish, self.params, hypothesis.token_ids[-1])
             else:
-                sample.finish.reason = pb.FINISH_REASON_LENGTH
+                sample.finish.reason = pb.FINISH_REASON_LENGTH if ended_by is None else ended_by.reason
         if not hypotheses:
             self.samples[0].finish = ended_by or pb.SampleFinish(reason=pb.FINISH_REASON_FAILED)
 
