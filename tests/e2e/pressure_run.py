@@ -1,12 +1,14 @@
 """One run of many requests against real services, what must hold after it, and when two runs answered the same."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
 
 import quire
 from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.pressure_disturbance import disturbance
 from tests.e2e.pressure_load import Ask, Margins
 from tests.equality import MAX_CUT_FRACTION, NEAR_TIE, comparable_length, compare_tokens
 from tests.services import Service
@@ -44,18 +46,32 @@ class Run:
         )
 
 
-async def run_asks(site: ModelSite, asks: list[Ask], *flags: str, num_workers: int = 1, timeout_s: float = 60) -> Run:
-    """All at once, under a scheduler with these flags. Nothing may fail, hang, leak or be complained of."""
+async def run_asks(
+    site: ModelSite,
+    asks: list[Ask],
+    *flags: str,
+    num_workers: int = 1,
+    timeout_s: float = 60,
+    disturbance_seed: int | None = None,
+) -> Run:
+    """All at once, under a scheduler with these flags. Nothing may fail, hang, leak or be complained of.
+
+    With a seed, other things happen beside them.
+    """
     async with (
         site.scheduler(*flags, num_workers=num_workers) as scheduler,
         quire.AsyncClient(site.address) as client,
         asyncio.timeout(timeout_s),
     ):
         await client.wait_ready()
-        completions = await asyncio.gather(*(client.generate(ask.prompt, **ask.params()) for ask in asks))
+        streams = [client.stream(ask.prompt, **ask.params()) for ask in asks]
+        await asyncio.gather(*(stream.accepted() for stream in streams))
+        async with nullcontext() if disturbance_seed is None else disturbance(client, asks, disturbance_seed):
+            completions = await asyncio.gather(*(stream.completion() for stream in streams))
         run = Run(completions, await all_free(client))
     _assert_no_complaint(scheduler)
-    _assert_accounts_agree(run)
+    if disturbance_seed is None:
+        _assert_accounts_agree(run)
     print(run)  # noqa: T201 - what was done to make room
     return run
 

@@ -2,8 +2,9 @@
 
     python -m tests.e2e.pressure_soak --rounds 50 --seed 1
 
-Each round compares runs in small pools with one in a large pool, as `test_memory_pressure` does; the first that
-differs, hangs or leaks ends it, and its line says how to repeat it.
+Each round compares runs in small pools with one in a large pool, as `test_memory_pressure` does; half of them are
+disturbed by requests that are given up and by pins that come and go. The first that differs, hangs or leaks ends it,
+and its line says how to repeat it.
 """
 
 import argparse
@@ -102,8 +103,19 @@ def soak(one: Round, folder: Path, rng: random.Random) -> None:
             if number == NUM_RUNS - 1:
                 stack.enter_context(tight.start_worker("second", *one.pool))
                 num_workers = 2
-            print("   ", num_workers, "workers,", *flags, flush=True)  # noqa: T201
-            run = asyncio.run(run_asks(tight, one.asks, *flags, num_workers=num_workers, timeout_s=ROUND_TIMEOUT_S))
+            disturbance_seed = rng.choice([None, number])
+            disturbed = "undisturbed," if disturbance_seed is None else "disturbed,"
+            print("   ", num_workers, "workers,", disturbed, *flags, flush=True)  # noqa: T201
+            run = asyncio.run(
+                run_asks(
+                    tight,
+                    one.asks,
+                    *flags,
+                    num_workers=num_workers,
+                    timeout_s=ROUND_TIMEOUT_S,
+                    disturbance_seed=disturbance_seed,
+                )
+            )
             answers.assert_same(run)
 
 
