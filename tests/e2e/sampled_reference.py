@@ -16,7 +16,7 @@ from common.slot_sampling import SlotSampling
 from kernels.noise import gumbel, noise_bits, row_keys
 from kernels.sampling import min_p_thresholds, scale, truncation_thresholds
 from quire.params import GenerateParams
-from tests.equality import EqualityReport, assert_equal_greedy, comparable_length
+from tests.equality import assert_equal_greedy, comparable_length
 from worker_svc.logit_edits import TokenHistory, edit_rows
 
 _EDGE = 1e-5  # of probability: a token so near the edge of the nucleus may lie on either side of it
@@ -99,8 +99,13 @@ class Drawing:
         return expected_sample(model, self.prompt, sample.token_ids, self.alone(sample.index).sampling)
 
 
-def assert_drawn(model: Any, drawings: Sequence[Drawing], completions: Sequence[quire.Completion]) -> EqualityReport:
-    """All samples are those that had to be drawn, near ties cut, printed and rare; log-probabilities within 1e-4."""
+def assert_drawn(
+    model: Any, drawings: Sequence[Drawing], completions: Sequence[quire.Completion]
+) -> list[ExpectedSample]:
+    """All samples are those that had to be drawn, near ties cut, printed and rare; log-probabilities within 1e-4.
+
+    Returns what was expected of each sample of each drawing, in order.
+    """
     samples, expected = [], []
     for drawing, completion in zip(drawings, completions, strict=True):
         assert [each.index for each in completion.samples] == list(range(drawing.n))
@@ -110,8 +115,14 @@ def assert_drawn(model: Any, drawings: Sequence[Drawing], completions: Sequence[
             samples.append(sample)
             expected.append(drawing.expected(model, sample))
     for sample, each in zip(samples, expected, strict=True):
-        found = [logprob.logprob for logprob in sample.logprobs]
-        length = comparable_length(each.margins)
-        assert found[:length] == pytest.approx(each.logprobs[:length], abs=1e-4)
+        assert_logprobs_close(each, sample)
     tokens, margins = [each.token_ids for each in expected], [each.margins for each in expected]
-    return assert_equal_greedy(tokens, margins, [each.token_ids for each in samples])
+    assert_equal_greedy(tokens, margins, [each.token_ids for each in samples])
+    return expected
+
+
+def assert_logprobs_close(expected: ExpectedSample, sample: quire.Sample) -> None:
+    """Up to the first near tie."""
+    found = [logprob.logprob for logprob in sample.logprobs]
+    length = comparable_length(expected.margins)
+    assert found[:length] == pytest.approx(expected.logprobs[:length], abs=1e-4)

@@ -193,6 +193,33 @@ async def test_a_cancelled_search_gives_the_best_it_has_and_goes_on_from_what_wa
     await all_free(client)
 
 
+async def test_cancelled_samples_that_were_to_be_ranked_come_back_ranked(
+    site: ModelSite, client: quire.AsyncClient, story: list[int]
+) -> None:
+    """Nobody sees them before, so another request beside them tells that they run."""
+    drawing = Drawing(story, DRAWN, ENDLESS, n=4)
+    ranked = client.stream(story, **(drawing.request() | {"n": 2, "best_of": 4}))
+    witness = client.stream(story, **drawing.request())
+    await Reading(witness).read_tokens(8, range(4))
+    assert (await client.get(ranked.request_id)).samples == ()
+    for stream in (ranked, witness):
+        assert await client.cancel(stream.request_id) is quire.RequestState.CANCELLED
+    reading = Reading(ranked)
+    with pytest.raises(quire.RequestCancelledError):
+        await reading.read_all()
+    reading.assert_recorded(await client.get(ranked.request_id))
+    means = []
+    for index, finish in reading.finishes.items():
+        own = drawing.alone(finish.sample_index)
+        expected = expected_sample(site.reference, story, reading.tokens[index], own.sampling)
+        compare_tokens([expected.token_ids], [expected.margins], [reading.tokens[index]])
+        means.append(sum(expected.logprobs) / len(expected.logprobs))
+    assert means == sorted(means, reverse=True)
+    assert [each.score for each in reading.finishes.values()] == pytest.approx(means, abs=1e-4)
+    assert {each.reason for each in reading.finishes.values()} == {quire.FinishReason.CANCELLED}
+    assert list(reading.finishes) == [0, 1]
+
+
 async def test_what_is_cancelled_before_it_ran_has_samples_without_tokens(site: ModelSite, story: list[int]) -> None:
     """Four sequences fit, and the first request has them."""
     async with site.client("--max-num-seqs", "4") as client:

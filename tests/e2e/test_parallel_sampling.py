@@ -11,7 +11,7 @@ import quire
 from common.slot_sampling import SlotSampling
 from quire.params import GenerateParams
 from tests.e2e.model_site import ModelSite
-from tests.e2e.sampled_reference import Drawing, assert_drawn
+from tests.e2e.sampled_reference import Drawing, assert_drawn, assert_logprobs_close
 from tests.equality import compare_tokens
 from tests.services import DEMO_MODEL
 from tests.worker.tiny_models import random_prompts
@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def site() -> Iterator[ModelSite]:
     site = ModelSite(DEMO_MODEL)
-    with site.start_worker("w", "--num-blocks", "200", "--num-host-blocks", "100"):
+    with site.start_worker("w", "--num-blocks", "400", "--num-host-blocks", "100"):
         yield site
 
 
@@ -68,15 +68,16 @@ async def test_sample_i_of_a_request_is_a_request_that_begins_with_sample_i(
     singles = [group.alone(index) for group in groups for index in range(group.n)]
     async with site.client("--max-batched-tokens", "64", *flags) as client:
         completions = await draw_all(client, groups + singles)
-    assert_drawn(site.reference, groups + singles, completions)
-    alone = iter(completions[len(groups) :])
-    for group, completion in zip(groups, completions, strict=False):
-        assert len({each.token_ids for each in completion.samples}) > group.n / 2
-        for sample in completion.samples:
-            single = next(alone).samples[0]
-            expected = group.expected(site.reference, sample)
-            compare_tokens([sample.token_ids], [expected.margins], [single.token_ids])
-    num_preemptions = sum(each.usage.num_preemptions for each in completions[: len(groups)])
+    together, alone = completions[: len(groups)], completions[len(groups) :]
+    expected = assert_drawn(site.reference, groups, together)
+    for each, single in zip(expected, alone, strict=True):
+        compare_tokens([each.token_ids], [each.margins], [single.token_ids])
+        assert_logprobs_close(each, single.samples[0])
+    assert [single.samples[0].sample_index for single in alone] == [
+        sample.sample_index for completion in together for sample in completion.samples
+    ]
+    assert all(len({each.token_ids for each in completion.samples}) > 1 for completion in together)
+    num_preemptions = sum(each.usage.num_preemptions for each in together)
     assert (num_preemptions > 0) == bool(flags)
 
 
