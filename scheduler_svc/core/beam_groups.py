@@ -19,6 +19,18 @@ def set_idle_beams(group: SequenceGroup) -> None:
             sequence.status = SequenceStatus.IDLE
 
 
+def check_decision(group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> None:
+    """Raise ValueError where `replace_beams` cannot follow."""
+    if not group.awaits_decision:
+        raise ValueError(f"group {group.arrival} awaits no decision: candidates of all its beams come first")
+    if not 1 <= len(survivors) <= len(group.unfinished):
+        raise ValueError(f"{len(survivors)} beams survive: give 1 to {len(group.unfinished)}")
+    if any(parent.group is not group or not parent.is_live for parent, _ in survivors):
+        raise ValueError(f"a survivor is no live beam of group {group.arrival}")
+    if len(set(survivors)) < len(survivors):
+        raise ValueError(f"two survivors of group {group.arrival} are the same: give each beam and token once")
+
+
 def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
     """See `Scheduler.replace_beams`. Nothing of the group is in flight, so what is given up is free at once."""
     parents = dict.fromkeys(parent for parent, _ in survivors)

@@ -22,7 +22,7 @@ from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.core.worker_check import check_worker
+from scheduler_svc.core.worker_check import check_waiting, check_worker
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -224,14 +224,7 @@ class Scheduler:
         Raises ValueError, and changes nothing, if the group does not await a decision, has no place for so many,
         or would have two beams that are the same.
         """
-        if not group.awaits_decision:
-            raise ValueError(f"group {group.arrival} awaits no decision: candidates of all its beams come first")
-        if not 1 <= len(survivors) <= len(group.unfinished):
-            raise ValueError(f"{len(survivors)} beams survive: give 1 to {len(group.unfinished)}")
-        if any(parent.group is not group or not parent.is_live for parent, _ in survivors):
-            raise ValueError(f"a survivor is no live beam of group {group.arrival}")
-        if len(set(survivors)) < len(survivors):
-            raise ValueError(f"two survivors of group {group.arrival} are the same: give each beam and token once")
+        beam_groups.check_decision(group, survivors)
         return beam_groups.replace_beams(self._worker_of(group), group, survivors)
 
     def rollback(self, worker_id: str) -> None:
@@ -324,13 +317,7 @@ class Scheduler:
             check_worker(worker)
             assert len(worker.in_flight) <= self._config.pipeline_depth
             assert worker.num_members <= self._config.max_num_seqs
-        for group in self._waiting:
-            assert group.worker_id is None and group.live
-            for sequence in group.live:
-                assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-                assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
-                assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
-                assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
+        check_waiting(self._waiting)
 
     def _worker_of(self, group: SequenceGroup) -> WorkerState:
         assert group.worker_id is not None

@@ -1,9 +1,10 @@
-"""The invariants of one worker: blocks, slots, pending tokens, and that no block is written by two.
+"""The invariants of one worker, blocks, slots, pending tokens, and that no block is written by two; and of the queue.
 
 Assertions only, for tests and for an idle engine; nothing here changes anything.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.worker_state import WorkerState, blocks_held
@@ -29,6 +30,17 @@ def check_worker(worker: WorkerState) -> None:
         for sequence in group.live:
             assert sequence.status is SequenceStatus.PREEMPTED and not sequence.block_table
             assert sequence.num_pending_tokens == pending[sequence]
+
+
+def check_waiting(groups: Iterable[SequenceGroup]) -> None:
+    """Assert that those in the queue hold nothing."""
+    for group in groups:
+        assert group.worker_id is None and group.live
+        for sequence in group.live:
+            assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+            assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
+            assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
+            assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
 
 
 def _check_blocks(worker: WorkerState) -> None:

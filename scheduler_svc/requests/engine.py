@@ -24,7 +24,7 @@ from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequ
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.publisher import Publisher
 from scheduler_svc.requests.result_check import check_result
-from scheduler_svc.requests.token_logprobs import token_logprobs
+from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
 
 log = structlog.get_logger()
 
@@ -159,9 +159,10 @@ class Engine:
             appended = self._computations.take(plan.worker_id, appended, invalid)
         self.output_tokens += len(appended)
         if result.prompt_logprobs:
-            self._keep_prompt_logprobs(plan, result)
+            keep_prompt_logprobs(plan, result, self._request_of)
         if result.logprobs:
-            self._keep_logprobs(plan, result, {sequence.seq_id for sequence, _ in appended} - invalid)
+            counting = {sequence.seq_id for sequence, _ in appended} - invalid
+            keep_logprobs(plan, result, self._sample_of, counting)
         self._appended += appended
         suspects = self._with_stop_strings | invalid if invalid else self._with_stop_strings
         for sequence, token_id in appended:  # the next step waits for this loop
@@ -341,25 +342,6 @@ class Engine:
             **_memory_used(request),
             error=request.error or None,
         )
-
-    def _keep_logprobs(self, plan: StepPlan, result: StepResult, seq_ids: set[int]) -> None:
-        for sample, rows in result.logprobs.items():
-            seq_id = plan.sampled_sequences[sample].seq_id
-            if seq_id in seq_ids:
-                self._sample_of[seq_id].pending_logprobs.extend(token_logprobs([result.token_ids[sample]], rows))
-
-    def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
-        by_slot = {sequence.slot: sequence for sequence in plan.sequences}
-        for item in result.prompt_logprobs:
-            sequence = by_slot.get(item.slot)
-            request = self._request_of.get(sequence.group) if sequence is not None else None
-            if sequence is None or request is None:
-                continue
-            kept = request.stream.prompt_logprobs
-            num_known = len(kept) + 1 - item.position  # computed again, after a preemption or on another worker
-            if num_known >= 0:
-                tokens = sequence.token_ids[item.position : item.position + len(item.rows.logprobs)]
-                kept.extend(token_logprobs(tokens, item.rows)[num_known:])
 
 
 def _memory_used(request: LiveRequest) -> dict[str, int]:
