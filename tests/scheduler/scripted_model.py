@@ -23,7 +23,9 @@ def counted(start: int, num_tokens: int, sample_index: int = 0) -> list[int]:
 
 
 def logprob(last: int, token_id: int) -> float:
-    """Of `token_id` after `last`, from -8 to -1/8."""
+    """Of `token_id` after `last`, from -8 to -1/8; the end is never unlikely."""
+    if token_id == EOS:
+        return -(last * 7 % 16 + 1) / 8
     return -(((last * 31 + token_id * 17 + (last * token_id) % 13) % 64) + 1) / 8
 
 

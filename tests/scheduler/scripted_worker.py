@@ -121,13 +121,13 @@ class ScriptedWorker:
             if answer is not None:
                 yield answer
 
-    def refuse(self, status: pb.StepStatus.ValueType, *, times: int, error: str = "scripted") -> None:
-        """Does not execute the next steps that could be, `times` in all."""
+    def refuse(self, status: pb.StepStatus.ValueType, *, times: int, after: int = 0, error: str = "scripted") -> None:
+        """Behind the first `after` steps, does not execute the next ones that could be, `times` in all."""
         left = times
 
         def script(request: pb.StepRequest) -> Answer:
             nonlocal left
-            if not left or not self._is_due(request):
+            if not left or len(self.steps) <= after or not self._is_due(request):
                 return self.execute(request)
             left -= 1
             if status == pb.STEP_STATUS_FAILED:
@@ -135,6 +135,21 @@ class ScriptedWorker:
             return pb.StepResponse(epoch=request.epoch, step_id=request.step_id, status=status, error=error)
 
         self.script = script
+
+    def silence_after(self, num_steps: int) -> None:
+        """Answers so many steps, and those behind them once it is told to `speak_again`."""
+
+        def script(request: pb.StepRequest) -> Answer:
+            if len(self.steps) == num_steps + 1:
+                self.may_answer.clear()
+            return self.execute(request)
+
+        self.script = script
+
+    def speak_again(self) -> None:
+        """Ends what `silence_after` began, or is yet to begin; the script is over."""
+        self.script = self.execute
+        self.may_answer.set()
 
     def execute(self, request: pb.StepRequest) -> pb.StepResponse:
         """The right answer."""

@@ -1,8 +1,7 @@
 """The engine between workers and readers: ends of every kind, and faults that must stay with one request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -12,17 +11,13 @@ from common.step import Step
 from protos import inference_pb2 as pb
 from protos import worker_pb2
 from scheduler_svc.requests.engine import MAX_PENDING_RECORDS
-from scheduler_svc.text.incremental_decoder import IncrementalDecoder
-from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.scripted_worker import EOS, Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
-from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
-
-BAD_TOKEN = 207
+from tests.scheduler.speaking_site import BAD_TOKEN, make_stumbling
 
 
 @pytest.fixture
@@ -44,27 +39,6 @@ class GatedLink(WorkerLink):
         await self.may_send.wait()
         self.num_waiting -= 1
         await super().send(step)
-
-
-class StumblingDecoder(IncrementalDecoder):
-    def push(self, token_id: int) -> str:
-        if token_id == BAD_TOKEN:
-            raise RuntimeError("no text for this one")
-        return super().push(token_id)
-
-
-class StumblingTokenizer(ModelTokenizer):
-    def decoder(self, context: Sequence[int], *, keep_special_tokens: bool) -> IncrementalDecoder:
-        is_shown = bytes([1]) * 1000
-        return StumblingDecoder(self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens)
-
-
-def stumbling(site: Site) -> None:
-    """Gives the model a tokenizer that cannot decode one token."""
-    model = site.admission.model
-    assert model is not None
-    tokenizer = StumblingTokenizer(byte_level_json(), "", SPECIAL_TOKENS)
-    site.admission.model = replace(model, tokenizer=tokenizer, limits=replace(model.limits, has_tokenizer=True))
 
 
 async def test_a_request_may_end_while_its_first_step_is_being_sent(site: Site) -> None:
@@ -135,7 +109,7 @@ async def test_logits_that_are_not_finite_fail_their_request_and_no_other(site: 
 @pytest.mark.parametrize("stop", [[], ["never said"]])
 async def test_a_text_that_cannot_be_made_fails_its_request_and_no_other(site: Site, stop: list[str]) -> None:
     worker = await site.add_worker()
-    stumbling(site)
+    make_stumbling(site)
     good = asyncio.create_task(site.run(counting(BAD_TOKEN + 1, 30)))
     bad = counting(BAD_TOKEN - 4, 30, "wordless")
     bad.stopping.stop.extend(stop)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
@@ -12,54 +11,8 @@ from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, Sess
 from scheduler_svc.requests.request_params import request_digest
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
+from tests.scheduler.raw_session import RawSession
 from tests.scheduler.serving_site import Site, counting, record_of, running_site
-
-SESSION = "/quire.v1.Inference/Session"
-
-
-class RawSession:
-    """A client's end of one stream, message by message."""
-
-    def __init__(self, site: Site) -> None:
-        self._channel = grpc.aio.insecure_channel(site.address)
-        self.call: Any = self._channel.stream_stream(
-            SESSION,
-            request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
-            response_deserializer=pb.SessionResponse.FromString,
-        )()
-        self.events: list[pb.SessionEvent] = []
-
-    async def say(self, handle: int, **action: Any) -> None:
-        await self.call.write(pb.SessionRequest(handle=handle, **action))
-
-    async def read(self) -> bool:
-        """Takes one message; False at the end of the stream."""
-        response = await self.call.read()
-        if response is grpc.aio.EOF:
-            return False
-        self.events.extend(response.events)
-        return True
-
-    async def read_until(self, kind: str, handle: int) -> pb.SessionEvent:
-        async with asyncio.timeout(20):
-            while True:
-                for event in self.events:
-                    if event.handle == handle and event.WhichOneof("event") == kind:
-                        return event
-                assert await self.read(), f"the stream ended without {kind}"
-
-    def tokens(self, handle: int) -> list[int]:
-        """Output under a handle, each position once and in order."""
-        tokens: list[int] = []
-        for event in self.events:
-            if event.handle == handle and event.HasField("chunk"):
-                assert event.chunk.position == len(tokens)
-                tokens.extend(event.chunk.token_ids)
-        return tokens
-
-    async def close(self) -> None:
-        self.call.cancel()
-        await self._channel.close()
 
 
 @pytest.fixture
