@@ -241,7 +241,7 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
     beam, sampling = request.beam, request.sampling
     if not 2 <= beam.beam_width <= _MOST_BEAMS:
         violations.add("beam.beam_width", f"is {beam.beam_width:,}: give 2 to {_MOST_BEAMS}, or leave beam out")
-    elif sampling.n > beam.beam_width:
+    elif beam.beam_width < sampling.n <= _MOST_SAMPLES:
         violations.add("sampling.n", f"is {sampling.n}: a search of beam_width {beam.beam_width} has no more to give")
     if not abs(beam.length_penalty) <= _MOST_LENGTH_PENALTY:
         violations.add(
@@ -250,10 +250,12 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
         )
     if beam.early_stopping not in pb.EarlyStopping.values():
         violations.add("beam.early_stopping", f"is {beam.early_stopping}: FALSE is 1, TRUE 2, NEVER 3")
-    for field in ("temperature", "top_k", "top_p", "min_p", "best_of", "first_sample_index"):
+    for field in ("temperature", "top_k", "top_p", "min_p", "first_sample_index"):
         value = getattr(sampling, field)
         if value and not (field == "top_p" and value == 1):
             violations.add(f"sampling.{field}", f"is {value:g}: a beam search draws nothing, so leave it out")
+    if sampling.HasField("best_of"):
+        violations.add("sampling.best_of", f"is {sampling.best_of:,}: a beam search draws nothing, so leave it out")
     if request.stopping.stop:
         violations.add("stopping.stop", "cannot end a beam search: use stop_token_ids, or leave beam out")
 
