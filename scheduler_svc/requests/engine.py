@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 MAX_FAILED_STEPS = 3
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
+MAX_PENDING_BYTES = 64 << 20  # of those: a step of a beam search is one record, and those of 64 beams weigh 33 kB
 HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
 
@@ -124,7 +125,8 @@ class Engine:
 
         Who is held back is woken when it does again.
         """
-        self._is_held_back = self.journal.stats.pending >= MAX_PENDING_RECORDS
+        stats = self.journal.stats
+        self._is_held_back = stats.pending >= MAX_PENDING_RECORDS or stats.pending_bytes >= MAX_PENDING_BYTES
         return not self._is_held_back
 
     def _wake_held_back(self) -> None:
