@@ -8,7 +8,9 @@ import pytest
 
 from common.arrays import pack_float32, unpack_int32
 from protos import inference_pb2 as pb
-from protos import worker_pb2
+from protos import journal_pb2, worker_pb2
+from scheduler_svc.requests.engine import MAX_PENDING_BYTES
+from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import assert_recorded, record_of, see
 from tests.scheduler.scripted_beams import (
@@ -204,3 +206,24 @@ async def test_a_text_that_cannot_be_made_fails_its_search_and_no_other(site: Si
     assert_recorded(await record_of(site, "wordless"), seen)
     assert (await good).error is None
     assert worker.num_streams == 1
+
+
+async def test_a_store_that_does_not_keep_up_holds_searches_back_by_the_bytes_of_their_steps() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        request = searching(100, 200, 2)
+        request.stopping.ignore_eos = True
+        running = asyncio.create_task(see(site, request))
+        await until(lambda: len(worker.steps) > 5)
+        store.may_append.clear()
+        heavy = journal_pb2.BeamStep(sequence=1000, token_ids=bytes(MAX_PENDING_BYTES))
+        site.journal.append(sequences=(), tokens=(), beam_steps=[heavy], on_durable=lambda: None)
+        assert site.journal.stats.pending < 100
+        num_steps = len(worker.steps)
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+        assert len(worker.steps) <= num_steps + 2, "those in flight, and no more"
+        store.may_append.set()
+        assert_found(await running, request)
+        await site.idle()

@@ -9,38 +9,12 @@ from common.errors import FailedPreconditionError, InvalidRequestError
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
 from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
+from tests.scheduler.request_settling import LIMITS, refused, request_of, settled
 
-LIMITS = ModelLimits(
-    vocab_size=1000,
-    max_model_len=256,
-    eos_token_ids=frozenset({2, 3}),
-    has_tokenizer=True,
-    has_chat_template=True,
-)
 TOKENS_ONLY = ModelLimits(
     vocab_size=1000, max_model_len=256, eos_token_ids=frozenset({2}), has_tokenizer=False, has_chat_template=False
 )
 NAN, INFINITY = float("nan"), float("inf")
-
-
-def settled(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> RequestParams:
-    return validate(request, limits, draw_seed=lambda: 77, make_id=lambda: "made")
-
-
-def refused(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> dict[str, str]:
-    """Descriptions by field, in order."""
-    with pytest.raises(InvalidRequestError) as caught:
-        settled(request, limits)
-    for each in caught.value.violations:
-        assert f"{each.field}: {each.description}" in caught.value.message
-    return {each.field: each.description for each in caught.value.violations}
-
-
-def request_of(**parts: Any) -> pb.GenerateRequest:
-    """A request with a prompt unless `parts` has one."""
-    if not {"text", "chat", "token_ids"} & parts.keys():
-        parts["text"] = "Once"
-    return pb.GenerateRequest(**parts)
 
 
 def chat_of(*roles: str) -> pb.ChatPrompt:

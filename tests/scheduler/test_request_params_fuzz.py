@@ -51,6 +51,23 @@ SAMPLING = message_of(
     allowed_token_ids=IDS,
     seed=st.integers(0, 2**64 - 1),
     first_sample_index=UINT32,
+    n=mostly(st.integers(1, 4), UINT32),
+    best_of=mostly(st.integers(4, 128), UINT32),
+)
+SEARCHED = message_of(
+    pb.SamplingParams,
+    temperature=mostly(st.just(0.0), FLOAT),
+    top_p=mostly(st.just(1.0), FLOAT),
+    repetition_penalty=FLOAT,
+    allowed_token_ids=IDS,
+    n=mostly(st.integers(1, 4), UINT32),
+    best_of=mostly(st.none(), UINT32),
+)
+BEAM = message_of(
+    pb.BeamParams,
+    beam_width=mostly(st.integers(2, 64), UINT32),
+    length_penalty=mostly(st.floats(-4, 4, width=32), st.floats(width=32)),
+    early_stopping=mostly(st.integers(0, 3), INT32),
 )
 STOPPING = message_of(
     pb.StoppingParams,
@@ -77,20 +94,26 @@ PROMPT: st.SearchStrategy[dict[str, Any]] = mostly(
     ),
     st.builds(dict),
 )
+DECODING: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.fixed_dictionaries({}, optional={"sampling": SAMPLING}),
+    st.fixed_dictionaries({"beam": BEAM}, optional={"sampling": SEARCHED}),
+    st.fixed_dictionaries({"beam": BEAM, "sampling": SAMPLING}),
+)
 ANY_REQUEST = st.builds(
-    lambda prompt, other: pb.GenerateRequest(**prompt, **other),
+    lambda prompt, decoding, other: pb.GenerateRequest(**prompt, **decoding, **other),
     PROMPT,
+    DECODING,
     st.fixed_dictionaries(
         {},
         optional={
             "request_id": mostly(st.just("id-1"), TEXT),
-            "sampling": SAMPLING,
             "stopping": STOPPING,
             "output": OUTPUT,
             "tenant": TEXT,
             "cache_salt": TEXT,
             "timeout_ms": mostly(st.integers(1, 2**63 - 1), st.integers(-(2**63), 0)),
             "on_disconnect": mostly(st.integers(0, 2), INT32),
+            "priority": INT32,
         },
     ),
 )
@@ -132,6 +155,20 @@ def check_within_limits(params: RequestParams, limits: ModelLimits) -> None:
     assert not params.stop or limits.has_tokenizer
     assert params.max_tokens is None or params.max_tokens >= max(1, params.min_tokens)
     assert all((each or 0) <= 20 for each in (params.num_logprobs, params.num_prompt_logprobs))
+    check_samples_within_limits(params)
+
+
+def check_samples_within_limits(params: RequestParams) -> None:
+    assert 1 <= params.num_samples <= params.num_sequences <= 128
+    if params.beam is not None:
+        assert 2 <= params.beam.beam_width == params.num_sequences <= 64
+        assert not params.stop
+        assert (params.sampling.top_k, params.sampling.top_p, params.sampling.min_p) == (None, 1, 0)
+        assert params.beam_params(params.max_tokens or 300).num_return == params.num_samples  # which checks itself
+    elif params.num_sequences > 1:
+        assert params.sampling.temperature > 0
+    last = params.slot_sampling(1, params.num_sequences - 1).sample_index
+    assert last == params.sampling.sample_index + (0 if params.beam else params.num_sequences - 1) < 2**32
 
 
 @fast

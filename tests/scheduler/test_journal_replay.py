@@ -1,0 +1,201 @@
+"""The journal tells all: who replays it gets what clients got, and clients got nothing that was not in it."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from common.arrays import pack_int32, unpack_int32
+from protos import inference_pb2 as pb
+from protos import journal_pb2, worker_pb2
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import EntryId
+from scheduler_svc.requests.output_stream import Subscription
+from tests.scheduler.gated_store import GatedStore
+from tests.scheduler.journal_replay import Replay, ReplayedRequest, merged, replayed
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.sample_outputs import RequestSeen, record_of, sampled, see
+from tests.scheduler.scripted_beams import searching
+from tests.scheduler.scripted_worker import Answer, ScriptedWorker
+from tests.scheduler.serving_site import Site, counting, running_site
+
+SICK_TOKEN = 5555
+
+
+class ReplayingStore(MemoryStore):
+    """Takes its time, so that entries are of every size; knows by replay what was acknowledged."""
+
+    def __init__(self, random_: random.Random) -> None:
+        super().__init__()
+        self.replay = Replay()
+        self.num_entries = 0
+        self.at_entry: dict[int, Callable[[], None]] = {}
+        self._random = random_
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        for _ in range(self._random.choice([0, 1, 5, 60])):
+            await asyncio.sleep(0)
+        await super().append(entry_id, payload, create=create)
+        self.replay.apply(journal_pb2.JournalEntry.FromString(payload))
+        self.num_entries += 1
+        self.at_entry.pop(self.num_entries, _nothing)()
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class CheckingReader:
+    """Takes at each news what there is, and compares it with what is durable at that moment."""
+
+    store: ReplayingStore
+    seen: RequestSeen = field(default_factory=RequestSeen)
+
+    def take(self, place: Subscription) -> None:
+        chunks = pb.SessionResponse()
+        place.take(lambda: chunks.events.add().chunk, 1_000_000)
+        for event in chunks.events:
+            self.seen.add_chunk(event.chunk)
+        request_id = place.stream.accepted.request_id
+        durable = self.store.replay.requests[request_id]
+        for seen, sample in zip(self.seen.samples, durable.samples[: len(self.seen.samples)], strict=True):
+            assert seen.token_ids == sample.token_ids[: len(seen.token_ids)]
+            assert seen.finish is None or seen.finish == sample.finish
+        if place.done:
+            assert durable.end is not None and place.stream.finished is not None
+            self.seen.finish(place.stream.finished)
+
+
+def mixed_requests(random_: random.Random) -> list[pb.GenerateRequest]:
+    """Ten of each kind, half of them with log-probabilities."""
+    requests = []
+    for i in range(50):
+        start, length, request_id = random_.randrange(5000), random_.randrange(1, 25), f"r{i}"
+        match i % 5:
+            case 0:
+                request = counting(start, length, request_id)
+            case 1:
+                request = sampled(start, length, random_.randrange(2, 6), request_id)
+            case 2:
+                request = sampled(start, length, 2, request_id, best_of=random_.randrange(3, 6))
+            case 3:
+                request = searching(start, length, random_.randrange(2, 6), request_id)
+            case _:
+                request = searching(start, length, 4, request_id, n=2, early_stopping=pb.EARLY_STOPPING_NEVER)
+        if i % 5 < 3:
+            request.stopping.stop_token_ids.append(start + 12)
+        if i % 2:
+            request.output.logprobs = i % 3
+        requests.append(request)
+    sick = sampled(SICK_TOKEN - 9, 30, 3, "sick")
+    return [*requests, sick, counting(SICK_TOKEN - 3, 30, "sick-too")]
+
+
+def make_sick(worker: ScriptedWorker) -> None:
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        response = worker.execute(request)
+        tokens = unpack_int32(response.token_ids)
+        response.invalid_samples = pack_int32(i for i, token in enumerate(tokens) if token == SICK_TOKEN)
+        return response
+
+    worker.script = script
+
+
+async def run_all(site: Site, store: ReplayingStore, requests: Sequence[pb.GenerateRequest]) -> list[RequestSeen]:
+    """Runs all with a reader for each; every seventh is cancelled in its course."""
+    readers = []
+    for i, request in enumerate(requests):
+        if i % 7 == 6:
+            later = store.num_entries + 3 + i // 7
+            store.at_entry[later] = partial(site.admission.cancel_live, request.request_id)
+        stream, _ = await site.admission.submit(request, None)
+        readers.append(CheckingReader(store))
+        place = site.readers.subscribe(stream, (), readers[-1].take)
+        readers[-1].take(place)
+    await until(lambda: all(reader.seen.finished is not None for reader in readers))
+    return [reader.seen for reader in readers]
+
+
+def assert_same(seen: RequestSeen, request: ReplayedRequest, wants_logprobs: bool) -> None:
+    assert request.end is not None
+    assert (request.end.state, request.end.error) == (seen.end.state, seen.end.error)
+    assert [sample.token_ids for sample in request.samples] == seen.token_ids
+    assert [sample.finish for sample in request.samples] == [sample.finish for sample in seen.samples]
+    for sample, replayed_sample in zip(seen.samples, request.samples, strict=True):
+        assert sample.logprobs == (replayed_sample.logprobs if wants_logprobs else [])
+        assert not wants_logprobs or len(sample.logprobs) == len(sample.token_ids)
+
+
+def grouped_anew(entries: Sequence[journal_pb2.JournalEntry], random_: random.Random) -> list[journal_pb2.JournalEntry]:
+    """Neighbours joined."""
+    groups = []
+    start = 0
+    while start < len(entries):
+        end = start + random_.randrange(1, 12)
+        groups.append(merged(entries[start:end]))
+        start = end
+    return groups
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preempt_every", [None, 7])
+async def test_a_replay_gives_what_clients_got_whatever_the_grouping_and_clients_got_nothing_before(
+    depth: int, preempt_every: int | None
+) -> None:
+    random_ = random.Random(depth)
+    requests = mixed_requests(random_)
+    store = ReplayingStore(random_)
+    async with running_site(store, pipeline_depth=depth, preempt_every=preempt_every) as site:
+        worker = await site.add_worker(num_blocks=200)
+        make_sick(worker)
+        seen = await run_all(site, store, requests)
+        await site.idle()
+        entries = [entry for _, entry in await entries_of(store)]
+    states = {each.end.state for each in seen}
+    assert states == {pb.REQUEST_STATE_FINISHED, pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FAILED}
+    groupings = [entries, [merged(entries)], *(grouped_anew(entries, random_) for _ in range(3))]
+    for grouping in groupings:
+        replay = replayed(grouping)
+        assert len(replay.requests) == len(requests)
+        for request, each in zip(requests, seen, strict=True):
+            assert_same(each, replay.requests[request.request_id], request.output.HasField("logprobs"))
+            assert list(request.token_ids.ids) == replay.requests[request.request_id].prompt
+
+
+@pytest.mark.parametrize("kind", ["samples", "ranked", "beams"])
+async def test_nothing_is_released_before_its_entry_is_acknowledged(kind: str) -> None:
+    store = GatedStore()
+    request = {
+        "samples": sampled(100, 9, 3, "kept"),
+        "ranked": sampled(100, 9, 2, "kept", best_of=4),
+        "beams": searching(100, 9, 3, "kept"),
+    }[kind]
+    request.stopping.ignore_eos = True
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        running = asyncio.create_task(see(site, request))
+        await until(lambda: bool(worker.steps))
+        store.may_append.clear()
+        worker.may_answer.set()
+        live = site.engine.live["kept"]
+        await until(lambda: live.ended_state is not None)
+        await until(lambda: store.num_waiting == 1)
+        record = await record_of(site, "kept")
+        assert record.state == pb.REQUEST_STATE_RUNNING and not record.usage.completion_tokens
+        assert not any(sample.token_ids or sample.HasField("finish") for sample in record.samples)
+        for sample in live.samples:
+            assert sample.finish is not None and sample.stream.num_released == 0 and sample.stream.finish is None
+        assert live.stream.finished is None and "kept" in site.engine.live
+        store.may_append.set()
+        seen = await running
+        assert seen.end.state == pb.REQUEST_STATE_FINISHED
+        assert seen.end.usage.completion_tokens == 9 * len(seen.samples) > 9
+        entries = [entry for _, entry in await entries_of(store)]
+        assert len(entries) <= 5, "what piled up was written together"
+        assert_same(seen, replayed(entries).requests["kept"], wants_logprobs=False)
+        await site.idle()

@@ -1,0 +1,210 @@
+"""Outputs that grow at random and readers who come, take and leave at random: each sees everything once, in order."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from common.errors import InvalidRequestError
+from protos import inference_pb2 as pb
+from scheduler_svc.requests.output_stream import OutputStream, SampleStream, Subscription
+
+MOST_SAMPLES = 4
+NUM_PROMPT_LOGPROBS = 3
+
+
+@dataclass(slots=True)
+class GrowingText:
+    """Two letters a token, of which some are held back."""
+
+    text: str = ""
+    held: str = ""
+    released_ends: list[int] = field(default_factory=list)
+
+    def push(self, token_id: int, num_held: int) -> None:
+        whole = self.held + chr(97 + token_id % 26) + chr(65 + token_id % 26)
+        num_out = max(0, len(whole) - num_held)
+        self.text, self.held = self.text + whole[:num_out], whole[num_out:]
+        self.released_ends.append(len(self.text))
+
+    def flush(self) -> None:
+        self.text, self.held = self.text + self.held, ""
+
+
+@dataclass(slots=True)
+class Sample:
+    """What is true of one sample: all that was made, of which `stream` shows a part."""
+
+    stream: SampleStream
+    text: GrowingText
+
+
+@dataclass(slots=True)
+class Reader:
+    """What one reader got, by sample."""
+
+    place: Subscription
+    starts: list[int]
+    texts: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    num_finishes: list[int] = field(default_factory=list)
+    num_prompt_logprobs: int = 0
+
+    def add(self, chunk: pb.Chunk, samples: list[Sample]) -> None:
+        for index in range(len(self.positions), chunk.index + 1):
+            self.positions.append(self.starts[index] if index < len(self.starts) else 0)
+            self.texts.append("")
+            self.num_finishes.append(0)
+        stream = samples[chunk.index].stream
+        start, end = chunk.position, chunk.position + chunk.num_tokens
+        assert self.num_finishes[chunk.index] == 0, "output behind the finish"
+        assert start == self.positions[chunk.index]
+        assert end <= stream.num_released
+        assert list(chunk.token_ids) == stream.token_ids[start:end]
+        assert [each.token_id for each in chunk.logprobs] == stream.token_ids[start:end]
+        assert chunk.num_tokens or chunk.HasField("finish")
+        if chunk.prompt_logprobs:
+            assert (chunk.index, chunk.position, len(chunk.prompt_logprobs)) == (0, 0, NUM_PROMPT_LOGPROBS)
+        self.num_prompt_logprobs += len(chunk.prompt_logprobs)
+        self.positions[chunk.index] = end
+        self.texts[chunk.index] += chunk.text
+        self.num_finishes[chunk.index] += chunk.HasField("finish")
+
+
+class OutputStreamMachine(RuleBasedStateMachine):
+    """One request: `samples` that readers may see, and those that they will see at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wanted = pb.OutputParams(token_ids=True, logprobs=0, prompt_logprobs=0)
+        prompt_logprobs = [pb.TokenLogprobs(token_id=i) for i in range(NUM_PROMPT_LOGPROBS)]
+        self.stream = OutputStream(pb.Accepted(), wanted, [], prompt_logprobs)
+        self.samples: list[Sample] = []
+        self.readers: list[Reader] = []
+        self.notified: set[Subscription] = set()
+        self.num_tokens = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.stream.finished is None
+
+    @property
+    def growing(self) -> list[Sample]:
+        return [sample for sample in self.samples if sample.stream.finish is None]
+
+    @precondition(lambda self: self.is_open and len(self.samples) < MOST_SAMPLES)
+    @rule()
+    def add_sample(self) -> None:
+        text = GrowingText()
+        self.samples.append(Sample(SampleStream(text), text))
+        self.stream.samples.append(self.samples[-1].stream)
+        self.stream.notify()
+
+    @precondition(lambda self: self.growing)
+    @rule(data=st.data(), num_held=st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    def settle(self, data: st.DataObject, num_held: list[int]) -> None:
+        sample = data.draw(st.sampled_from(self.growing))
+        for each in num_held:
+            self.num_tokens += 1
+            sample.stream.token_ids.append(self.num_tokens)
+            sample.stream.logprobs.append(pb.TokenLogprobs(token_id=self.num_tokens))
+            sample.text.push(self.num_tokens, each)
+
+    @precondition(lambda self: self.growing)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(self.growing)).stream
+        stream.num_released = data.draw(st.integers(stream.num_released, len(stream.token_ids)))
+        self.stream.notify()
+
+    @precondition(lambda self: self.growing)
+    @rule(data=st.data())
+    def end_sample(self, data: st.DataObject) -> None:
+        sample = data.draw(st.sampled_from(self.growing))
+        sample.text.flush()
+        sample.stream.close(pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH))
+        self.stream.notify()
+
+    @precondition(lambda self: self.is_open and self.samples)
+    @rule()
+    def end_all(self) -> None:
+        for sample in self.growing:
+            sample.text.flush()
+            sample.stream.close(pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED))
+        self.stream.close(pb.Finished())
+
+    @rule(data=st.data())
+    def come(self, data: st.DataObject) -> None:
+        starts = [data.draw(st.integers(0, sample.stream.num_released)) for sample in self.samples]
+        starts = starts[: data.draw(st.integers(0, len(starts)))]
+        self.readers.append(Reader(Subscription(self.stream, starts, self.notified.add, lambda: None), starts))
+        self.notified.add(self.readers[-1].place)
+
+    @rule(data=st.data())
+    def come_too_early(self, data: st.DataObject) -> None:
+        starts = [sample.stream.num_released for sample in self.samples] + [0]
+        index = data.draw(st.integers(0, len(starts) - 1))
+        starts[index] += data.draw(st.integers(1, 5))
+        num_readers = len(self.stream.subscriptions)
+        with pytest.raises(InvalidRequestError, match=rf"from_positions\[{index}\]"):
+            Subscription(self.stream, starts, self.notified.add, lambda: None)
+        assert len(self.stream.subscriptions) == num_readers
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), max_tokens=st.integers(1, 12))
+    def take(self, data: st.DataObject, max_tokens: int) -> None:
+        self._take(data.draw(st.sampled_from(self.readers)), max_tokens)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        reader = data.draw(st.sampled_from(self.readers))
+        self.readers.remove(reader)
+        reader.place.close()
+        assert reader.place not in self.stream.subscriptions
+
+    def _take(self, reader: Reader, max_tokens: int) -> int:
+        has_news, was_notified = reader.place.has_news, reader.place in self.notified
+        chunks = pb.SessionResponse()
+        num_taken = reader.place.take(lambda: chunks.events.add().chunk, max_tokens)
+        found = [event.chunk for event in chunks.events]
+        assert len({chunk.index for chunk in found}) == len(found), "two chunks of a sample at once"
+        assert num_taken == sum(chunk.num_tokens + len(chunk.prompt_logprobs) for chunk in found)
+        assert num_taken <= max_tokens + NUM_PROMPT_LOGPROBS
+        assert has_news or not found
+        assert was_notified or not found, "news of which nobody was told"
+        for chunk in found:
+            reader.add(chunk, self.samples)
+        if num_taken < max_tokens:
+            assert reader.place.done or not reader.place.has_news, "something was left behind"
+            self.notified.discard(reader.place)
+        return num_taken
+
+    @invariant()
+    def done_is_said_when_all_ends_are_taken_and_not_before(self) -> None:
+        for reader in self.readers:
+            is_done = not self.is_open and reader.num_finishes == [1] * len(self.samples)
+            assert reader.place.done == is_done
+
+    def teardown(self) -> None:
+        if not self.samples:
+            return
+        if self.is_open:
+            self.end_all()
+        for reader in self.readers:
+            while not reader.place.done:
+                assert reader.place.has_news
+                self._take(reader, 7)
+            assert reader.positions == [len(sample.stream.token_ids) for sample in self.samples]
+            for index, sample in enumerate(self.samples):
+                start = reader.starts[index] if index < len(reader.starts) else 0
+                seen_before = sample.text.released_ends[start - 1] if start else 0
+                assert reader.texts[index] == sample.text.text[seen_before:]
+            is_from_start = not reader.starts or not reader.starts[0]
+            assert reader.num_prompt_logprobs == (NUM_PROMPT_LOGPROBS if is_from_start else 0)
+
+
+TestOutputStream = OutputStreamMachine.TestCase
+TestOutputStream.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)
