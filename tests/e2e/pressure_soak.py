@@ -20,6 +20,7 @@ from benchmarks.lengths import LengthSampler
 from tests.e2e.model_site import ModelSite
 from tests.e2e.pressure_load import Ask, Margins, Shape, mixed_asks
 from tests.e2e.pressure_run import answers_of, run_asks
+from tests.equality import MAX_CUT_FRACTION
 from tests.services import DEMO_MODEL
 from tests.worker.tiny_models import VOCAB_SIZE, write_tiny_model
 
@@ -31,6 +32,8 @@ SHAPES = {
     "long prompts": Shape(vocab_size=VOCAB_SIZE, prefix_lengths=(64, 128), max_own_prompt=40, max_output=12),
     "short": Shape(vocab_size=VOCAB_SIZE, prefix_lengths=(3, 16), max_own_prompt=4, max_output=9),
 }
+# The model is near a tie about once in 20,000 tokens, so long outputs have one more often than the 1 % of short ones.
+MAX_CUT_FRACTION_OF_LONG = 0.1
 FAMILIES = ("llama_gqa", "opt", "gpt2", "mistral", "qwen3")
 
 
@@ -43,6 +46,7 @@ class Round:
     block_size: int
     num_blocks: int
     host_blocks: int
+    max_cut_fraction: float  # of outputs, at near ties
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -60,7 +64,7 @@ def random_round(rng: random.Random, num_requests: int) -> Round:
     """A pool of 1 to 1.5 times what the largest request may need, and a host pool of any size."""
     shape = rng.choice(list(SHAPES))
     asks = mixed_asks(rng.randrange(2**32), num_requests, SHAPES[shape])
-    return _round(rng, rng.choice(FAMILIES), asks, rng.choice([1, 2, 4, 8, 16]))
+    return _round(rng, rng.choice(FAMILIES), asks, rng.choice([1, 2, 4, 8, 16]), MAX_CUT_FRACTION)
 
 
 def sharegpt_round(rng: random.Random, num_requests: int) -> Round:
@@ -68,15 +72,22 @@ def sharegpt_round(rng: random.Random, num_requests: int) -> Round:
     shape = Shape(vocab_size=2048, prefix_lengths=(64, 256), max_own_prompt=1, max_output=2)
     lengths = LengthSampler("sharegpt", rng.randrange(2**32)).draw(num_requests)
     asks = mixed_asks(rng.randrange(2**32), num_requests, shape, lengths=lengths)
-    return _round(rng, "demo", asks, 16)
+    return _round(rng, "demo", asks, 16, MAX_CUT_FRACTION_OF_LONG)
 
 
-def _round(rng: random.Random, model: str, asks: list[Ask], block_size: int) -> Round:
+def _round(rng: random.Random, model: str, asks: list[Ask], block_size: int, max_cut_fraction: float) -> Round:
     largest = max(ask.num_worst_case_blocks(block_size) for ask in asks)
     # Of every pool a hundredth stays free for those that run, and is not promised.
     num_blocks = -(-int(rng.choice([1.0, 1.05, 1.2, 1.5]) * largest * 100) // 99)
     host_blocks = rng.choice([0, largest // 4, largest, 10 * largest])
-    return Round(model=model, asks=asks, block_size=block_size, num_blocks=num_blocks + 1, host_blocks=host_blocks)
+    return Round(
+        model=model,
+        asks=asks,
+        block_size=block_size,
+        num_blocks=num_blocks + 1,
+        host_blocks=host_blocks,
+        max_cut_fraction=max_cut_fraction,
+    )
 
 
 def random_flags(rng: random.Random) -> tuple[str, ...]:
@@ -116,7 +127,7 @@ def soak(one: Round, folder: Path, rng: random.Random) -> None:
                     disturbance_seed=disturbance_seed,
                 )
             )
-            answers.assert_same(run)
+            answers.assert_same(run, one.max_cut_fraction)
 
 
 def main() -> None:
