@@ -20,6 +20,7 @@ async def branch(client: quire.AsyncClient, prompt: str, console: Console) -> li
     drawn = await client.generate(prompt, n=NUM_SAMPLES, max_tokens=MAX_TOKENS, temperature=0.9, seed=SEED)
     _show(f"{NUM_SAMPLES} samples of one prompt", drawn, console)
     best = await client.generate(prompt, beam_width=BEAM_WIDTH, n=NUM_BEST, max_tokens=MAX_TOKENS)
+    console.print()
     _show(f"the {NUM_BEST} best of {BEAM_WIDTH} beams", best, console)
     return [*_problems("samples", drawn, NUM_SAMPLES), *_problems("beams", best, NUM_BEST)]
 
