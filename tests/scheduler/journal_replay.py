@@ -20,7 +20,7 @@ LIMITS = ModelLimits(
     vocab_size=100_000,
     max_model_len=65_536,
     eos_token_ids=frozenset({99_999}),
-    has_tokenizer=False,
+    has_tokenizer=True,
     has_chat_template=False,
 )
 
@@ -117,6 +117,7 @@ class Replay:
         for admission in entry.admissions:
             self._admit(admission)
         logprobs = {each.delta: each.logprobs for each in entry.delta_logprobs}
+        assert len(logprobs) == len(entry.delta_logprobs), "two of one token"
         deltas = zip(unpack_int32(entry.delta_sequences), unpack_int32(entry.delta_tokens), strict=True)
         for delta, (number, token_id) in enumerate(deltas):
             request, index = self._by_number[number]
@@ -125,7 +126,9 @@ class Replay:
             assert sample.finish is None, "a token behind the finish of its sample"
             sample.token_ids.append(token_id)
             if delta in logprobs:
-                sample.logprobs.append(logprobs[delta])
+                sample.logprobs.append(logprobs.pop(delta))
+                assert sample.logprobs[-1].token_id == token_id
+        assert not logprobs, "log-probabilities of no token"
         for step in entry.beam_steps:
             self._by_number[step.sequence][0].take_beam_step(step)
         for each in entry.sample_finishes:

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from common.arrays import pack_int32, unpack_int32
+from common.step import LogprobRows, StepResult
 from protos import inference_pb2 as pb
 from protos import journal_pb2, worker_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
@@ -198,4 +199,35 @@ async def test_nothing_is_released_before_its_entry_is_acknowledged(kind: str) -
         entries = [entry for _, entry in await entries_of(store)]
         assert len(entries) <= 5, "what piled up was written together"
         assert_same(seen, replayed(entries).requests["kept"], wants_logprobs=False)
+        await site.idle()
+
+
+async def test_results_taken_together_are_one_record_with_each_log_probability_beside_its_token() -> None:
+    """Two steps in flight whose answers come at once, as two workers' may."""
+    async with running_site(pipeline_depth=2) as site:
+        worker = await site.add_worker()
+        await worker.stop()
+        await site.until_nobody_is_left()
+        scheduler, engine = site.engine.scheduler, site.engine
+        scheduler.add_worker("ghost", num_blocks=64, block_size=16, num_slots=9)  # 2 + 3 + 4, that nobody drives
+        requests = [sampled(100 * i, 2, 2 + i, f"r{i}") for i in range(3)]
+        for request in requests:
+            request.output.logprobs = 0
+        running = [asyncio.create_task(see(site, request)) for request in requests]
+        await until(lambda: len(engine.live) == 3)
+        plans = [scheduler.schedule("ghost") for _ in range(2)]
+        num_entries = site.journal.stats.entries
+        for number, plan in enumerate(plans, start=1):
+            assert plan is not None
+            token_ids = [1000 * number + index for index in range(len(plan.sampled_sequences))]
+            rows = {index: LogprobRows(logprobs=[-1.0], ranks=[1]) for index in range(len(token_ids))}
+            result = StepResult(epoch=1, step_id=plan.step_id, token_ids=token_ids, logprobs=rows)
+            engine.take_result(plan, result)
+        engine.settle()
+        await until(lambda: not site.journal.stats.pending)
+        assert site.journal.stats.entries == num_entries + 1
+        replay = replayed([entry for _, entry in await entries_of(site.store)])
+        for request, seen in zip(requests, await asyncio.gather(*running), strict=True):
+            assert [len(tokens) for tokens in seen.token_ids] == [2] * request.sampling.n
+            assert_same(seen, replay.requests[request.request_id], wants_logprobs=True)
         await site.idle()

@@ -9,8 +9,9 @@ import pytest
 from common.arrays import pack_int32, unpack_int32
 from protos import inference_pb2 as pb
 from protos import worker_pb2
-from tests.scheduler.journal_setup import until
-from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled, see
+from tests.scheduler.journal_replay import replayed
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.sample_outputs import RequestSeen, assert_recorded, record_of, sampled, see
 from tests.scheduler.scripted_model import counted
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, running_site
@@ -25,6 +26,14 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     async with running_site(pipeline_depth=request.param) as made:
         yield made
         await made.idle()
+
+
+async def assert_replayed(site: Site, request_id: str, seen: RequestSeen) -> None:
+    """The journal has the same samples, each token and each end once."""
+    replay = replayed([entry for _, entry in await entries_of(site.store)])
+    samples = replay.requests[request_id].samples
+    assert [sample.token_ids for sample in samples] == seen.token_ids
+    assert [sample.finish for sample in samples] == [sample.finish for sample in seen.samples]
 
 
 @pytest.mark.parametrize("stop", [[], ["never said"]])
@@ -48,6 +57,7 @@ async def test_a_text_that_cannot_be_made_fails_its_request_with_all_samples_and
         assert [each.token_id for each in sample.logprobs] == sample.token_ids
     assert len(seen.token_ids[0]) in (3, 4) and len(seen.token_ids[1]) in (3, 4)
     assert_recorded(await record_of(site, "wordless"), seen)
+    await assert_replayed(site, "wordless", seen)
     assert (await good).token_ids == [counted(BAD_TOKEN + 1, 30, i) for i in range(2)]
     assert worker.num_streams == 1
 
@@ -62,6 +72,7 @@ async def test_a_text_can_fail_beside_a_sample_that_has_ended(site: Site) -> Non
     assert seen.reasons == [STOP, FAILED, FAILED]
     assert seen.token_ids[0] == [BAD_TOKEN - 5] and seen.token_ids[2] == [BAD_TOKEN - 3]
     assert_recorded(await record_of(site, "late"), seen)
+    await assert_replayed(site, "late", seen)
 
 
 def answer_invalid(worker: ScriptedWorker, *bad_tokens: int) -> None:
@@ -104,6 +115,7 @@ async def test_of_samples_that_end_in_the_step_of_an_invalid_one_those_before_it
     for sample in seen.samples:
         assert [each.token_id for each in sample.logprobs] == sample.token_ids
     assert_recorded(await record_of(site, "mixed"), seen)
+    await assert_replayed(site, "mixed", seen)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

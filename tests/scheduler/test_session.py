@@ -231,3 +231,21 @@ async def test_a_client_that_does_not_read_is_not_read_either(site: Site) -> Non
         assert response is not None and len(response.events) == MAX_OPEN_STARTS
     reading.cancel()
     session.close()
+
+
+async def test_who_has_more_than_a_message_holds_waits_behind_the_others(site: Site) -> None:
+    put_record(site, "long", 3 * MAX_RESPONSE_TOKENS)
+    put_record(site, "short", 3)
+    session = Session(site.admission)
+
+    async def attachments() -> AsyncIterator[pb.SessionRequest]:
+        for handle, request_id in enumerate(["long", "short"]):
+            yield pb.SessionRequest(handle=handle, attach=pb.Attach(request_id=request_id))
+
+    await session.read(attachments())
+    await until(lambda: len(session._subscriptions) == 2)
+    order = []
+    while response := await session.next_response():
+        order += [event.handle for event in response.events if event.HasField("chunk")]
+    assert order == [0, 1, 0, 0, 0]  # the second message has 3 of the short one and room for the long one
+    session.close()
