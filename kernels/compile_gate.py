@@ -1,0 +1,103 @@
+"""Compiles kernels for GPUs that need not be there, and looks at the machine code for what makes a kernel slow.
+
+`python -m kernels.compile_gate` does so for the whole launch table and fails on spilled registers, on shared memory
+over the device's limit, on a missing `wgmma` and on narrow loads. It knows nothing of whether results are right.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.launch_config import LaunchConfig
+from kernels.launch_table import LAUNCHES
+
+MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that one thread block may use
+_WARP_SIZE = 32
+_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
+_WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg|cp\.async\.bulk")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """What the compiler made of one configuration for one compute capability."""
+
+    registers: int  # per thread
+    local_bytes: int  # per thread: what did not fit in registers
+    shared_bytes: int  # per thread block
+    ptx: str
+
+
+def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
+    """Compile as a launch on that device would."""
+    names = launch.kernel.arg_names
+    signature = {name: launch.arguments.get(name, "constexpr") for name in names}
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in launch.divisible_by_16]
+    source = ASTSource(
+        launch.kernel,
+        signature,
+        constexprs={(names.index(name),): value for name, value in launch.constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, _WARP_SIZE), options=options)
+    registers, local_bytes = _resources(compiled.asm["cubin"])
+    return MachineCode(registers, local_bytes, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str]:
+    """What is wrong with the code, in words; nothing if it may pass."""
+    found = []
+    if code.local_bytes:
+        found.append(f"{code.local_bytes} bytes per thread spilled to local memory")
+    limit = MAX_SHARED_BYTES[capability]
+    if code.shared_bytes > limit:
+        found.append(f"{code.shared_bytes:,} bytes of shared memory, over the limit of {limit:,}")
+    if launch.wgmma and capability == 90 and "wgmma.mma_async" not in code.ptx:
+        found.append("no wgmma")
+    if launch.wide_loads and not _WIDE_LOAD.search(code.ptx):
+        found.append("no 16-byte loads from global memory")
+    return found
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory per thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    match = _RESOURCES.search(usage)
+    assert match is not None, f"cuobjdump said nothing of resources: {usage!r}"
+    return int(match[1]), int(match[2])
+
+
+def main(launches: Sequence[LaunchConfig]) -> int:
+    """Report every configuration on standard output; the number of those with a fault."""
+    start = time.monotonic()
+    jobs = [(launch, c) for launch, c in product(launches, MAX_SHARED_BYTES) if c in launch.capabilities]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler lets go of the interpreter's lock
+        codes = list(pool.map(lambda job: compile_for(*job), jobs))
+    num_faulty = 0
+    for (launch, capability), code in zip(jobs, codes, strict=True):
+        found = faults(launch, capability, code)
+        num_faulty += bool(found)
+        line = f"sm_{capability} {launch.name:44} {code.registers:4} regs {code.shared_bytes:8,} B shared"
+        sys.stdout.write(f"{line}  {'; '.join(found) or 'ok'}\n")
+    seconds = time.monotonic() - start
+    sys.stdout.write(f"{len(jobs)} configurations, {num_faulty} at fault, in {seconds:.1f} s\n")
+    return num_faulty
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(LAUNCHES)))

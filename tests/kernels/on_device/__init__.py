@@ -1,0 +1,1 @@
+"""Tests of the Triton kernels: on a GPU where there is one, else in Triton's interpreter."""
