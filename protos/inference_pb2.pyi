@@ -401,11 +401,13 @@ class SamplingParams(_message.Message):
     be drawn alone. Default: 0.
     """
     n: _builtins.int
-    """n outputs come back, 1 to 128. The prompt is computed once and its memory shared. Default: 1."""
+    """n outputs come back, 1 to 128. The prompt is computed once and its memory shared. With temperature 0 all would be
+    the same: more than 1 is refused. Default: 1.
+    """
     best_of: _builtins.int
     """best_of outputs are drawn, n to 128, of which the n with the highest mean log-probability per token come back,
     best first; sample i of them draws the noise of sample index first_sample_index + i. They stream as they are made
-    if best_of equals n, else they come at the end. Default: n.
+    if best_of equals n, else they come at the end. More than 1 is refused with temperature 0. Default: n.
     """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:

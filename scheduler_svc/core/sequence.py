@@ -191,9 +191,16 @@ class SequenceGroup:
     @property
     def awaits_decision(self) -> bool:
         """Beams: whether the candidates of every live one are known, so that `replace_beams` may be called."""
-        return self.awaits_host and all(
-            s.status is SequenceStatus.RUNNING and not s.num_pending_tokens and s.num_computed_tokens == s.num_tokens
-            for s in self.live
+        live = self.live
+        return (
+            self.awaits_host
+            and bool(live)
+            and all(
+                s.status is SequenceStatus.RUNNING
+                and not s.num_pending_tokens
+                and s.num_computed_tokens == s.num_tokens
+                for s in live
+            )
         )
 
     @property

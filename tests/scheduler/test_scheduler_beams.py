@@ -257,6 +257,7 @@ def test_a_beam_group_ends_with_its_last_live_beam() -> None:
     cluster.scheduler.finish(waiting.sequences[0])
     assert waiting.is_finished
     cluster.assert_idle_and_unleaked()
+    assert group.is_finished and not group.awaits_decision
 
 
 @pytest.mark.parametrize("enable_prefix_cache", [True, False])
