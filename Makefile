@@ -15,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test check format protos bench soak compose-smoke clean
+.PHONY: demo serve test check kernels-gate format protos bench soak compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -29,7 +29,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev kernels-gate
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(CODE)
@@ -37,6 +37,10 @@ check: $(VENV)/.dev
 	$(BIN)/buf lint
 	$(BIN)/python -m pytest -q tests/test_protos.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+
+# Needs no GPU: compiles every kernel for some, and looks at the machine code.
+kernels-gate: $(VENV)/.dev
+	$(BIN)/python -m kernels.compile_gate
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(CODE)

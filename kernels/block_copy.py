@@ -1,0 +1,108 @@
+"""Copying whole blocks, all pairs of a step in one launch.
+
+A block holds all layers, so a copy is one contiguous run of bytes. Programs own a slice of bytes of a group of pairs,
+so that where sources are also destinations, their order is kept without any program waiting for another. The torch
+reference is `kernels.kv_blocks.copy_blocks`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.copy_order import Pair, copy_groups
+
+CHUNK_WORDS = 1024  # of 8 bytes: four 16-byte loads in flight for each of 128 threads
+NUM_WARPS = 4
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+@triton.jit(do_not_specialize=["num_groups", "num_chunks"])  # type: ignore[untyped-decorator]
+def copy_kernel(
+    source_ptr: tl.tensor,  # [num_source_blocks, num_words]
+    destination_ptr: tl.tensor,  # [num_destination_blocks, num_words], may be the source
+    table_ptr: tl.tensor,  # int64 [num_groups + 1 + 2 * num_pairs]: where groups start, then the pairs
+    num_words: tl.tensor,
+    num_groups: tl.tensor,
+    num_chunks: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> None:
+    """destination[d] = source[s] for the pairs (s, d) of one group, in one slice of the block.
+
+    The first source is read before all else and written after it (`copy_groups`). The barriers keep a source's
+    readers before its writer; a slice is never touched by another program of the same group.
+    """
+    i_group = tl.program_id(0) // num_chunks
+    i_chunk = tl.program_id(0) % num_chunks
+    o_word = i_chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    m_word = o_word < num_words
+    i_first = tl.load(table_ptr + i_group)
+    i_end = tl.load(table_ptr + i_group + 1)
+    p_pairs = table_ptr + num_groups + 1
+    b_held = tl.load(source_ptr + tl.load(p_pairs + 2 * i_first) * num_words + o_word, mask=m_word, other=0)
+    for i_pair in range(i_first + 1, i_end):
+        i_source = tl.load(p_pairs + 2 * i_pair)
+        i_destination = tl.load(p_pairs + 2 * i_pair + 1)
+        b_words = tl.load(source_ptr + i_source * num_words + o_word, mask=m_word, other=0)
+        tl.debug_barrier()
+        tl.store(destination_ptr + i_destination * num_words + o_word, b_words, mask=m_word)
+    tl.debug_barrier()
+    i_destination = tl.load(p_pairs + 2 * i_first + 1)
+    tl.store(destination_ptr + i_destination * num_words + o_word, b_held, mask=m_word)
+
+
+def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks, all layers at once: `pool[destination] = pool[source]` for each pair.
+
+    Every source is read before any destination is written, so a block may be a source of one pair and the
+    destination of another. No destination may occur twice. Queues one copy of the pairs and one launch.
+
+    pool:  [num_blocks, ...], block first, contiguous
+    pairs: [P, 2] int64, (source, destination), on the CPU
+    """
+    launch_copies(pool, pool, copy_groups([(source, destination) for source, destination in pairs.tolist()]))
+
+
+def launch_copies(source: Tensor, destination: Tensor, groups: Sequence[Sequence[Pair]]) -> None:
+    """Copy groups of pairs from one pool to another or to itself, in one launch.
+
+    source, destination: [num_blocks, ...], contiguous, of equal blocks; the launch is on the CUDA one's device and
+                         the other may be pinned memory of its host
+    """
+    if not groups:
+        return
+    source_words, destination_words = _as_words(source), _as_words(destination)
+    num_words = source_words.shape[1]
+    num_chunks = triton.cdiv(num_words, CHUNK_WORDS)
+    device = destination.device if destination.is_cuda else source.device
+    copy_kernel[(len(groups) * num_chunks,)](
+        source_words,
+        destination_words,
+        _table(groups, device),
+        num_words,
+        len(groups),
+        num_chunks,
+        CHUNK=CHUNK_WORDS,
+        num_warps=NUM_WARPS,
+        num_stages=1,  # the order of loads and stores is the point
+        enable_fp_fusion=True,
+    )
+
+
+def _as_words(pool: Tensor) -> Tensor:
+    """The blocks as rows of the widest integers that fill them: [num_blocks, num_words]."""
+    assert pool.is_contiguous(), "a block must be one run of bytes"
+    rows = pool.view(len(pool), -1)
+    block_bytes = rows.shape[1] * rows.element_size()
+    return rows.view(next(word for word in _WORDS if block_bytes % word.itemsize == 0))
+
+
+def _table(groups: Sequence[Sequence[Pair]], device: torch.device) -> Tensor:
+    starts = [0]
+    for group in groups:
+        starts.append(starts[-1] + len(group))
+    blocks = [block for group in groups for pair in group for block in pair]
+    table = torch.tensor(starts + blocks, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return table.to(device, non_blocking=True)

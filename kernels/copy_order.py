@@ -1,0 +1,65 @@
+"""In which order blocks can be copied in place, where a block may be a source and a destination at once.
+
+Pure: it knows block ids only, not what blocks are made of nor who copies them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+Pair = tuple[int, int]  # (source, destination)
+
+
+def copy_groups(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Split pairs into groups that can be copied at the same time, each in the order of its list.
+
+    Inside a group the first source is held aside before anything else happens and written after everything else;
+    the other pairs are copied one by one in between. So every source is read before it is overwritten, also where
+    blocks exchange places. No destination may occur twice.
+    """
+    into = {destination: source for source, destination in pairs}
+    assert len(into) == len(pairs), "two copies into one block"
+    copies_of: defaultdict[int, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        copies_of[pair[0]].append(pair)
+    groups: list[list[Pair]] = []
+    done: set[int] = set()  # destinations
+    for pair in pairs:
+        if pair[1] not in done:
+            group = _group_below(_top(pair, into), copies_of)
+            done.update(destination for _, destination in group)
+            groups += _by_source_alone(group, into)
+    return groups
+
+
+def _top(pair: Pair, into: dict[int, int]) -> int:
+    """The block that no pair writes and from which all of `pair`'s group descends, or any on its cycle."""
+    block, seen = pair[1], set()
+    while block in into and block not in seen:
+        seen.add(block)
+        block = into[block]
+    return block
+
+
+def _group_below(top: int, copies_of: dict[int, list[Pair]]) -> list[Pair]:
+    """All copies that descend from `top`, a block's own copies before the copy that overwrites it.
+
+    On a cycle the pair that overwrites `top` comes first.
+    """
+    closing: list[Pair] = []
+    falling: list[Pair] = []
+    blocks = [top]
+    while blocks:
+        for pair in copies_of.get(blocks.pop(), ()):
+            if pair[1] == top:
+                closing.append(pair)
+            else:
+                falling.append(pair)
+                blocks.append(pair[1])
+    return closing + falling[::-1]
+
+
+def _by_source_alone(group: list[Pair], into: dict[int, int]) -> Iterable[list[Pair]]:
+    """A group as it is, or one group for each pair where no source is overwritten: then they need no order."""
+    if any(source in into for source, _ in group):
+        return [group]
+    return [[pair] for pair in group]
