@@ -7,9 +7,10 @@ frees sequences as the survivors say.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field
+from heapq import merge
 from operator import attrgetter, itemgetter
 from typing import Literal
 
@@ -114,6 +115,26 @@ class BeamSearch:
         """Whether no beam is live."""
         return not self._live
 
+    def contenders(
+        self, token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
+    ) -> Sequence[Sequence[int]]:
+        """Of each live beam's candidates, most likely first, the places of those that the next step depends on.
+
+        `advance` decides with them alone what it decides with all, and they are few: no more than twice beam_width.
+        """
+        width, eos_token_ids = self._params.beam_width, self._params.eos_token_ids
+        places: list[list[int]] = [[] for _ in self._live]
+        num_open = 0
+        for rank, (_, parent, place) in enumerate(self._by_score(logprobs)):
+            is_end = token_ids[parent][place] in eos_token_ids
+            if is_end and rank >= width:
+                continue
+            places[parent].append(place)
+            num_open += not is_end
+            if num_open == width:
+                break
+        return places
+
     def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[Survivor]:
         """Take one step of all live beams: the new live beams, best first, at most beam_width; none when done.
 
@@ -155,6 +176,12 @@ class BeamSearch:
         """What is kept with those tokens."""
         anyone = self._live[0].details if self._live else self._finished[0].details if self._finished else ()
         return tuple(anyone[start : len(self._common_prefix)])
+
+    def _by_score(self, logprobs: Sequence[Sequence[float]]) -> Iterator[tuple[float, int, int]]:
+        """(cumulative score, parent, place) of all that are allowed, best first, made as they are asked for."""
+        beams = enumerate(zip(self._live, logprobs, strict=True))
+        rows = [_allowed(beam.score, parent, row) for parent, (beam, row) in beams]
+        return merge(*rows, key=itemgetter(0), reverse=True)  # stable, as `_ranked` is
 
     def _ranked(self, candidates: Sequence[Sequence[Candidate]]) -> list[_Ranked]:
         """All that are allowed, best first."""
@@ -223,6 +250,15 @@ class BeamSearch:
             if any(each[position] != shortest[position] for each in outputs):
                 return
             self._common_prefix.append(shortest[position])
+
+
+def _allowed(score: float, parent: int, logprobs: Sequence[float]) -> Iterator[tuple[float, int, int]]:
+    """See `BeamSearch._by_score`: of one beam."""
+    for place, logprob in enumerate(logprobs):
+        total = _float32(score + logprob)
+        if total == -math.inf:
+            return
+        yield total, parent, place
 
 
 def _float32(value: float) -> float:

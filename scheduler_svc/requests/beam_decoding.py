@@ -14,7 +14,7 @@ from protos import journal_pb2
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.requests.token_logprobs import token_logprobs
+from scheduler_svc.requests.token_logprobs import row_logprobs
 
 
 class BeamDecoding:
@@ -46,7 +46,7 @@ class BeamDecoding:
         When the search is done the group is as it was, for the caller to end.
         """
         beams = self._beams or group.live
-        given = [_candidates(self._candidates[beam]) for beam in beams]
+        given = self._contenders([self._candidates[beam] for beam in beams])
         step = _beam_step(group, given)
         self._candidates.clear()
         start = len(self.common_token_ids)
@@ -66,6 +66,11 @@ class BeamDecoding:
         """The best, best first; before the search is done, the best so far."""
         return self._search.finish()
 
+    def _contenders(self, answers: Seq[Candidates]) -> list[list[Candidate]]:
+        """Those that can matter, by beam: of what is answered, and would have to be written, they are a small part."""
+        places = self._search.contenders([each.token_ids for each in answers], [each.logprobs for each in answers])
+        return [[_candidate(answer, i) for i in chosen] for answer, chosen in zip(answers, places, strict=True)]
+
 
 def hypothesis_logprobs(hypothesis: Hypothesis) -> list[pb.TokenLogprobs]:
     """Of its tokens; none if they were not asked for."""
@@ -76,14 +81,9 @@ def _logprobs(details: Seq[object]) -> list[pb.TokenLogprobs]:
     return [cast(pb.TokenLogprobs, each) for each in details if each is not None]
 
 
-def _candidates(answer: Candidates) -> list[Candidate]:
-    details = (
-        token_logprobs(answer.token_ids, answer.rows) if answer.rows is not None else [None] * len(answer.token_ids)
-    )
-    return [
-        Candidate(token_id, logprob, each)
-        for token_id, logprob, each in zip(answer.token_ids, answer.logprobs, details, strict=True)
-    ]
+def _candidate(answer: Candidates, place: int) -> Candidate:
+    token_id, rows = answer.token_ids[place], answer.rows
+    return Candidate(token_id, answer.logprobs[place], None if rows is None else row_logprobs(token_id, rows, place))
 
 
 def _beam_step(group: SequenceGroup, given: Seq[Seq[Candidate]]) -> journal_pb2.BeamStep:

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 MAX_FAILED_STEPS = 3
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
-MAX_PENDING_BYTES = 64 << 20  # of those: a step of a beam search is one record, and those of 64 beams weigh 33 kB
+MAX_PENDING_BYTES = 64 << 20  # of those: a decision among 64 beams with log-probabilities is one record of 20 kB
 HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
 

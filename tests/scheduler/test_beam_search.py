@@ -309,3 +309,27 @@ def test_more_candidates_than_asked_for_and_less_than_mattered_decide_alike(
         assert asked.common_prefix() == whole.common_prefix() == replayed.common_prefix()
         num_live = len(survivors)
     assert asked.finish() == whole.finish()
+
+
+@SAME_EVERYWHERE
+@given(searches())
+def test_contenders_alone_decide_what_all_candidates_decide(
+    drawn: tuple[BeamParams, list[list[list[Candidate]]]],
+) -> None:
+    whole, narrowed = BeamSearch(drawn[0]), BeamSearch(drawn[0])
+    num_live = 1
+    for rows in drawn[1]:
+        asked = first(rows, num_live, whole.num_candidates)
+        places = narrowed.contenders(
+            [[each.token_id for each in row] for row in asked], [[each.logprob for each in row] for row in asked]
+        )
+        assert sum(map(len, places)) <= 2 * drawn[0].beam_width
+        chosen = [[row[place] for place in kept] for row, kept in zip(asked, places, strict=True)]
+        survivors = whole.advance(asked)
+        assert narrowed.advance(chosen) == survivors
+        assert narrowed.finish() == whole.finish()
+        assert narrowed.common_prefix() == whole.common_prefix()
+        num_live = len(survivors)
+        if whole.is_done:
+            return
+    raise AssertionError("a search is done at max_tokens")
