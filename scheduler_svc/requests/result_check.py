@@ -1,5 +1,6 @@
 """Whether an answer of a worker can be the answer to a step: seen before any of it is believed. Pure."""
 
+from itertools import pairwise
 from math import isnan
 
 from common.step import Candidates, LogprobRows, StepResult
@@ -39,6 +40,10 @@ def _check_candidates(plan: StepPlan, row: int, candidates: Candidates) -> None:
         raise ValueError(f"step {plan.step_id}: candidates of row {row} without a log-probability each")
     if num_candidates and min(candidates.token_ids) < 0:
         raise ValueError(f"step {plan.step_id}: a candidate of row {row} is negative")
+    if len(set(candidates.token_ids)) < num_candidates:
+        raise ValueError(f"step {plan.step_id}: a candidate of row {row} came twice")
+    if any(better < worse for better, worse in pairwise(candidates.logprobs)):
+        raise ValueError(f"step {plan.step_id}: candidates of row {row} do not come best first")
     if candidates.rows is not None:
         _check_rows(plan, candidates.rows, num_candidates)
 

@@ -129,6 +129,8 @@ def test_an_answer_with_candidates_of_every_beam_is_believed(beam_plan: StepPlan
         ([replace(GOOD, token_ids=[])], "without a log-probability each"),
         ([replace(GOOD, logprobs=[-1.0, math.nan, -2.0, -3.0])], "without a log-probability each"),
         ([replace(GOOD, token_ids=[7, 3, -1, 1])], "a candidate of row 0 is negative"),
+        ([replace(GOOD, token_ids=[7, 3, 7, 1])], "a candidate of row 0 came twice"),
+        ([replace(GOOD, logprobs=[-1.0, -0.5, -2.0, -3.0])], "do not come best first"),
         ([replace(GOOD, rows=rows_of(3))], "ragged"),
         ([replace(GOOD, rows=replace(rows_of(4), ranks=[1]))], "ragged"),
     ],
