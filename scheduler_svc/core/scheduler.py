@@ -131,7 +131,7 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.worker_id = None
         group.shares = None
-        if not group.live:
+        if not any(other.is_live for other in group.sequences):
             for beam in group.unfinished:  # idle ones
                 self.finish(beam)
             self._end(group)
@@ -139,7 +139,7 @@ class Scheduler:
             self._waiting.resize(group)
         elif group.worker_id is not None:
             worker = self._worker_of(group)
-            if any(other.source is sequence for other in group.live):
+            if any(other.source is sequence and other.is_live for other in group.sequences):
                 worker.preempt(group)  # who waited for its blocks to be computed begins anew
             self._unpark(worker, group)
 
@@ -333,7 +333,7 @@ class Scheduler:
 
     def _unpark(self, worker: WorkerState, group: SequenceGroup) -> None:
         """If it was preempted there, it waits for a place, once its tokens are known: here if it is swapped."""
-        if group.num_pending_tokens or any(s.status is SequenceStatus.RUNNING for s in group.live):
+        if any(s.status is SequenceStatus.RUNNING for s in group.sequences) or group.num_pending_tokens:
             return
         worker.parked.pop(group, None)
         if group.swap_step is None:
