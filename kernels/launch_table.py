@@ -3,7 +3,9 @@
 A new kernel adds its configurations here, each with the numbers its wrapper would choose for real model shapes.
 """
 
-from kernels import block_copy
+import triton
+
+from kernels import block_copy, rotary_write
 from kernels.launch_config import LaunchConfig
 
 BLOCK_COPIES = (
@@ -25,4 +27,47 @@ BLOCK_COPIES = (
     ),
 )
 
-LAUNCHES: tuple[LaunchConfig, ...] = BLOCK_COPIES
+
+def _rotary_write(name: str, dtype: str, cache_dtype: str, heads: tuple[int, int, int], half: int) -> LaunchConfig:
+    """`heads` are of the query, of keys and values, and their dimension."""
+    num_heads, num_kv_heads, head_dim = heads
+    return LaunchConfig(
+        name=f"rotary write {name}",
+        kernel=rotary_write.rotary_write_kernel,
+        arguments={
+            "query_ptr": f"*{dtype}",
+            "key_ptr": f"*{dtype}",
+            "value_ptr": f"*{dtype}",
+            "cos_ptr": "*fp32",
+            "sin_ptr": "*fp32",
+            "key_cache_ptr": f"*{cache_dtype}",
+            "value_cache_ptr": f"*{cache_dtype}",
+            "slot_ptr": "*i64",
+            **dict.fromkeys(_ROTARY_WRITE_STRIDES, "i32"),
+        },
+        constants={
+            "NUM_HEADS": num_heads,
+            "NUM_KV_HEADS": num_kv_heads,
+            "HEAD_DIM": head_dim,
+            "HALF": half,
+            "BLOCK_SIZE": 16,
+            "HEADS": rotary_write.HEADS_PER_PROGRAM,
+            "HALF_TILE": triton.next_power_of_2(max(1, half)),
+            "DIM_TILE": triton.next_power_of_2(head_dim),
+        },
+        divisible_by_16=_ROTARY_WRITE_STRIDES,
+        num_warps=rotary_write.NUM_WARPS,
+        capabilities=(90,) if cache_dtype == "fp8e4nv" else (80, 90),
+    )
+
+
+_ROTARY_WRITE_STRIDES = ("query_stride", "key_stride", "value_stride", "key_block_stride", "value_block_stride")
+ROTARY_WRITES = (
+    _rotary_write("bf16 32/8/128", "bf16", "bf16", (32, 8, 128), 64),
+    _rotary_write("fp16 32/32/128", "fp16", "fp16", (32, 32, 128), 64),
+    _rotary_write("bf16 32/8/128 cache e4m3", "bf16", "fp8e4nv", (32, 8, 128), 64),
+    _rotary_write("bf16 32/32/80, 32 of 80", "bf16", "bf16", (32, 32, 80), 16),
+    _rotary_write("fp32 12/12/64 without rotation", "fp32", "fp32", (12, 12, 64), 0),
+)
+
+LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES)
