@@ -72,6 +72,7 @@ class PrefixKeeper:
         """Pins it where its blocks are; if they are nowhere, has them computed. There must be a worker."""
         self._rest(prefix)
         if self._closed:
+            prefix.settle(_shutting_down())
             return
         if self.num_blocks_too_many(prefix, with_pins=True):
             reason = "with the present pins, a request that begins with the prefix would not fit: unpin something"
@@ -112,7 +113,7 @@ class PrefixKeeper:
         self._closed = True
         for prefix in self:
             self._rest(prefix)
-            prefix.settle(UnavailableError("the scheduler is shutting down", 1.0))
+            prefix.settle(_shutting_down())
 
     def worker_came(self, worker_id: str, *, block_size: int, fingerprint: str) -> None:
         """It has nothing cached. To be told before its first step is scheduled. `fingerprint`: its model's."""
@@ -243,3 +244,7 @@ class PrefixKeeper:
         if prefix.retry is not None:
             prefix.retry.cancel()
             prefix.retry = None
+
+
+def _shutting_down() -> UnavailableError:
+    return UnavailableError("the scheduler is shutting down", 1.0)

@@ -362,6 +362,7 @@ async def test_the_end_of_the_service_waits_for_no_computation(site: Site) -> No
     code, message = await asking
     assert code is grpc.StatusCode.UNAVAILABLE
     assert "shutting down" in message
+    assert await refusal(site, pin_request()) == (code, message)
     await site.admission.close()
     await site.engine.wait_until_empty()
     assert not site.engine.sampling_of
