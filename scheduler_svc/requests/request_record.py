@@ -13,13 +13,17 @@ from scheduler_svc.requests.output_stream import OutputStream, RecordedText, Sam
 def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
     """All that a later reader may ask for; the end must be visible."""
     stream = request.stream
+    has_logprobs = stream.wanted.HasField("logprobs")  # else they were computed to rank the samples
     return journal_pb2.RequestRecord(
         response=request.to_response(),
         request_digest=request.digest,
         output=stream.wanted,
         max_tokens=request.max_tokens,
         samples=[
-            journal_pb2.SampleRecord(released_ends=pack_int32(sample.text_log.released_ends), logprobs=sample.logprobs)
+            journal_pb2.SampleRecord(
+                released_ends=pack_int32(sample.text_log.released_ends),
+                logprobs=sample.logprobs if has_logprobs else (),
+            )
             for sample in stream.samples
         ],
         prompt_logprobs=stream.prompt_logprobs,

@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 
 from protos import inference_pb2 as pb
+from protos import journal_pb2
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled, see
 from tests.scheduler.scripted_model import counted, logprob
@@ -61,6 +62,8 @@ async def test_of_more_samples_than_come_back_the_likeliest_come_at_the_end_best
     again = await see(site, request)
     assert again.accepted is not None and again.accepted.attached
     assert again.samples == seen.samples and again.finished == seen.finished
+    kept = journal_pb2.RequestRecord.FromString(await site.engine.records.get("best") or b"")
+    assert [len(sample.logprobs) for sample in kept.samples] == ([0] * 3 if logprobs is None else [7] * 3)
 
 
 async def test_samples_of_different_lengths_are_ranked_by_the_mean_of_their_own_tokens(site: Site) -> None:
