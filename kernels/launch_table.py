@@ -5,8 +5,9 @@ A new kernel adds its configurations here, each with the numbers its wrapper wou
 
 import triton
 
-from kernels import block_copy, rotary_write
+from kernels import activations, block_copy, norms, rotary_write
 from kernels.launch_config import LaunchConfig
+from kernels.layer_ops import Activation
 
 BLOCK_COPIES = (
     LaunchConfig(
@@ -70,4 +71,62 @@ ROTARY_WRITES = (
     _rotary_write("fp32 12/12/64 without rotation", "fp32", "fp32", (12, 12, 64), 0),
 )
 
-LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES)
+
+def _norm(name: str, dtype: str, size: int, *, rms: bool, has_residual: bool, has_bias: bool = False) -> LaunchConfig:
+    return LaunchConfig(
+        name=f"{name} {dtype} {size}",
+        kernel=norms.norm_kernel,
+        arguments={
+            "x_ptr": f"*{dtype}",
+            "residual_ptr": f"*{dtype}",
+            "weight_ptr": f"*{dtype}",
+            "bias_ptr": f"*{dtype}",
+            "out_ptr": f"*{dtype}",
+            "outer_stride": "i32",
+            "inner_stride": "i32",
+            "num_inner": "i32",
+            "eps": "fp32",
+        },
+        constants={
+            "SIZE": size,
+            "TILE": triton.next_power_of_2(size),
+            "RMS": rms,
+            "HAS_RESIDUAL": has_residual,
+            "HAS_WEIGHT": True,
+            "HAS_BIAS": has_bias,
+        },
+        divisible_by_16=("outer_stride", "inner_stride"),
+        num_warps=norms.num_warps(size),
+        wide_loads=size >= 256,  # a head of 128 has 4 elements for each thread of a warp
+    )
+
+
+NORMS = (
+    _norm("rms norm + residual", "bf16", 4096, rms=True, has_residual=True),
+    _norm("rms norm + residual", "fp16", 5120, rms=True, has_residual=True),
+    _norm("rms norm + residual", "bf16", 16384, rms=True, has_residual=True),
+    _norm("rms norm of heads", "bf16", 128, rms=True, has_residual=False),
+    _norm("layer norm + residual", "fp16", 768, rms=False, has_residual=True, has_bias=True),
+    _norm("layer norm + residual", "fp16", 12288, rms=False, has_residual=True, has_bias=True),
+)
+
+
+def _gated_activation(activation: Activation, dtype: str, size: int) -> LaunchConfig:
+    return LaunchConfig(
+        name=f"gated {activation} {dtype} {size}",
+        kernel=activations.gated_activation_kernel,
+        arguments={"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "x_stride": "i32"},
+        constants={"SIZE": size, "ACTIVATION": activation, "TILE": activations.TILE},
+        divisible_by_16=("x_stride",),
+        num_warps=activations.NUM_WARPS,
+    )
+
+
+GATED_ACTIVATIONS = (
+    _gated_activation("silu", "bf16", 14336),
+    _gated_activation("gelu_tanh", "bf16", 16384),
+    _gated_activation("gelu", "fp16", 11008),
+    _gated_activation("relu", "fp32", 8192),
+)
+
+LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES, *NORMS, *GATED_ACTIVATIONS)
