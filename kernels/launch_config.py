@@ -26,4 +26,4 @@ class LaunchConfig:
     num_stages: int = 3
     capabilities: tuple[int, ...] = (80, 90)  # compute capabilities to compile for; e4m3 needs at least 89
     wgmma: bool = False  # must use Hopper's matrix units on 90
-    wide_loads: bool = True  # must read global memory 16 bytes at a time
+    wide_loads: bool = True  # must read global memory 16 bytes at a time, at least in one place
