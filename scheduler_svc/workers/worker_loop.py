@@ -136,7 +136,11 @@ class WorkerLoop:
         iteration_ns = None if self._last_result_ns is None else now_ns - self._last_result_ns
         self.times.add(result.exec_ns, iteration_ns)
         self._last_result_ns = now_ns
-        self._engine.take_result(plan, result)
+        try:
+            self._engine.take_result(plan, result)
+        except Exception:
+            self._in_flight.appendleft(plan)  # for `_blame`: what cannot be taken is in this one
+            raise
         costs = self.costs.learn(plan, result)
         if costs is not None:
             self._scheduler.note_costs(

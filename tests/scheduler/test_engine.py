@@ -302,6 +302,26 @@ async def test_a_request_that_breaks_the_loop_again_and_again_is_failed_and_the_
         await site.idle()
 
 
+async def test_a_search_whose_results_cannot_be_taken_is_failed_and_the_service_goes_on() -> None:
+    async with running_site(pipeline_depth=1) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        request = counting(20, 30, "poison")
+        request.beam.beam_width = 2
+        poison = asyncio.create_task(refused(site, request))
+        await until(lambda: "poison" in site.engine.live)
+        site.engine.live["poison"].beams = None
+        worker.may_answer.set()
+        while not poison.done():
+            await site.cluster.Register(worker.registration())
+            await asyncio.sleep(0.005)
+        error = await poison
+        assert error.code() is grpc.StatusCode.INTERNAL and "AssertionError in the scheduler" in (error.details() or "")
+        await site.register(worker)
+        assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]
+        await site.idle()
+
+
 async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await site.run(request)
