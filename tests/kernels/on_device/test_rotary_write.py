@@ -116,6 +116,20 @@ def test_a_cache_of_e4m3_never_overflows() -> None:
     assert torch.equal(*pools)
 
 
+def test_every_tensor_has_its_own_strides() -> None:
+    case = case_of((4, 2, 16), torch.float32, rotary_dim=16)
+    query, key, value = (part.contiguous() for part in torch.split(case.qkv, [4, 2, 2], dim=1))
+    value = torch.cat((value, value), dim=1)[:, :2]
+    results = []
+    for function in (rotary_write.rotate_and_write, layer_ops.rotate_and_write):
+        rotated = query.clone()
+        key_pool, value_pool = torch.zeros_like(case.pool), torch.zeros_like(case.pool[:, :2])
+        function(rotated, key, value, case.rotary, key_pool[:, 0, 0], value_pool[:, 1, 1], case.slots)
+        results.append((rotated, key_pool, value_pool))
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected)
+
+
 def test_slots_beyond_the_reach_of_32_bits_are_written() -> None:
     """32,768 blocks of 16 x 4,128 elements in all layers together: 2^31 of them come before block 32,515."""
     shape = (32_768, 1, 2, 16, 2, 1032)
