@@ -60,7 +60,7 @@ class NotFoundError(QuireError):
 
 
 class AlreadyExistsError(QuireError):
-    """The request_id belongs to a different request."""
+    """The name, of a request or a pin, belongs to another one."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
     reason = "REQUEST_ID_IN_USE"
@@ -82,7 +82,7 @@ class RetryableError(QuireError):
 
 
 class OverloadedError(RetryableError):
-    """The queue is full."""
+    """The queue is full, or memory is promised to others."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"

@@ -65,7 +65,9 @@ class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlySt
     EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 2
     """EARLY_STOPPING_TRUE: at once."""
     EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
-    """EARLY_STOPPING_NEVER: when the best live beam could not beat one even at max_tokens."""
+    """EARLY_STOPPING_NEVER: when the best live beam could not beat one even at max_tokens; with a length_penalty of 0
+    or less it is FALSE.
+    """
 
 class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
     """EarlyStopping is when a search with beam_width finished hypotheses ends."""
@@ -77,7 +79,9 @@ EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 1
 EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 2
 """EARLY_STOPPING_TRUE: at once."""
 EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
-"""EARLY_STOPPING_NEVER: when the best live beam could not beat one even at max_tokens."""
+"""EARLY_STOPPING_NEVER: when the best live beam could not beat one even at max_tokens; with a length_penalty of 0
+or less it is FALSE.
+"""
 Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 
 class _FinishReason:
@@ -867,7 +871,7 @@ class Finished(_message.Message):
 
     @_builtins.property
     def memory(self) -> Global___RequestMemory:
-        """memory that the request took, as its first sample ended."""
+        """memory: the blocks that the request held as its first sample ended, and all that was done for it."""
 
     def __init__(
         self,
@@ -1326,7 +1330,9 @@ class GetRequestResponse(_message.Message):
 
     @_builtins.property
     def memory(self) -> Global___RequestMemory:
-        """memory that it takes now; after its end, as in Finished."""
+        """memory: the blocks that it holds now (from the end of its first sample on, those that it held then), and all that
+        was done for it so far.
+        """
 
     def __init__(
         self,

@@ -164,7 +164,9 @@ class InferenceServicer(object):
         """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
         on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
         answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-        too little memory for a request that was accepted. A worker that comes back computes it again.
+        too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
+        meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
+        Pins end with the scheduler's process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

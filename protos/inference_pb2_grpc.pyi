@@ -73,7 +73,9 @@ class InferenceStub:
     """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
     on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
     answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-    too little memory for a request that was accepted. A worker that comes back computes it again.
+    too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
+    meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
+    Pins end with the scheduler's process.
     """
     UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]
     """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
@@ -116,7 +118,9 @@ class InferenceAsyncStub(InferenceStub):
     """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
     on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
     answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-    too little memory for a request that was accepted. A worker that comes back computes it again.
+    too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
+    meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
+    Pins end with the scheduler's process.
     """
     UnpinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]  # type: ignore[assignment]
     """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
@@ -210,7 +214,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
         on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
         answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-        too little memory for a request that was accepted. A worker that comes back computes it again.
+        too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
+        meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
+        Pins end with the scheduler's process.
         """
 
     @_abc_1.abstractmethod

@@ -191,7 +191,7 @@ Global___DeltaLogprobs: _TypeAlias = DeltaLogprobs  # noqa: Y015
 
 @_typing.final
 class BeamStep(_message.Message):
-    """BeamStep is one decision of a beam search: what it chose among. The search is a pure function of these, so a reader
+    """BeamStep is one decision of a beam search: of what it chose among, all that can matter. The search is a pure function of these, so a reader
     that takes them in order has the same live beams, parents, scores and finished hypotheses.
     """
 
