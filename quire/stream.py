@@ -101,7 +101,9 @@ def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
         case RequestState.CANCELLED:
             raise RequestCancelledError(f"{where}: cancelled")
         case RequestState.EXPIRED:
-            raise RequestExpiredError(f"{where}: the deadline passed")
+            is_dropped = outcome.timings.first_scheduled_s is None
+            passed = "the deadline passed, or could not be met any more" if is_dropped else "the deadline passed"
+            raise RequestExpiredError(f"{where}: {passed}")
         case _:
             raise RequestFailedError(f"{where}: {outcome.error or 'the server could not go on'}")
 

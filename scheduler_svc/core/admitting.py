@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core import placement
-from scheduler_svc.core.deadlines import is_hopeless
+from scheduler_svc.core.deadlines import is_hopeless, quickest_prefill
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.starting import count_prefix, start_group
@@ -76,7 +76,8 @@ def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: flo
     """Whether it is not worth beginning: not even by the quickest worker, and with the most that any has cached."""
     if group.deadline_s is None:
         return False
-    rate = max((w.costs.prefill_tokens_per_s for w in workers if w.costs is not None), default=None)
+    rates = (quickest_prefill(w.costs, w.max_num_batched_tokens) for w in workers if w.costs is not None)
+    rate = max(rates, default=None)
     if not is_hopeless(group, group.num_distinct_tokens, now_s, rate):
         return False
     if now_s > group.deadline_s:

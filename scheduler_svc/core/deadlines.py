@@ -1,6 +1,16 @@
-"""Whether work is still worth beginning: a pure function of a group's deadline and what is known of speed."""
+"""Whether work is still worth beginning: pure functions of a group's deadline and what is known of speed."""
 
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+
+
+def quickest_prefill(costs: PreemptionCosts, max_num_batched_tokens: int) -> float:
+    """Tokens per second at best: as if a full step took no longer than those that were seen.
+
+    Small steps show what a step costs at least, not how many tokens one could have taken in that time.
+    """
+    seen = costs.prefill_step_tokens or max_num_batched_tokens
+    return costs.prefill_tokens_per_s * max(1.0, max_num_batched_tokens / seen)
 
 
 def is_hopeless(group: SequenceGroup, num_tokens: int, now_s: float, prefill_tokens_per_s: float | None) -> bool:

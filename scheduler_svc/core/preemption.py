@@ -18,10 +18,11 @@ class PreemptionCosts:
     """As learnt from the steps of one worker."""
 
     prefill_tokens_per_s: float
+    prefill_step_tokens: float | None = None  # in a step from which that was learnt, on average; None: a full one
     swap_blocks_per_s: float | None = None  # in one direction; unknown before the first swap
 
     def __post_init__(self) -> None:
-        for name in ("swap_blocks_per_s", "prefill_tokens_per_s"):
+        for name in ("swap_blocks_per_s", "prefill_tokens_per_s", "prefill_step_tokens"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: give more than 0")

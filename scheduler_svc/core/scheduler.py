@@ -237,14 +237,21 @@ class Scheduler:
             self._unpark(worker, group)
 
     def note_costs(
-        self, worker_id: str, *, prefill_tokens_per_s: float, swap_blocks_per_s: float | None = None
+        self,
+        worker_id: str,
+        *,
+        prefill_tokens_per_s: float,
+        prefill_step_tokens: float | None = None,
+        swap_blocks_per_s: float | None = None,
     ) -> None:
-        """What was measured of a worker; None: no swap yet. To be told when it has changed, not in each step.
+        """What was measured of a worker, as in `PreemptionCosts`. To be told when it has changed, not in each step.
 
         Until then `auto` recomputes, and only a deadline that has passed keeps work from being begun.
         """
         self._workers[worker_id].costs = PreemptionCosts(
-            prefill_tokens_per_s=prefill_tokens_per_s, swap_blocks_per_s=swap_blocks_per_s
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            prefill_step_tokens=prefill_step_tokens,
+            swap_blocks_per_s=swap_blocks_per_s,
         )
         self._waiting.take_back()  # what seemed too late may be in time
 

@@ -68,6 +68,7 @@ class Engine:
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
         self._hopeless_sought_s = 0.0
+        self._hopeless_timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -133,14 +134,26 @@ class Engine:
         if self._is_held_back and self.may_step():
             self.wake_workers()
 
-    def drop_hopeless(self, now_s: float) -> None:
-        """Ends, now and then, requests whose deadline will have passed before their prompt could be computed."""
-        if now_s - self._hopeless_sought_s < HOPELESS_EVERY_S or not self.scheduler.queue_size()[0]:
+    def drop_hopeless(self, now_s: float, *, is_idle: bool) -> None:
+        """Ends, now and then, requests whose deadline will have passed before their prompt could be computed.
+
+        A worker that is idle would not ask again by itself: it is woken for that.
+        """
+        if not self.scheduler.queue_size()[0]:
+            return
+        early_s = self._hopeless_sought_s + HOPELESS_EVERY_S - now_s
+        if early_s > 0:
+            if is_idle and self._hopeless_timer is None:
+                self._hopeless_timer = asyncio.get_running_loop().call_later(early_s, self._wake_to_drop)
             return
         self._hopeless_sought_s = now_s
         for group in self.scheduler.expired(now_s):
             if group in self._request_of:
                 self.end(self._request_of[group], pb.REQUEST_STATE_EXPIRED)
+
+    def _wake_to_drop(self) -> None:
+        self._hopeless_timer = None
+        self.wake_workers()
 
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step."""

@@ -24,6 +24,7 @@ class Speed:
 
     window: int
     per_s: float | None = None  # unknown before the second sample
+    amount: float | None = None  # of a sample, averaged in the same way
     _num_seen: int = 0
     _is_warm: bool = False
 
@@ -38,6 +39,7 @@ class Speed:
         weight = min(1.0, amount / self._num_seen)
         sample = amount * 1e9 / duration_ns
         self.per_s = sample if self.per_s is None else self.per_s + (sample - self.per_s) * weight
+        self.amount = amount if self.amount is None else self.amount + (amount - self.amount) * weight
 
 
 @dataclass(slots=True)
@@ -66,9 +68,14 @@ class StepCosts:
     def _news(self) -> PreemptionCosts | None:
         if self.prefill.per_s is None:
             return None
-        costs = PreemptionCosts(prefill_tokens_per_s=self.prefill.per_s, swap_blocks_per_s=self.swap.per_s)
+        costs = PreemptionCosts(
+            prefill_tokens_per_s=self.prefill.per_s,
+            prefill_step_tokens=self.prefill.amount,
+            swap_blocks_per_s=self.swap.per_s,
+        )
         if self._told is not None and not (
             _has_changed(self._told.prefill_tokens_per_s, costs.prefill_tokens_per_s)
+            or _has_changed(self._told.prefill_step_tokens, costs.prefill_step_tokens)
             or _has_changed(self._told.swap_blocks_per_s, costs.swap_blocks_per_s)
         ):
             return None

@@ -107,7 +107,7 @@ class WorkerLoop:
             if self._send_whole:
                 self._scheduler.request_snapshot(self.worker_id)
             now_s = time.monotonic()
-            self._engine.drop_hopeless(now_s)
+            self._engine.drop_hopeless(now_s, is_idle=not self._in_flight)
             plan = self._scheduler.schedule(self.worker_id, now_s)
             if plan is None:
                 return
@@ -146,6 +146,7 @@ class WorkerLoop:
             self._scheduler.note_costs(
                 self.worker_id,
                 prefill_tokens_per_s=costs.prefill_tokens_per_s,
+                prefill_step_tokens=costs.prefill_step_tokens,
                 swap_blocks_per_s=costs.swap_blocks_per_s,
             )
         if self._scheduler.queue_size()[0]:

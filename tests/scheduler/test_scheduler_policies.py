@@ -112,6 +112,17 @@ def test_the_quickest_worker_decides_what_is_in_time() -> None:
     assert cluster.scheduler.expired(2.0) == [long.group]
 
 
+def test_steps_smaller_than_full_ones_do_not_make_a_long_prompt_hopeless() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=30))
+    cluster.add_worker(num_blocks=100)
+    long = cluster.add([1] * 60, 1, deadline_s=5.0)
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)  # 0.5 s a step
+    assert cluster.scheduler.expired(4.0) == []  # two full steps, if they take no longer
+    assert cluster.scheduler.expired(4.1) == [long.group]
+    cluster.scheduler.note_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=30.0)
+    assert cluster.scheduler.expired(3.9) == [long.group]
+
+
 def test_a_shared_prompt_is_estimated_once() -> None:
     cluster = make_cluster()
     cluster.scheduler.note_costs("w", prefill_tokens_per_s=10.0)

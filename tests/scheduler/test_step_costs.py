@@ -26,7 +26,7 @@ def test_prefill_is_measured_without_the_time_of_swaps_and_told_when_it_is_known
     costs = StepCosts()
     assert learn(costs, [100], exec_ns=900 * MS) is None  # the first is slow: it says nothing of the others
     told = learn(costs, [100], exec_ns=60 * MS, swap_ns=10 * MS)
-    assert told == PreemptionCosts(prefill_tokens_per_s=2000.0)
+    assert told == PreemptionCosts(prefill_tokens_per_s=2000.0, prefill_step_tokens=100)
     assert costs.prefill.per_s == 2000.0 and costs.swap.per_s is None
 
 
@@ -52,7 +52,7 @@ def test_the_speed_of_swaps_is_blocks_over_time_whichever_way_they_go() -> None:
     assert costs.swap.per_s == 2000.0
     learn(costs, [9], exec_ns=MS)
     told = learn(costs, [9], exec_ns=MS)
-    assert told == PreemptionCosts(prefill_tokens_per_s=9000.0, swap_blocks_per_s=2000.0)
+    assert told == PreemptionCosts(prefill_tokens_per_s=9000.0, prefill_step_tokens=9, swap_blocks_per_s=2000.0)
 
 
 def test_a_worker_that_does_not_time_its_swaps_leaves_their_speed_unknown() -> None:
@@ -100,3 +100,4 @@ def test_large_steps_outweigh_small_ones() -> None:
         speed.add(2, 10 * MS)  # 200 a second: what a step costs at least
         speed.add(500, 50 * MS)  # 10,000 a second
     assert speed.per_s is not None and speed.per_s > 9500
+    assert speed.amount is not None and speed.amount > 450

@@ -1,0 +1,52 @@
+"""Requests whose deadline cannot be met, on the real serving path: they end early, and only if it really cannot."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+import quire
+from protos import worker_pb2
+from tests.scheduler.scripted_worker import Answer
+from tests.scheduler.serving_site import Site, running_site
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as made:
+        yield made
+
+
+async def test_requests_that_an_idle_worker_would_finish_too_late_end_long_before_their_deadline(site: Site) -> None:
+    """One after the other: the second comes so soon that the queue has only just been searched."""
+    await site.add_worker()
+    site.engine.scheduler.note_costs("w1", prefill_tokens_per_s=0.01)
+    began_s = time.monotonic()
+    async with quire.AsyncClient(site.address) as client:
+        for _ in range(3):
+            with pytest.raises(quire.RequestExpiredError, match="could not be met"):
+                await asyncio.wait_for(client.generate([10], max_tokens=4, timeout_s=60.0), timeout=30.0)
+    assert time.monotonic() - began_s < 30.0
+    await site.idle()
+
+
+async def test_short_prompts_do_not_make_a_long_one_seem_too_late(site: Site) -> None:
+    """Steps of 2 tokens, each of which is said to take 1 s, say that 30 tokens take 1 s at least, not 15 s."""
+    worker = await site.add_worker()
+    answer = worker.execute
+
+    def slow(request: worker_pb2.StepRequest) -> Answer:
+        response = answer(request)
+        response.exec_ns = 1_000_000_000
+        return response
+
+    worker.script = slow
+    async with quire.AsyncClient(site.address) as client:
+        for start in range(5):
+            await client.generate([start, 10], max_tokens=1)
+        speed = (await client.stats()).workers[0].prefill_tokens_per_s
+        assert speed == pytest.approx(2.0)
+        completion = await client.generate([10] * 30, max_tokens=2, timeout_s=10.0)
+        assert completion.token_ids == (11, 12)
+    await site.idle()
