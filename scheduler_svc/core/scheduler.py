@@ -309,6 +309,16 @@ class Scheduler:
             default=0,
         )
 
+    def max_sequences_that_fit(self) -> int:
+        """Sequences of the widest group that every present worker could hold alone. 0 with no worker."""
+        workers = self._workers.values()
+        most = self._limits.max_num_seqs
+        return min((min(most, worker.num_slots, worker.capacity_blocks) for worker in workers), default=0)
+
+    def num_pinned_blocks(self) -> int:
+        """Of the worker on which pins hold the most."""
+        return max((worker.num_pinned_blocks for worker in self._workers.values()), default=0)
+
     def stats(self) -> SchedulerStats:
         workers = self._workers.values()
         kept = [group for worker in workers for group in [*worker.parked, *worker.swapped]]

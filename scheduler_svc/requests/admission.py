@@ -219,7 +219,14 @@ class Admission:
         if scheduler.max_tokens_that_fit() == 0:
             raise UnavailableError("no worker is connected at the moment", 1.0)
         fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)
-        max_tokens = settle_length(params, len(token_ids), model.limits, fit)
+        max_tokens = settle_length(
+            params,
+            len(token_ids),
+            model.limits,
+            fit,
+            max_sequences_that_fit=scheduler.max_sequences_that_fit(),
+            num_pinned_blocks=scheduler.num_pinned_blocks(),
+        )
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         return new_live_request(
             params,

@@ -163,11 +163,20 @@ def _beam_options(beam: pb.BeamParams) -> BeamOptions:
     )
 
 
-def settle_length(params: RequestParams, num_prompt_tokens: int, limits: ModelLimits, max_tokens_that_fit: int) -> int:
+def settle_length(
+    params: RequestParams,
+    num_prompt_tokens: int,
+    limits: ModelLimits,
+    max_tokens_that_fit: int,
+    *,
+    max_sequences_that_fit: int = 1,
+    num_pinned_blocks: int = 0,
+) -> int:
     """The bound of the output in force, in tokens.
 
     `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of
-    the request, which share the prompt; 0 if it cannot hold so many.
+    the request, which share the prompt; 0 if it cannot hold so many, but `max_sequences_that_fit`. Both are what is
+    left beside `num_pinned_blocks`.
 
     Raises:
         InvalidRequestError: The lengths can never work, with the numbers that would.
@@ -177,15 +186,20 @@ def settle_length(params: RequestParams, num_prompt_tokens: int, limits: ModelLi
     longest = min(limits.max_model_len, max_tokens_that_fit)
     room = longest - num_prompt_tokens
     which, num_sequences = _width(params)
+    more_memory = "or serve with more KV memory"
+    if num_pinned_blocks:
+        more_memory = f"unpin prefixes, which hold {num_pinned_blocks:,} blocks, {more_memory}"
     if longest == limits.max_model_len:
         have, remedy = f"the model's context holds {longest:,} tokens, the output included", ""
     elif num_sequences == 1:
-        have, remedy = f"the KV memory holds {longest:,} tokens of one request", ", or serve with more KV memory"
+        have, remedy = f"the KV memory holds {longest:,} tokens of one request", f", {more_memory}"
     else:
         have = f"the KV memory holds {num_sequences} sequences of {longest:,} tokens each that share this prompt"
-        remedy = f", lower {which}, or serve with more KV memory"
+        remedy = f", lower {which}, {more_memory}"
     if longest == 0 and num_sequences > 1:
-        raise _refusal(which, f"is {num_sequences}, more than run at once on a worker: lower it")
+        raise _refusal(
+            which, f"is {num_sequences}, more than run at once on a worker: give at most {max_sequences_that_fit:,}"
+        )
     if room < 1:
         fewer = f"shorten it to at most {max(longest - 1, 0):,}"
         raise _refusal("prompt", f"has {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}")

@@ -236,7 +236,7 @@ async def test_more_beams_than_a_worker_has_slots_for_are_refused_by_field(site:
     await site.add_worker(num_slots=4)
     seen = await see(site, searching(100, 5, 5))
     assert seen.error is not None and seen.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "beam.beam_width: is 5, more than run at once" in (seen.error.details() or "")
+    assert "beam.beam_width: is 5, more than run at once on a worker: give at most 4" in (seen.error.details() or "")
 
 
 @pytest.mark.parametrize("include_stop", [False, True])

@@ -354,6 +354,14 @@ def test_lengths_that_can_never_work_are_refused_with_the_largest_that_would(
     (violation,) = caught.value.violations
     assert violation.field == field
     assert all(each in violation.description for each in numbers), violation.description
+    assert "unpin" not in violation.description
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_where_pins_hold_memory_the_refusal_says_so(n: int) -> None:
+    params = settled(request_of(sampling=pb.SamplingParams(n=n), stopping=pb.StoppingParams(max_tokens=30)))
+    with pytest.raises(InvalidRequestError, match=r"give at most 20, .*unpin prefixes, which hold 7 blocks, or serve"):
+        settle_length(params, 100, LIMITS, 120, num_pinned_blocks=7)
 
 
 def test_the_digest_is_of_the_body_and_not_of_id_and_timeout() -> None:

@@ -204,8 +204,8 @@ def test_what_does_not_fit_as_often_as_asked_is_refused_with_what_to_lower(
     request_: pb.GenerateRequest, which: str
 ) -> None:
     params = settled(request_)
-    with pytest.raises(InvalidRequestError, match=f"{which}: is 4, more than run at once"):
-        settle_length(params, 10, LIMITS, 0)
+    with pytest.raises(InvalidRequestError, match=f"{which}: is 4, more than run at once.*give at most 3$"):
+        settle_length(params, 10, LIMITS, 0, max_sequences_that_fit=3)
     with pytest.raises(InvalidRequestError, match=f"prompt: .*4 sequences of 100 tokens each.*lower {which}"):
         settle_length(params, 100, LIMITS, 100)
     request_.stopping.max_tokens = 21

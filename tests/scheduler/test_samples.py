@@ -230,4 +230,4 @@ async def test_more_samples_than_a_worker_has_slots_for_are_refused_by_field(sit
     for request, field in ((sampled(0, 3, 5), "sampling.n"), (sampled(0, 3, 2, best_of=5), "sampling.best_of")):
         seen = await see(site, request)
         assert seen.error is not None and seen.error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"{field}: is 5, more than run at once" in (seen.error.details() or "")
+        assert f"{field}: is 5, more than run at once on a worker: give at most 4" in (seen.error.details() or "")
