@@ -6,6 +6,7 @@ A new kernel adds its configurations here, each with the numbers its wrapper wou
 import triton
 
 from kernels import activations, block_copy, norms, rotary_write
+from kernels.decode_launches import DECODES
 from kernels.launch_config import LaunchConfig
 from kernels.layer_ops import Activation
 
@@ -129,4 +130,4 @@ GATED_ACTIVATIONS = (
     _gated_activation("relu", "fp32", 8192),
 )
 
-LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES, *NORMS, *GATED_ACTIVATIONS)
+LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES, *NORMS, *GATED_ACTIVATIONS, *DECODES)

@@ -1,0 +1,290 @@
+"""Attention of one query per row over keys and values in blocks, read through block tables, in one launch.
+
+Keys are split between programs as a plan says (`kernels.decode_plan`); the last of a row's programs merges what all
+of them found, and a row of one split is written at once. The torch reference is `kernels.decode_reference`.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decode_plan import WORK_FIELDS
+from kernels.decode_reference import Attended, DecodePlan, ScoreRule
+from kernels.score_math import online_softmax, tanh
+
+LN_2 = tl.constexpr(math.log(2.0))
+# The tile of partial results that is merged at once: at most 32 registers for each of 128 threads, so that merging
+# does not make the kernel larger than its main loop does.
+MERGE_COLUMNS = 512
+MERGE_ELEMENTS = 4096
+MERGE_SPLITS = 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_keys(
+    b_q: tl.tensor,  # [ROWS, PADDED_DIM]
+    p_key: tl.tensor,  # one head's, at block 0 and offset 0
+    p_value: tl.tensor,
+    p_table: tl.tensor,  # the row's block table
+    stride_kb: tl.tensor,
+    stride_kt: tl.tensor,
+    stride_vb: tl.tensor,
+    stride_vt: tl.tensor,
+    i_first: tl.tensor,
+    i_end: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    SOFT_CAP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Weighted sum of the values of keys i_first to i_end - 1, its weights' maximum score and sum.
+
+    tiles  |....kkkk|kkkkkkkk|kkk.....|     a dot is masked: its table entry, key and value are never loaded
+                i_first         i_end
+    """
+    ROWS: tl.constexpr = b_q.shape[0]
+    o_dim = tl.arange(0, b_q.shape[1])
+    b_max = tl.full((ROWS,), float("-inf"), tl.float32)
+    b_sum = tl.zeros((ROWS,), tl.float32)
+    b_acc = tl.zeros((ROWS, b_q.shape[1]), tl.float32)
+    for i_tile in range(i_first // TILE * TILE, i_end, TILE):
+        o_key = i_tile + tl.arange(0, TILE)
+        m_key = (o_key >= i_first) & (o_key < i_end)
+        m_row = m_key[:, None] & (o_dim < HEAD_DIM)[None, :]
+        b_block = tl.load(p_table + o_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
+        o_k = b_block * stride_kb + (o_key % BLOCK_SIZE) * stride_kt
+        b_k = tl.load(p_key + o_k[:, None] + o_dim[None, :], mask=m_row, other=0.0).to(b_q.dtype)
+        b_scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        if SOFT_CAP:
+            b_scores = soft_cap * tanh(b_scores)
+        b_scores = tl.where(m_key[None, :], b_scores, float("-inf"))
+        b_weights, b_shrink, b_max, b_sum = online_softmax(b_scores, b_max, b_sum)
+        o_v = b_block * stride_vb + (o_key % BLOCK_SIZE) * stride_vt
+        b_v = tl.load(p_value + o_v[:, None] + o_dim[None, :], mask=m_row, other=0.0).to(b_q.dtype)
+        b_acc = tl.dot(b_weights.to(b_q.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
+    return b_acc, b_max, b_sum
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merge_columns(
+    p_out: tl.tensor,  # partial results of the row's first split
+    p_lse: tl.tensor,
+    stride_out: tl.tensor,  # from one split to the next
+    stride_lse: tl.tensor,
+    o_col: tl.tensor,  # [COLUMNS] of the group's head_dim * heads
+    m_col: tl.tensor,
+    num_splits: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> tl.tensor:
+    """sum(out_s * 2^lse_s) / sum(2^lse_s) over splits s, and log2 of that sum.
+
+    What other programs wrote is read past the first-level cache, which is each multiprocessor's own.
+    """
+    COLUMNS: tl.constexpr = o_col.shape[0]
+    b_max = tl.full((COLUMNS,), float("-inf"), tl.float32)
+    b_sum = tl.zeros((COLUMNS,), tl.float32)
+    b_acc = tl.zeros((COLUMNS,), tl.float32)
+    for i_split in range(0, num_splits, SPLITS):
+        o_split = (i_split + tl.arange(0, SPLITS)).to(tl.int64)
+        m_split = (o_split < num_splits)[:, None] & m_col[None, :]
+        p_split = p_lse + o_split[:, None] * stride_lse + (o_col // HEAD_DIM)[None, :]
+        b_lse = tl.load(p_split, mask=m_split, other=float("-inf"), cache_modifier=".cg")
+        p_split = p_out + o_split[:, None] * stride_out + o_col[None, :]
+        b_out = tl.load(p_split, mask=m_split, other=0.0, cache_modifier=".cg")
+        b_new_max = tl.maximum(b_max, tl.max(b_lse, 0))
+        b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
+        b_weights = tl.exp2(b_lse - b_shift[None, :])
+        b_shrink = tl.exp2(b_max - b_shift)
+        b_sum = b_sum * b_shrink + tl.sum(b_weights, 0)
+        b_acc = b_acc * b_shrink + tl.sum(b_weights * b_out, 0)
+        b_max = b_new_max
+    b_sum = tl.where(m_col, b_sum, 1.0)
+    return b_acc / b_sum, b_max + tl.log2(b_sum)
+
+
+@triton.jit(do_not_specialize=["stride_table"])  # type: ignore[untyped-decorator]
+def decode_kernel(
+    query_ptr: tl.tensor,  # [R, num_heads, head_dim]
+    key_ptr: tl.tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_ptr: tl.tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    table_ptr: tl.tensor,  # [R, max_blocks] int32
+    work_ptr: tl.tensor,  # [max_work, 5] int32
+    num_work_ptr: tl.tensor,  # [1] int32
+    out_ptr: tl.tensor,  # [R, num_heads, head_dim], contiguous
+    lse_ptr: tl.tensor,  # [R, num_heads] float32
+    partial_out_ptr: tl.tensor,  # [max_work, num_heads, head_dim] float32
+    partial_lse_ptr: tl.tensor,  # [max_work, num_heads] float32
+    num_arrived_ptr: tl.tensor,  # [R, num_kv_heads] int32
+    stride_qr: tl.tensor,
+    stride_qh: tl.tensor,
+    stride_kb: tl.tensor,
+    stride_kt: tl.tensor,
+    stride_kh: tl.tensor,
+    stride_vb: tl.tensor,
+    stride_vt: tl.tensor,
+    stride_vh: tl.tensor,
+    stride_table: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """Softmax(score(q K^T)) V for one key-value head's group of heads, over one split of one row's keys.
+
+    Neighbouring programs read neighbouring heads of the same tokens. Where a row has several splits, each program
+    leaves its result in partial_out and counts itself as arrived; the one that finds all others there merges.
+    """
+    i_head = tl.program_id(0)
+    i_work = tl.program_id(1)
+    if i_work >= tl.load(num_work_ptr):
+        return
+    p_work = work_ptr + i_work * WORK_FIELDS
+    i_row = tl.load(p_work).to(tl.int64)
+    i_first, i_end = tl.load(p_work + 1), tl.load(p_work + 2)
+    i_first_work, num_splits = tl.load(p_work + 3).to(tl.int64), tl.load(p_work + 4)
+
+    o_group, o_dim = tl.arange(0, ROWS), tl.arange(0, PADDED_DIM)
+    m_group = o_group < GROUP
+    m_q = m_group[:, None] & (o_dim < HEAD_DIM)[None, :]
+    p_q = query_ptr + i_row * stride_qr + (i_head * GROUP + o_group)[:, None] * stride_qh + o_dim[None, :]
+    b_q = tl.load(p_q, mask=m_q, other=0.0)
+    b_acc, b_max, b_sum = _attend_keys(
+        b_q,
+        key_ptr + i_head.to(tl.int64) * stride_kh,
+        value_ptr + i_head.to(tl.int64) * stride_vh,
+        table_ptr + i_row * stride_table,
+        stride_kb,
+        stride_kt,
+        stride_vb,
+        stride_vt,
+        i_first,
+        i_end,
+        scale,
+        soft_cap,
+        SOFT_CAP,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        TILE,
+    )
+    b_divisor = tl.where(b_sum == 0.0, 1.0, b_sum)
+    b_out = b_acc / b_divisor[:, None]
+    b_lse = b_max + tl.log2(b_divisor)
+
+    i_first_head = i_row * NUM_KV_HEADS * GROUP + i_head * GROUP
+    o_out = o_group[:, None] * HEAD_DIM + o_dim[None, :]
+    if num_splits == 1:
+        tl.store(out_ptr + i_first_head * HEAD_DIM + o_out, b_out.to(out_ptr.dtype.element_ty), mask=m_q)
+        if WITH_LSE:
+            tl.store(lse_ptr + i_first_head + o_group, b_lse * LN_2, mask=m_group)
+    else:
+        stride_lse: tl.constexpr = NUM_KV_HEADS * GROUP
+        i_partial = i_work.to(tl.int64) * stride_lse + i_head * GROUP
+        tl.store(partial_out_ptr + i_partial * HEAD_DIM + o_out, b_out, mask=m_q)
+        tl.store(partial_lse_ptr + i_partial + o_group, b_lse, mask=m_group)
+        tl.debug_barrier()  # all threads have stored before one of them counts
+        p_arrived = num_arrived_ptr + i_row * NUM_KV_HEADS + i_head
+        if tl.atomic_add(p_arrived, 1, sem="acq_rel") == num_splits - 1:
+            i_partial = i_first_work * stride_lse + i_head * GROUP
+            for i_col in range(0, GROUP * HEAD_DIM, COLUMNS):
+                o_col = i_col + tl.arange(0, COLUMNS)
+                m_col = o_col < GROUP * HEAD_DIM
+                b_merged, b_merged_lse = _merge_columns(
+                    partial_out_ptr + i_partial * HEAD_DIM,
+                    partial_lse_ptr + i_partial,
+                    stride_lse * HEAD_DIM,
+                    stride_lse,
+                    o_col,
+                    m_col,
+                    num_splits,
+                    HEAD_DIM,
+                    SPLITS,
+                )
+                p_out = out_ptr + i_first_head * HEAD_DIM + o_col
+                tl.store(p_out, b_merged.to(out_ptr.dtype.element_ty), mask=m_col)
+                if WITH_LSE:
+                    p_lse = lse_ptr + i_first_head + o_col // HEAD_DIM
+                    tl.store(p_lse, b_merged_lse * LN_2, mask=m_col & (o_col % HEAD_DIM == 0))
+            tl.store(p_arrived, 0)
+
+
+def decode_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: DecodePlan, rule: ScoreRule, with_lse: bool = False
+) -> Attended:
+    """softmax(score(Q K^T)) V for each row, K and V read through its block table (paper, eq. 4).
+
+    Grouped queries: heads h * G to h * G + G - 1 share key-value head h. Scores, weights' sums and results accumulate
+    in float32; keys of e4m3 are widened in registers. Queues one launch and waits for nothing.
+
+    query:                  [R, num_heads, head_dim], head_dim contiguous
+    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
+    plan:                   of these rows and this shape
+    """
+    shape = plan.shape
+    assert query.shape == (len(plan.rows.context_lens), shape.num_heads, shape.head_dim), "not the plan's queries"
+    assert key_cache.shape[1:] == (plan.block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
+    assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device) if with_lse else None
+    decode_kernel[(shape.num_kv_heads, len(plan.work))](
+        query,
+        key_cache,
+        value_cache,
+        plan.rows.block_tables,
+        plan.work,
+        plan.num_work,
+        out,
+        plan.partial_lse if lse is None else lse,
+        plan.partial_out,
+        plan.partial_lse,
+        plan.num_arrived,
+        *query.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        plan.rows.block_tables.stride(0),
+        *score_factors(rule),
+        **launch_constants(plan, rule.soft_cap is not None, with_lse),
+        num_warps=plan.config.num_warps,
+        num_stages=plan.config.num_stages,
+    )
+    return Attended(out, lse)
+
+
+def score_factors(rule: ScoreRule) -> tuple[float, float]:
+    """What products are multiplied by, before and after the cap, so that weights are powers of two."""
+    if rule.soft_cap is None:
+        return rule.scale * math.log2(math.e), 1.0
+    return rule.scale / rule.soft_cap, rule.soft_cap * math.log2(math.e)
+
+
+def launch_constants(plan: DecodePlan, soft_cap: bool, with_lse: bool) -> dict[str, int | bool]:
+    """The kernel's constexpr arguments."""
+    shape = plan.shape
+    columns = min(MERGE_COLUMNS, triton.next_power_of_2(shape.group * shape.head_dim))
+    return {
+        "NUM_KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.group,
+        "HEAD_DIM": shape.head_dim,
+        "ROWS": shape.dot_rows,
+        "PADDED_DIM": shape.padded_dim,
+        "BLOCK_SIZE": plan.block_size,
+        "TILE": plan.config.tile,
+        "SOFT_CAP": soft_cap,
+        "WITH_LSE": with_lse,
+        "COLUMNS": columns,
+        "SPLITS": min(MERGE_SPLITS, MERGE_ELEMENTS // columns),
+    }

@@ -1,0 +1,90 @@
+"""The configurations of decode attention and its planning that the compile gate compiles, one per kind of shape."""
+
+from collections.abc import Mapping
+
+import torch
+
+from kernels import decode_attention, decode_plan
+from kernels.decode_config import DecodeShape, decode_config
+from kernels.decode_reference import DecodeRows, empty_plan
+from kernels.launch_config import LaunchConfig
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+_INT_POINTERS = ("table_ptr", "work_ptr", "num_work_ptr", "num_arrived_ptr")
+_MATRIX_UNIT_ROWS = 64  # from which on Hopper's matrix units can be used
+
+
+def decode_launch(
+    heads: tuple[int, int, int],
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    *,
+    soft_cap: bool = False,
+) -> LaunchConfig:
+    """`heads` are of the query, of keys and values, and their dimension; blocks are of 16 tokens."""
+    num_heads, num_kv_heads, head_dim = heads
+    shape = DecodeShape(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
+    )
+    config = decode_config(shape)
+    row = DecodeRows(torch.zeros(1, dtype=torch.int32), torch.zeros((1, 1), dtype=torch.int32))
+    constants = decode_attention.launch_constants(empty_plan(row, shape, config, 16, 1), soft_cap, with_lse=True)
+    return LaunchConfig(
+        name=f"decode {_TYPES[dtype]} {num_heads}/{num_kv_heads}/{head_dim} cache {_TYPES[shape.kv_dtype]}",
+        kernel=decode_attention.decode_kernel,
+        arguments=_argument_types(shape),
+        constants=constants,
+        divisible_by_16=tuple(name for name in _argument_types(shape) if name.startswith("stride_")),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        capabilities=(90,) if shape.kv_dtype == torch.float8_e4m3fn else (80, 90),
+        wgmma=shape.dot_rows >= _MATRIX_UNIT_ROWS and dtype != torch.float32,
+    )
+
+
+def _argument_types(shape: DecodeShape) -> Mapping[str, str]:
+    """As the wrapper passes them; the stride of block tables is never known to be aligned, but only read as scalar."""
+    types = {name: "i32" for name in decode_attention.decode_kernel.arg_names if name.startswith("stride_")}
+    types |= dict.fromkeys(_INT_POINTERS, "*i32")
+    types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
+    types |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
+    types |= dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")
+    return types | dict.fromkeys(("scale", "soft_cap"), "fp32")
+
+
+def _plan_launch(padded_rows: int) -> LaunchConfig:
+    return LaunchConfig(
+        name=f"plan decode of {padded_rows} rows",
+        kernel=decode_plan.plan_kernel,
+        arguments={
+            "context_lens_ptr": "*i32",
+            "work_ptr": "*i32",
+            "num_work_ptr": "*i32",
+            "num_rows": "i32",
+            "window": "i32",
+        },
+        constants=decode_plan.plan_constants(tile=64, padded_rows=padded_rows, num_kv_heads=8, num_programs=396),
+        num_warps=decode_plan.plan_warps(padded_rows),
+        wide_loads=False,
+    )
+
+
+DECODES = (
+    decode_launch((32, 8, 128)),
+    decode_launch((32, 8, 128), kv_dtype=torch.float8_e4m3fn),
+    decode_launch((32, 32, 128), torch.float16),
+    decode_launch((32, 1, 128)),
+    decode_launch((64, 1, 128)),
+    decode_launch((128, 1, 128)),
+    decode_launch((12, 12, 64)),
+    decode_launch((40, 8, 80)),
+    decode_launch((16, 8, 256), soft_cap=True),
+    decode_launch((32, 8, 128), torch.float32),
+    _plan_launch(256),
+    _plan_launch(4096),
+)

@@ -1,0 +1,157 @@
+"""Splits the work of decode attention on the device, from context lengths that the host need not know.
+
+One launch per iteration fills the plan that all layers use; with the plan's memory kept, it can be captured in a
+graph. The torch reference, which says what is weighed, is `kernels.decode_reference.fill_plan`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.decode_config import DecodeShape, decode_config
+from kernels.decode_reference import (
+    MERGE_COST,
+    SHARE_UNIT,
+    SHARES,
+    START_COST,
+    TILE_COST,
+    DecodePlan,
+    DecodeRows,
+    empty_plan,
+)
+
+WORK_FIELDS = tl.constexpr(5)
+WRITE_WIDTH = 64  # entries of a row written at once
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cdiv(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return (a + b - 1) // b
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _even_splits(b_tiles: tl.tensor, i_size: tl.tensor) -> tl.tensor:
+    """Tiles per split and number of splits of each row: `even_splits` of the reference."""
+    b_wanted = tl.maximum(1, _cdiv(b_tiles, i_size))
+    b_even = tl.maximum(1, _cdiv(b_tiles, b_wanted))
+    return b_even, tl.maximum(1, _cdiv(b_tiles, b_even))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cost(
+    b_tiles: tl.tensor,
+    m_row: tl.tensor,
+    i_size: tl.tensor,
+    i_total: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    COSTS: tl.constexpr,
+) -> tl.tensor:
+    """Estimated time with splits of this size: `split_cost` of the reference."""
+    b_even, b_splits = _even_splits(b_tiles, i_size)
+    i_longest = tl.max(b_even, 0).to(tl.int64) * COSTS[0] + COSTS[1]
+    i_items = tl.sum(tl.where(m_row, b_splits, 0), 0).to(tl.int64) * NUM_KV_HEADS
+    i_waves = _cdiv(i_items, NUM_PROGRAMS) * i_longest
+    i_others = i_total * COSTS[0] + i_items * COSTS[1] - i_longest
+    i_fair = _cdiv(i_others, NUM_PROGRAMS) + i_longest
+    i_most = tl.max(b_splits, 0)
+    return tl.minimum(i_waves, i_fair) + tl.where(i_most > 1, COSTS[1] + i_most * COSTS[2], 0)
+
+
+@triton.jit(do_not_specialize=["num_rows", "window"])  # type: ignore[untyped-decorator]
+def plan_kernel(
+    context_lens_ptr: tl.tensor,  # [R] int32
+    work_ptr: tl.tensor,  # [max_work, 5] int32
+    num_work_ptr: tl.tensor,  # [1] int32
+    num_rows: tl.tensor,
+    window: tl.tensor,  # keys that a query sees at most
+    TILE: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    SHARE_SIZES: tl.constexpr,  # of splits, in twelfths of a fair share
+    UNIT: tl.constexpr,
+    COSTS: tl.constexpr,  # of a tile, a start and merging a split
+    WIDTH: tl.constexpr,
+) -> None:
+    """Each program weighs all rows, since that is cheaper than waiting for one that does, and writes one row's work."""
+    i_row = tl.program_id(0)
+    o_row = tl.arange(0, PADDED_ROWS)
+    m_row = o_row < num_rows
+    b_context = tl.load(context_lens_ptr + o_row, mask=m_row, other=0)
+    b_first = tl.maximum(0, b_context - window)
+    b_tiles = _cdiv(b_context, TILE) - b_first // TILE
+    i_total = tl.sum(b_tiles.to(tl.int64), 0) * NUM_KV_HEADS
+    i_size = tl.maximum(1, tl.max(b_tiles, 0))
+    i_best = _cost(b_tiles, m_row, i_size, i_total, NUM_KV_HEADS, NUM_PROGRAMS, COSTS)
+    for i_share in tl.static_range(len(SHARE_SIZES)):
+        i_tried = tl.maximum(1, _cdiv(i_total * SHARE_SIZES[i_share], NUM_PROGRAMS * UNIT)).to(tl.int32)
+        i_cost = _cost(b_tiles, m_row, i_tried, i_total, NUM_KV_HEADS, NUM_PROGRAMS, COSTS)
+        i_size = tl.where(i_cost < i_best, i_tried, i_size)
+        i_best = tl.minimum(i_cost, i_best)
+    b_even, b_splits = _even_splits(b_tiles, i_size)
+    m_own = o_row == i_row
+    i_first_work = tl.sum(tl.where(o_row < i_row, b_splits, 0), 0)
+    i_splits = tl.sum(tl.where(m_own, b_splits, 0), 0)
+    i_even = tl.sum(tl.where(m_own, b_even, 0), 0)
+    i_context = tl.sum(tl.where(m_own, b_context, 0), 0)
+    i_first = tl.sum(tl.where(m_own, b_first, 0), 0)
+    for i_split in range(0, i_splits, WIDTH):
+        o_split = i_split + tl.arange(0, WIDTH)
+        m_split = o_split < i_splits
+        o_start = (i_first // TILE + o_split * i_even) * TILE
+        p_work = work_ptr + (i_first_work + o_split) * WORK_FIELDS
+        tl.store(p_work, i_row + tl.zeros_like(o_split), mask=m_split)
+        tl.store(p_work + 1, tl.maximum(o_start, i_first), mask=m_split)
+        tl.store(p_work + 2, tl.minimum(o_start + i_even * TILE, i_context), mask=m_split)
+        tl.store(p_work + 3, i_first_work + tl.zeros_like(o_split), mask=m_split)
+        tl.store(p_work + 4, i_splits + tl.zeros_like(o_split), mask=m_split)
+    tl.store(num_work_ptr, i_first_work + i_splits, mask=i_row == num_rows - 1)
+
+
+def fill_plan(plan: DecodePlan) -> None:
+    """Split the rows' keys into work of nearly equal size. Queues one launch and waits for nothing."""
+    num_rows = len(plan.rows.context_lens)
+    padded_rows = triton.next_power_of_2(num_rows)
+    plan_kernel[(num_rows,)](
+        plan.rows.context_lens,
+        plan.work,
+        plan.num_work,
+        num_rows,
+        plan.sliding_window if plan.sliding_window is not None else torch.iinfo(torch.int32).max,
+        **plan_constants(
+            tile=plan.config.tile,
+            padded_rows=padded_rows,
+            num_kv_heads=plan.shape.num_kv_heads,
+            num_programs=plan.num_programs,
+        ),
+        num_warps=plan_warps(padded_rows),
+    )
+
+
+def plan_constants(*, tile: int, padded_rows: int, num_kv_heads: int, num_programs: int) -> dict[str, object]:
+    """The kernel's constexpr arguments."""
+    return {
+        "TILE": tile,
+        "PADDED_ROWS": padded_rows,
+        "NUM_KV_HEADS": num_kv_heads,
+        "NUM_PROGRAMS": num_programs,
+        "SHARE_SIZES": SHARES,
+        "UNIT": SHARE_UNIT,
+        "COSTS": (TILE_COST, START_COST, MERGE_COST),
+        "WIDTH": WRITE_WIDTH,
+    }
+
+
+def plan_warps(padded_rows: int) -> int:
+    """Few, since most of the kernel is sums over all rows."""
+    return max(1, min(8, padded_rows // 256))
+
+
+def plan_decode(rows: DecodeRows, shape: DecodeShape, block_size: int, sliding_window: int | None = None) -> DecodePlan:
+    """A plan for rows on a CUDA device, its memory included; refill it in place when the rows' tensors change."""
+    config = decode_config(shape)
+    processors = torch.cuda.get_device_properties(rows.context_lens.device).multi_processor_count
+    plan = empty_plan(rows, shape, config, block_size, processors * config.programs_per_sm, sliding_window)
+    fill_plan(plan)
+    return plan

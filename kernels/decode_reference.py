@@ -1,0 +1,176 @@
+"""Attention of one query per row over its blocks, and how its work is split: the torch references.
+
+They define what `kernels.decode_attention` and `kernels.decode_plan` compute, with the same signatures, on any
+device. A row of context 0 (padding of a batch) gives zeros and a log-sum-exp of -inf.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.decode_config import DecodeConfig, DecodeShape
+
+# Costs of a plan, in eighths of the time that a program takes for a tile.
+TILE_COST = 8
+START_COST = 8  # until a program's first keys are there, or the first results to be merged
+MERGE_COST = 2  # of merging one split
+# Split sizes that are weighed after whole rows, in twelfths of a fair share for each program that can run at once.
+SHARES = (192, 96, 48, 24, 18, 12, 9, 6, 4, 3)
+SHARE_UNIT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows of one query each. The query is the last token of its context."""
+
+    context_lens: Tensor  # [R] int32, keys of each row, the query's own included; 0 for padding
+    block_tables: Tensor  # [R, max_blocks] int32; entries beyond a row's context are never read
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """From a product of query and key to a score: soft_cap * tanh(scale * q k / soft_cap)."""
+
+    scale: float
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePlan:
+    """What all layers with the same shape and sliding window share, and the memory they work in.
+
+    Planning fills `work` and `num_work`; a launch owns the rest while it runs, so launches with one plan follow each
+    other on one stream. `num_arrived` is zero between launches.
+    """
+
+    rows: DecodeRows
+    shape: DecodeShape
+    config: DecodeConfig
+    block_size: int
+    sliding_window: int | None
+    num_programs: int  # that run at once on the device
+    work: Tensor  # [max_work, 5] int32: row, first key, end of keys, the row's first work, its number of splits
+    num_work: Tensor  # [1] int32: how many are filled
+    partial_out: Tensor  # [max_work, num_heads, head_dim] float32
+    partial_lse: Tensor  # [max_work, num_heads] float32, in units of log2
+    num_arrived: Tensor  # [R, num_kv_heads] int32: splits that are done
+
+
+class Attended(NamedTuple):
+    """Results of attention."""
+
+    out: Tensor  # [R, num_heads, head_dim], the dtype of query
+    lse: Tensor | None  # [R, num_heads] float32, natural logarithm of the sum of exp(score), if asked for
+
+
+def empty_plan(
+    rows: DecodeRows,
+    shape: DecodeShape,
+    config: DecodeConfig,
+    block_size: int,
+    num_programs: int,
+    sliding_window: int | None = None,
+) -> DecodePlan:
+    """The memory of a plan, sized by what the host knows: the most work that any context lengths can make."""
+    device = rows.context_lens.device
+    num_rows, max_blocks = rows.block_tables.shape
+    max_tiles = -(-max_blocks * block_size // config.tile) + 1  # a window may begin inside a tile
+    # A row has at most one split more than its tiles fill, and a share is at least SHARES[-1] twelfths.
+    max_extra = -(-num_programs * SHARE_UNIT // (SHARES[-1] * shape.num_kv_heads))
+    max_work = min(num_rows * max_tiles, num_rows + max_extra)
+    return DecodePlan(
+        rows=rows,
+        shape=shape,
+        config=config,
+        block_size=block_size,
+        sliding_window=sliding_window,
+        num_programs=num_programs,
+        work=torch.zeros((max_work, 5), dtype=torch.int32, device=device),
+        num_work=torch.zeros(1, dtype=torch.int32, device=device),
+        partial_out=torch.empty((max_work, shape.num_heads, shape.head_dim), dtype=torch.float32, device=device),
+        partial_lse=torch.empty((max_work, shape.num_heads), dtype=torch.float32, device=device),
+        num_arrived=torch.zeros((num_rows, shape.num_kv_heads), dtype=torch.int32, device=device),
+    )
+
+
+def fill_plan(plan: DecodePlan) -> None:
+    """Split the rows' keys into work of nearly equal size, as `split_tiles` says, row by row."""
+    tile = plan.config.tile
+    contexts: list[int] = plan.rows.context_lens.tolist()
+    window = plan.sliding_window
+    firsts = [0 if window is None else max(0, context - window) for context in contexts]
+    tiles = [-(-context // tile) - first // tile for context, first in zip(contexts, firsts, strict=True)]
+    size = split_tiles(tiles, plan.shape.num_kv_heads, plan.num_programs)
+    work: list[tuple[int, ...]] = []
+    for row, (context, first) in enumerate(zip(contexts, firsts, strict=True)):
+        even, num_splits = even_splits(tiles[row], size)
+        starts = [first, *((first // tile + split * even) * tile for split in range(1, num_splits)), context]
+        first_work = len(work)
+        work += [(row, *keys, first_work, num_splits) for keys in pairwise(starts)]
+    plan.work[: len(work)] = torch.tensor(work, dtype=torch.int32)
+    plan.num_work[0] = len(work)
+
+
+def split_tiles(tiles: list[int], num_kv_heads: int, num_programs: int) -> int:
+    """The size of splits, in tiles, with the least estimated time; the larger of equals."""
+    total = sum(tiles) * num_kv_heads
+    sizes = [max(tiles), *(-(-total * share // (num_programs * SHARE_UNIT)) for share in SHARES)]
+    return min((max(1, size) for size in sizes), key=lambda size: split_cost(tiles, size, num_kv_heads, num_programs))
+
+
+def split_cost(tiles: list[int], size: int, num_kv_heads: int, num_programs: int) -> int:
+    """Estimated time with splits of a size.
+
+    Programs start in order as others end, so they need at most the lesser of: whole waves of the longest, and the
+    longest after a fair share of the others (Graham). Then the row with the most splits is merged.
+    """
+    splits = [even_splits(count, size) for count in tiles]
+    longest = max(even for even, _ in splits) * TILE_COST + START_COST
+    num_items = sum(count for _, count in splits) * num_kv_heads
+    waves = -(-num_items // num_programs) * longest
+    others = sum(tiles) * num_kv_heads * TILE_COST + num_items * START_COST - longest
+    most_splits = max(count for _, count in splits)
+    merging = START_COST + MERGE_COST * most_splits if most_splits > 1 else 0
+    return min(waves, -(-others // num_programs) + longest) + merging
+
+
+def even_splits(num_tiles: int, size: int) -> tuple[int, int]:
+    """Tiles per split and number of splits, where splits of `size` are made even; a row without tiles has one."""
+    wanted = max(1, -(-num_tiles // size))
+    even = max(1, -(-num_tiles // wanted))
+    return even, max(1, -(-num_tiles // even))
+
+
+def decode_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: DecodePlan, rule: ScoreRule, with_lse: bool = False
+) -> Attended:
+    """softmax(score(Q K^T)) V for each row, K and V read through its block table (paper, eq. 4), in float32 or better.
+
+    query:                  [R, num_heads, head_dim]
+    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    out, lse = torch.zeros_like(query), torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
+    for row, context in enumerate(plan.rows.context_lens.tolist()):
+        if context:
+            first = 0 if plan.sliding_window is None else max(0, context - plan.sliding_window)
+            positions = torch.arange(first, context, device=query.device)
+            blocks = plan.rows.block_tables[row, positions // plan.block_size].long()
+            keys = key_cache[blocks, positions % plan.block_size].to(dtype)
+            values = value_cache[blocks, positions % plan.block_size].to(dtype)
+            out[row], lse[row] = _attend(query[row].to(dtype), keys, values, rule)
+    return Attended(out, lse if with_lse else None)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """One row: query [num_heads, head_dim]; keys, values [context, num_kv_heads, head_dim]."""
+    group = query.shape[0] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("hd,chd->hc", query, keys) * rule.scale
+    if rule.soft_cap is not None:
+        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+    return torch.einsum("hc,chd->hd", scores.softmax(1), values), scores.logsumexp(1)
