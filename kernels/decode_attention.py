@@ -17,9 +17,9 @@ from kernels.score_math import online_softmax, tanh
 
 LN_2 = tl.constexpr(math.log(2.0))
 # The tile of partial results that is merged at once: at most 32 registers for each of 128 threads, so that merging
-# does not make the kernel larger than its main loop does.
-MERGE_COLUMNS = 512
+# hardly makes the kernel larger than its main loop does.
 MERGE_ELEMENTS = 4096
+MERGE_COLUMNS = 512  # of heads by their dimension
 MERGE_SPLITS = 16
 
 
@@ -71,14 +71,15 @@ def _attend_keys(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _merge_columns(
-    p_out: tl.tensor,  # partial results of the row's first split
+def _merge_splits(
+    p_out: tl.tensor,  # partial results of the row's first split, for the key-value head's first head
     p_lse: tl.tensor,
     stride_out: tl.tensor,  # from one split to the next
     stride_lse: tl.tensor,
-    o_col: tl.tensor,  # [COLUMNS] of the group's head_dim * heads
-    m_col: tl.tensor,
+    o_head: tl.tensor,  # [HEADS] of the group
+    o_dim: tl.tensor,  # [PADDED_DIM]
     num_splits: tl.tensor,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> tl.tensor:
@@ -86,26 +87,30 @@ def _merge_columns(
 
     What other programs wrote is read past the first-level cache, which is each multiprocessor's own.
     """
-    COLUMNS: tl.constexpr = o_col.shape[0]
-    b_max = tl.full((COLUMNS,), float("-inf"), tl.float32)
-    b_sum = tl.zeros((COLUMNS,), tl.float32)
-    b_acc = tl.zeros((COLUMNS,), tl.float32)
+    HEADS: tl.constexpr = o_head.shape[0]
+    b_max = tl.full((HEADS,), float("-inf"), tl.float32)
+    b_sum = tl.zeros((HEADS,), tl.float32)
+    b_acc = tl.zeros((HEADS, o_dim.shape[0]), tl.float32)
+    o_out = o_head[:, None] * HEAD_DIM + o_dim[None, :]
+    m_out = (o_head < GROUP)[:, None] & (o_dim < HEAD_DIM)[None, :]
     for i_split in range(0, num_splits, SPLITS):
         o_split = (i_split + tl.arange(0, SPLITS)).to(tl.int64)
-        m_split = (o_split < num_splits)[:, None] & m_col[None, :]
-        p_split = p_lse + o_split[:, None] * stride_lse + (o_col // HEAD_DIM)[None, :]
-        b_lse = tl.load(p_split, mask=m_split, other=float("-inf"), cache_modifier=".cg")
-        p_split = p_out + o_split[:, None] * stride_out + o_col[None, :]
-        b_out = tl.load(p_split, mask=m_split, other=0.0, cache_modifier=".cg")
+        m_split = o_split < num_splits
+        p_split = p_lse + o_split[:, None] * stride_lse + o_head[None, :]
+        m_lse = m_split[:, None] & (o_head < GROUP)[None, :]
+        b_lse = tl.load(p_split, mask=m_lse, other=float("-inf"), cache_modifier=".cg")
+        p_split = p_out + o_split[:, None, None] * stride_out + o_out[None, :, :]
+        m_out_split = m_split[:, None, None] & m_out[None, :, :]
+        b_out = tl.load(p_split, mask=m_out_split, other=0.0, cache_modifier=".cg")
         b_new_max = tl.maximum(b_max, tl.max(b_lse, 0))
         b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
         b_weights = tl.exp2(b_lse - b_shift[None, :])
         b_shrink = tl.exp2(b_max - b_shift)
         b_sum = b_sum * b_shrink + tl.sum(b_weights, 0)
-        b_acc = b_acc * b_shrink + tl.sum(b_weights * b_out, 0)
+        b_acc = b_acc * b_shrink[:, None] + tl.sum(b_weights[:, :, None] * b_out, 0)
         b_max = b_new_max
-    b_sum = tl.where(m_col, b_sum, 1.0)
-    return b_acc / b_sum, b_max + tl.log2(b_sum)
+    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
+    return b_acc / b_sum[:, None], b_max + tl.log2(b_sum)
 
 
 @triton.jit(do_not_specialize=["stride_table"])  # type: ignore[untyped-decorator]
@@ -141,7 +146,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     WITH_LSE: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
     """Softmax(score(q K^T)) V for one key-value head's group of heads, over one split of one row's keys.
@@ -200,25 +205,26 @@ def decode_kernel(
         p_arrived = num_arrived_ptr + i_row * NUM_KV_HEADS + i_head
         if tl.atomic_add(p_arrived, 1, sem="acq_rel") == num_splits - 1:
             i_partial = i_first_work * stride_lse + i_head * GROUP
-            for i_col in range(0, GROUP * HEAD_DIM, COLUMNS):
-                o_col = i_col + tl.arange(0, COLUMNS)
-                m_col = o_col < GROUP * HEAD_DIM
-                b_merged, b_merged_lse = _merge_columns(
+            for i_group in range(0, GROUP, HEADS):
+                o_head = i_group + tl.arange(0, HEADS)
+                b_merged, b_merged_lse = _merge_splits(
                     partial_out_ptr + i_partial * HEAD_DIM,
                     partial_lse_ptr + i_partial,
                     stride_lse * HEAD_DIM,
                     stride_lse,
-                    o_col,
-                    m_col,
+                    o_head,
+                    o_dim,
                     num_splits,
+                    GROUP,
                     HEAD_DIM,
                     SPLITS,
                 )
-                p_out = out_ptr + i_first_head * HEAD_DIM + o_col
-                tl.store(p_out, b_merged.to(out_ptr.dtype.element_ty), mask=m_col)
+                m_head = o_head < GROUP
+                p_out = out_ptr + i_first_head * HEAD_DIM + o_head[:, None] * HEAD_DIM + o_dim[None, :]
+                m_out = m_head[:, None] & (o_dim < HEAD_DIM)[None, :]
+                tl.store(p_out, b_merged.to(out_ptr.dtype.element_ty), mask=m_out)
                 if WITH_LSE:
-                    p_lse = lse_ptr + i_first_head + o_col // HEAD_DIM
-                    tl.store(p_lse, b_merged_lse * LN_2, mask=m_col & (o_col % HEAD_DIM == 0))
+                    tl.store(lse_ptr + i_first_head + o_head, b_merged_lse * LN_2, mask=m_head)
             tl.store(p_arrived, 0)
 
 
@@ -274,7 +280,7 @@ def score_factors(rule: ScoreRule) -> tuple[float, float]:
 def launch_constants(plan: DecodePlan, soft_cap: bool, with_lse: bool) -> dict[str, int | bool]:
     """The kernel's constexpr arguments."""
     shape = plan.shape
-    columns = min(MERGE_COLUMNS, triton.next_power_of_2(shape.group * shape.head_dim))
+    heads = min(triton.next_power_of_2(shape.group), max(1, MERGE_COLUMNS // shape.padded_dim))
     return {
         "NUM_KV_HEADS": shape.num_kv_heads,
         "GROUP": shape.group,
@@ -285,6 +291,6 @@ def launch_constants(plan: DecodePlan, soft_cap: bool, with_lse: bool) -> dict[s
         "TILE": plan.config.tile,
         "SOFT_CAP": soft_cap,
         "WITH_LSE": with_lse,
-        "COLUMNS": columns,
-        "SPLITS": min(MERGE_SPLITS, MERGE_ELEMENTS // columns),
+        "HEADS": heads,
+        "SPLITS": min(MERGE_SPLITS, MERGE_ELEMENTS // (heads * shape.padded_dim)),
     }

@@ -10,7 +10,7 @@ import torch
 
 MIN_DOT_ROWS = 16  # the least height of a tensor-core tile
 
-_TILE_BYTES = 16384  # of keys in a loop iteration, and the same again of values
+_TILE_ELEMENTS = 8192  # of keys in a loop iteration, and the same again of values
 _MIN_TILE, _MAX_TILE = 32, 128
 # One stage holds block ids; the stages beyond three give keys and values a second buffer, so that the next tile is on
 # its way while one is worked on.
@@ -62,7 +62,7 @@ def decode_config(shape: DecodeShape) -> DecodeConfig:
     if shape.dtype == torch.float32:  # without tensor cores, so that products are exact
         narrow = shape.dot_rows == MIN_DOT_ROWS
         return DecodeConfig(tile=16, num_warps=4 if narrow else 8, num_stages=4, programs_per_sm=3 if narrow else 1)
-    tile = max(_MIN_TILE, min(_MAX_TILE, _TILE_BYTES // (shape.padded_dim * shape.kv_dtype.itemsize)))
+    tile = max(_MIN_TILE, min(_MAX_TILE, _TILE_ELEMENTS // shape.padded_dim))
     if shape.dot_rows * shape.padded_dim >= _WIDE_ACCUMULATOR:
         return DecodeConfig(tile=tile, num_warps=8, num_stages=_NUM_STAGES, programs_per_sm=1)
     small = shape.dot_rows == MIN_DOT_ROWS and shape.kv_dtype == shape.dtype

@@ -78,6 +78,7 @@ def empty_plan(
     """The memory of a plan, sized by what the host knows: the most work that any context lengths can make."""
     device = rows.context_lens.device
     num_rows, max_blocks = rows.block_tables.shape
+    assert num_rows == len(rows.context_lens) > 0, "a plan is of one row at least, and of one table for each"
     max_tiles = -(-max_blocks * block_size // config.tile) + 1  # a window may begin inside a tile
     # A row has at most one split more than its tiles fill, and a share is at least SHARES[-1] twelfths.
     max_extra = -(-num_programs * SHARE_UNIT // (SHARES[-1] * shape.num_kv_heads))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import decode_attention, decode_plan, decode_reference
-from kernels.decode_config import DecodeShape
+from kernels.decode_config import DecodeShape, decode_config
 from kernels.decode_reference import DecodePlan, DecodeRows, ScoreRule, empty_plan
 from tests.kernels.decode_cases import NUM_LAYERS, SMALL, DecodeCase, decode_case
 from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
@@ -123,6 +123,16 @@ def test_keys_of_eight_bits_are_widened(dtype: torch.dtype) -> None:
     """The formula is given the widened keys, so that only the arithmetic is judged."""
     case = decode_case((1, 17, 90), head_dim=64, dtype=dtype, kv_dtype=E4M3).to(DEVICE)
     check(case, filled_plan(case, 8))
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16, E4M3], ids=str)
+def test_the_configurations_that_are_launched(kv_dtype: torch.dtype) -> None:
+    dtype = torch.float16 if kv_dtype == E4M3 else kv_dtype
+    case = decode_case((1, 300, 65), heads=(8, 2), head_dim=128, dtype=dtype, kv_dtype=kv_dtype).to(DEVICE)
+    plan = empty_plan(case.rows, case.shape, decode_config(case.shape), case.block_size, 12)
+    decode_plan.fill_plan(plan)
+    assert max(num_splits(plan).values()) > 1
+    check(case, plan, ScoreRule(128**-0.5))
 
 
 def test_log_sum_exps_are_left_out_unless_asked_for() -> None:
