@@ -1,7 +1,8 @@
 """Attention of one query per row over keys and values in blocks, read through block tables, in one launch.
 
-Keys are split between programs as a plan says (`kernels.decode_plan`); the last of a row's programs merges what all
-of them found, and a row of one split is written at once. The torch reference is `kernels.decode_reference`.
+Keys are split between programs as a plan says (`kernels.decode_plan`; the idea of Flash-Decoding). The last of a
+row's programs to arrive merges what all of them found (as Stream-K sums its parts), and a row of one split is written
+at once. Heads that share keys are the rows of one matrix product. The torch reference is `kernels.decode_reference`.
 """
 
 import math

@@ -76,7 +76,8 @@ def decode_case(
     num_blocks = sum(counts) + 3
     pool = torch.full((num_blocks, NUM_LAYERS, 2, block_size, num_kv_heads, head_dim), math.nan).to(kv_dtype)
     key_cache, value_cache = pool[:, LAYER, 0], pool[:, LAYER, 1]
-    blocks = iter(torch.randperm(num_blocks, generator=generator).tolist())
+    # Block 0 stays poisoned: it is what a masked table entry reads as.
+    blocks = iter((1 + torch.randperm(num_blocks - 1, generator=generator)).tolist())
     tables = torch.full((len(lengths), max(counts)), BAD_BLOCK, dtype=torch.int32)
     keys, values = (
         [torch.randn(n, num_kv_heads, head_dim, generator=generator).to(kv_dtype) for n in lengths] for _ in range(2)
