@@ -149,7 +149,7 @@ class Client:
         return Stream(self._thread, self._thread.run(submit()))
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> Stream:
-        """Reads a request that was submitted before, here or elsewhere, from a position of each sample on."""
+        """Reads a request that was submitted before, here or elsewhere; see `AsyncClient.attach` for positions."""
 
         async def attach() -> CompletionStream:
             return self._client.attach(request_id, from_position)
