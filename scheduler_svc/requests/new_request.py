@@ -31,20 +31,7 @@ def new_live_request(
     its sequences are numbered from `seq_id` on.
     """
     beams = BeamDecoding(params.beam_params(max_tokens)) if params.beam is not None else None
-    ends = frozenset() if beams else params.stop_token_ids | params.eos_token_ids
-    sequences = [
-        Sequence(
-            seq_id=seq_id + index,
-            token_ids=list(token_ids) if index else token_ids,
-            num_prompt_tokens=len(token_ids),
-            max_tokens=max_tokens,
-            stop_token_ids=ends,
-            min_tokens=params.min_tokens,
-            hash_seed=prefix_hash_seed(params.tenant, params.cache_salt),
-            use_prefix_cache=params.num_prompt_logprobs is None,
-        )
-        for index in range(params.num_sequences)
-    ]
+    sequences = _sequences(params, token_ids, seq_id, max_tokens)
     group = SequenceGroup(
         sequences,
         arrival=seq_id,
@@ -75,6 +62,24 @@ def new_live_request(
         stream=OutputStream(accepted, wanted, visible),
         times=times,
     )
+
+
+def _sequences(params: RequestParams, token_ids: list[int], seq_id: int, max_tokens: int) -> list[Sequence]:
+    """As many as the request has. Beams end by the search's decision, the others by their own tokens."""
+    ends = params.stop_token_ids | params.eos_token_ids if params.beam is None else frozenset()
+    return [
+        Sequence(
+            seq_id=seq_id + index,
+            token_ids=list(token_ids) if index else token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=max_tokens,
+            stop_token_ids=ends,
+            min_tokens=params.min_tokens,
+            hash_seed=prefix_hash_seed(params.tenant, params.cache_salt),
+            use_prefix_cache=params.num_prompt_logprobs is None,
+        )
+        for index in range(params.num_sequences)
+    ]
 
 
 def prefix_hash_seed(tenant: str, cache_salt: str) -> bytes:

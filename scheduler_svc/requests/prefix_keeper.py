@@ -65,7 +65,7 @@ class PrefixKeeper:
         """
         num_blocks = self._scheduler.max_tokens_that_fit() // self._block_size
         if not with_pins:
-            num_blocks += max((worker.num_pinned_blocks for worker in self._scheduler.stats().workers), default=0)
+            num_blocks += self._scheduler.num_pinned_blocks()
         return max(0, prefix.num_blocks - max(0, num_blocks - 1) // 2)
 
     def establish(self, prefix: PinnedPrefix) -> None:
