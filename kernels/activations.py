@@ -16,7 +16,7 @@ _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _TWO_SQRT_2_OVER_PI = tl.constexpr(1.5957691216057308)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _activate(b_x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """Float32 to float32. The tanh form of GELU is x sigmoid(2 z), since 1 + tanh(z) = 2 sigmoid(2 z)."""
     if ACTIVATION == "relu":
@@ -30,7 +30,7 @@ def _activate(b_x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
         return b_x * tl.sigmoid((b_x + 0.044715 * b_x * b_x * b_x) * _TWO_SQRT_2_OVER_PI)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def gated_activation_kernel(
     x_ptr: tl.tensor,  # [T, 2 * SIZE], gate beside up
     out_ptr: tl.tensor,  # [T, SIZE]

@@ -19,7 +19,7 @@ NUM_WARPS = 4
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-@triton.jit(do_not_specialize=["num_groups", "num_chunks"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_groups", "num_chunks"])
 def copy_kernel(
     source_ptr: tl.tensor,  # [num_source_blocks, num_words]
     destination_ptr: tl.tensor,  # [num_destination_blocks, num_words], may be the source

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.attention_shape import Attended, ScoreRule
 from kernels.decode_plan import WORK_FIELDS
-from kernels.decode_reference import Attended, DecodePlan, ScoreRule
+from kernels.decode_reference import DecodePlan
 from kernels.score_math import online_softmax, tanh
 
 LN_2 = tl.constexpr(math.log(2.0))
@@ -24,7 +25,7 @@ MERGE_COLUMNS = 512  # of heads by their dimension
 MERGE_SPLITS = 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _attend_keys(
     b_q: tl.tensor,  # [ROWS, PADDED_DIM]
     p_key: tl.tensor,  # one head's, at block 0 and offset 0
@@ -71,7 +72,7 @@ def _attend_keys(
     return b_acc, b_max, b_sum
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _merge_splits(
     p_out: tl.tensor,  # partial results of the row's first split, for the key-value head's first head
     p_lse: tl.tensor,
@@ -114,7 +115,7 @@ def _merge_splits(
     return b_acc / b_sum[:, None], b_max + tl.log2(b_sum)
 
 
-@triton.jit(do_not_specialize=["stride_table"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["stride_table"])
 def decode_kernel(
     query_ptr: tl.tensor,  # [R, num_heads, head_dim]
     key_ptr: tl.tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
@@ -230,7 +231,13 @@ def decode_kernel(
 
 
 def decode_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: DecodePlan, rule: ScoreRule, with_lse: bool = False
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: DecodePlan,
+    rule: ScoreRule,
+    with_lse: bool = False,
+    out: Tensor | None = None,
 ) -> Attended:
     """softmax(score(Q K^T)) V for each row, K and V read through its block table (paper, eq. 4).
 
@@ -240,12 +247,15 @@ def decode_attention(
     query:                  [R, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
     plan:                   of these rows and this shape
+    out:                    where results go, contiguous, as query otherwise; made if absent
     """
     shape = plan.shape
     assert query.shape == (len(plan.rows.context_lens), shape.num_heads, shape.head_dim), "not the plan's queries"
     assert key_cache.shape[1:] == (plan.block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
     assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    assert out.shape == query.shape and out.is_contiguous()
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device) if with_lse else None
     decode_kernel[(shape.num_kv_heads, len(plan.work))](
         query,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from kernels import decode_attention, decode_plan
-from kernels.decode_config import DecodeShape, decode_config
+from kernels.attention_shape import AttentionShape
+from kernels.decode_config import decode_config
 from kernels.decode_reference import DecodeRows, empty_plan
 from kernels.launch_config import LaunchConfig
 
@@ -28,7 +29,7 @@ def decode_launch(
 ) -> LaunchConfig:
     """`heads` are of the query, of keys and values, and their dimension; blocks are of 16 tokens."""
     num_heads, num_kv_heads, head_dim = heads
-    shape = DecodeShape(
+    shape = AttentionShape(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
     )
     config = decode_config(shape)
@@ -47,7 +48,7 @@ def decode_launch(
     )
 
 
-def _argument_types(shape: DecodeShape) -> Mapping[str, str]:
+def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
     """As the wrapper passes them; the stride of block tables is never known to be aligned, but only read as scalar."""
     types = {name: "i32" for name in decode_attention.decode_kernel.arg_names if name.startswith("stride_")}
     types |= dict.fromkeys(_INT_POINTERS, "*i32")

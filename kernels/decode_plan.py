@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.decode_config import DecodeShape, decode_config
+from kernels.attention_shape import AttentionShape
+from kernels.decode_config import decode_config
 from kernels.decode_reference import (
     MERGE_COST,
     SHARE_UNIT,
@@ -24,12 +25,12 @@ WORK_FIELDS = tl.constexpr(5)
 WRITE_WIDTH = 64  # entries of a row written at once
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _cdiv(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return (a + b - 1) // b
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _even_splits(b_tiles: tl.tensor, i_size: tl.tensor) -> tl.tensor:
     """Tiles per split and number of splits of each row: `even_splits` of the reference."""
     b_wanted = tl.maximum(1, _cdiv(b_tiles, i_size))
@@ -37,7 +38,7 @@ def _even_splits(b_tiles: tl.tensor, i_size: tl.tensor) -> tl.tensor:
     return b_even, tl.maximum(1, _cdiv(b_tiles, b_even))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _cost(
     b_tiles: tl.tensor,
     m_row: tl.tensor,
@@ -58,7 +59,7 @@ def _cost(
     return tl.minimum(i_waves, i_fair) + tl.where(i_most > 1, COSTS[1] + i_most * COSTS[2], 0)
 
 
-@triton.jit(do_not_specialize=["num_rows", "window"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "window"])
 def plan_kernel(
     context_lens_ptr: tl.tensor,  # [R] int32
     work_ptr: tl.tensor,  # [max_work, 5] int32
@@ -148,7 +149,9 @@ def plan_warps(padded_rows: int) -> int:
     return max(1, min(8, padded_rows // 256))
 
 
-def plan_decode(rows: DecodeRows, shape: DecodeShape, block_size: int, sliding_window: int | None = None) -> DecodePlan:
+def plan_decode(
+    rows: DecodeRows, shape: AttentionShape, block_size: int, sliding_window: int | None = None
+) -> DecodePlan:
     """A plan for rows on a CUDA device, its memory included; refill it in place when the rows' tensors change."""
     config = decode_config(shape)
     processors = torch.cuda.get_device_properties(rows.context_lens.device).multi_processor_count

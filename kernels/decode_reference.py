@@ -7,12 +7,12 @@ device. A row of context 0 (padding of a batch) gives zeros and a log-sum-exp of
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.decode_config import DecodeConfig, DecodeShape
+from kernels.attention_shape import Attended, AttentionShape, ScoreRule
+from kernels.decode_config import DecodeConfig
 
 # Costs of a plan, in eighths of the time that a program takes for a tile.
 TILE_COST = 8
@@ -31,14 +31,6 @@ class DecodeRows:
     block_tables: Tensor  # [R, max_blocks] int32; entries beyond a row's context are never read
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRule:
-    """From a product of query and key to a score: soft_cap * tanh(scale * q k / soft_cap)."""
-
-    scale: float
-    soft_cap: float | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
     """What all layers with the same shape and sliding window share, and the memory they work in.
@@ -48,7 +40,7 @@ class DecodePlan:
     """
 
     rows: DecodeRows
-    shape: DecodeShape
+    shape: AttentionShape
     config: DecodeConfig
     block_size: int
     sliding_window: int | None
@@ -60,16 +52,9 @@ class DecodePlan:
     num_arrived: Tensor  # [R, num_kv_heads] int32: splits that are done
 
 
-class Attended(NamedTuple):
-    """Results of attention."""
-
-    out: Tensor  # [R, num_heads, head_dim], the dtype of query
-    lse: Tensor | None  # [R, num_heads] float32, natural logarithm of the sum of exp(score), if asked for
-
-
 def empty_plan(
     rows: DecodeRows,
-    shape: DecodeShape,
+    shape: AttentionShape,
     config: DecodeConfig,
     block_size: int,
     num_programs: int,
@@ -147,15 +132,23 @@ def even_splits(num_tiles: int, size: int) -> tuple[int, int]:
 
 
 def decode_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: DecodePlan, rule: ScoreRule, with_lse: bool = False
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: DecodePlan,
+    rule: ScoreRule,
+    with_lse: bool = False,
+    out: Tensor | None = None,
 ) -> Attended:
     """softmax(score(Q K^T)) V for each row, K and V read through its block table (paper, eq. 4), in float32 or better.
 
     query:                  [R, num_heads, head_dim]
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
+    out:                    where results go, contiguous, as query otherwise; made if absent
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    out, lse = torch.zeros_like(query), torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
+    out = torch.zeros_like(query) if out is None else out.zero_()
+    lse = torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
     for row, context in enumerate(plan.rows.context_lens.tolist()):
         if context:
             first = 0 if plan.sliding_window is None else max(0, context - plan.sliding_window)

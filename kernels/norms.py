@@ -13,7 +13,7 @@ _ELEMENTS_PER_WARP = 512  # two 16-byte loads of half precision for each thread
 _MAX_WARPS = 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def norm_kernel(
     x_ptr: tl.tensor,  # [num_outer, num_inner, SIZE]
     residual_ptr: tl.tensor,  # [num_outer * num_inner, SIZE], read and written if HAS_RESIDUAL

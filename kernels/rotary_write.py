@@ -15,7 +15,7 @@ NUM_WARPS = 2  # 16 bytes a thread of half a head
 _E4M3_MAX = tl.constexpr(448.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _rotate(
     p_first: tl.tensor, cos_ptr: tl.tensor, sin_ptr: tl.tensor, o_angle: tl.tensor, m_x: tl.tensor, HALF: tl.constexpr
 ) -> tl.tuple:
@@ -30,7 +30,7 @@ def _rotate(
     return b_first * b_cos - b_second * b_sin, b_second * b_cos + b_first * b_sin
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store(p_cache: tl.tensor, b_x: tl.tensor, m_x: tl.tensor) -> None:
     """Store in the cache's dtype, without overflow to NaN where it is e4m3."""
     if p_cache.dtype.element_ty == tl.float8e4nv:
@@ -38,7 +38,7 @@ def _store(p_cache: tl.tensor, b_x: tl.tensor, m_x: tl.tensor) -> None:
     tl.store(p_cache, b_x.to(p_cache.dtype.element_ty), mask=m_x)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def rotary_write_kernel(
     query_ptr: tl.tensor,  # [T, NUM_HEADS, HEAD_DIM]
     key_ptr: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_DIM]

@@ -10,7 +10,7 @@ import triton.language as tl
 _TWICE_LOG2_E = tl.constexpr(2.0 * math.log2(math.e))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def tanh(b_x: tl.tensor) -> tl.tensor:
     """(1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: nothing overflows."""
     b_small = tl.exp2(-tl.abs(b_x) * _TWICE_LOG2_E)
@@ -18,7 +18,7 @@ def tanh(b_x: tl.tensor) -> tl.tensor:
     return tl.where(b_x < 0, -b_positive, b_positive)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def online_softmax(
     b_scores: tl.tensor,  # [M, T] float32, in units of log2; -inf where there is no key
     b_max: tl.tensor,  # [M] of all tiles before, -inf at first

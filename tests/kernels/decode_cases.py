@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.decode_config import DecodeConfig, DecodeShape
-from kernels.decode_reference import DecodePlan, DecodeRows, ScoreRule, empty_plan
+from kernels.attention_shape import AttentionShape, ScoreRule
+from kernels.decode_config import DecodeConfig
+from kernels.decode_reference import DecodePlan, DecodeRows, empty_plan
 from kernels.kv_blocks import write_kv
 
 NUM_LAYERS = 2
@@ -28,7 +29,7 @@ class DecodeCase:
     key_cache: Tensor
     value_cache: Tensor
     rows: DecodeRows
-    shape: DecodeShape
+    shape: AttentionShape
     block_size: int
 
     def empty_plan(self, num_programs: int, window: int | None = None) -> DecodePlan:
@@ -88,7 +89,7 @@ def decode_case(
         slots = tables[row].long()[position // block_size] * block_size + position % block_size
         write_kv(keys[row], values[row], key_cache, value_cache, slots)
     packed = torch.randn(len(lengths), num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
-    shape = DecodeShape(
+    shape = AttentionShape(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype
     )
     rows = DecodeRows(torch.tensor(lengths, dtype=torch.int32), tables)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kernels.attention_shape import AttentionShape
 from kernels.compile_gate import compile_for
-from kernels.decode_config import DecodeConfig, DecodeShape, decode_config
+from kernels.decode_config import DecodeConfig, decode_config
 from kernels.decode_launches import decode_launch
 
 HOPPER_REGISTERS, HOPPER_SHARED_BYTES, RESERVED_BYTES = 65_536, 228 * 1024, 1024  # of a multiprocessor; per program
@@ -13,7 +14,7 @@ E4M3 = torch.float8_e4m3fn
 
 def config_of(heads: tuple[int, int, int], kv_dtype: torch.dtype = torch.bfloat16) -> DecodeConfig:
     num_heads, num_kv_heads, head_dim = heads
-    shape = DecodeShape(
+    shape = AttentionShape(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=torch.bfloat16, kv_dtype=kv_dtype
     )
     return decode_config(shape)
@@ -39,6 +40,6 @@ def test_the_next_tile_is_copied_while_one_is_worked_on() -> None:
 
 def test_shapes_that_are_not_served_are_refused() -> None:
     with pytest.raises(AssertionError, match="as many heads"):
-        DecodeShape(num_heads=5, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.float16)
+        AttentionShape(num_heads=5, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.float16)
     with pytest.raises(AssertionError, match="no keys of"):
-        DecodeShape(num_heads=4, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.bfloat16)
+        AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.bfloat16)

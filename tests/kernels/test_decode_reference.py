@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
+from kernels.attention_shape import ScoreRule
 from kernels.decode_reference import (
     DecodePlan,
     DecodeRows,
-    ScoreRule,
     decode_attention,
     empty_plan,
     even_splits,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels import decode_attention, decode_plan, decode_reference
-from kernels.decode_config import DecodeShape, decode_config
-from kernels.decode_reference import DecodePlan, DecodeRows, ScoreRule, empty_plan
+from kernels.attention_shape import AttentionShape, ScoreRule
+from kernels.decode_config import decode_config
+from kernels.decode_reference import DecodePlan, DecodeRows, empty_plan
 from tests.kernels.decode_cases import NUM_LAYERS, SMALL, DecodeCase, decode_case
 from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
 
@@ -208,7 +209,7 @@ def test_blocks_whose_offsets_pass_32_bits_are_reached() -> None:
 def test_plans_equal_the_references(
     lengths: Sequence[int], num_kv_heads: int, num_programs: int, window: int | None
 ) -> None:
-    shape = DecodeShape(
+    shape = AttentionShape(
         num_heads=num_kv_heads, num_kv_heads=num_kv_heads, head_dim=32, dtype=torch.float16, kv_dtype=torch.float16
     )
     tables = torch.zeros((len(lengths), -(-max(lengths) // 16)), dtype=torch.int32, device=DEVICE)

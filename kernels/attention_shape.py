@@ -1,0 +1,61 @@
+"""What all attention kernels speak of: the shape that a model fixes, the rule from products to scores, and results.
+
+It knows no plan, no launch and no Triton.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MIN_DOT_ROWS = 16  # the least height of a tensor-core tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What a model fixes of attention over blocks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype  # of queries and results
+    kv_dtype: torch.dtype  # the same, or float8_e4m3fn
+
+    def __post_init__(self) -> None:
+        assert self.num_heads % self.num_kv_heads == 0, "each key-value head serves as many heads as any other"
+        assert self.kv_dtype in (self.dtype, torch.float8_e4m3fn), f"no keys of {self.kv_dtype} for {self.dtype}"
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def dot_rows(self) -> int:
+        """The group padded to a tile."""
+        return max(MIN_DOT_ROWS, power_of_2(self.group))
+
+    @property
+    def padded_dim(self) -> int:
+        return max(MIN_DOT_ROWS, power_of_2(self.head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """From a product of query and key to a score: soft_cap * tanh(scale * q k / soft_cap)."""
+
+    scale: float
+    soft_cap: float | None = None
+
+
+class Attended(NamedTuple):
+    """Results of attention."""
+
+    out: Tensor  # [R, num_heads, head_dim], the dtype of query
+    lse: Tensor | None  # [R, num_heads] float32, natural logarithm of the sum of exp(score), if asked for
+
+
+def power_of_2(number: int) -> int:
+    """The least power of two that is not below it."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,1 @@
+"""Execution on an accelerator: little between the kernels, and no waiting but for answers."""
