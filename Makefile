@@ -40,7 +40,7 @@ check: $(VENV)/.dev kernels-gate
 
 # Needs no GPU: compiles every kernel for some, and looks at the machine code.
 kernels-gate: $(VENV)/.dev
-	$(BIN)/python -m kernels.compile_gate
+	$(BIN)/python -m kernels.gate.compile_gate
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(CODE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.slot_sampling import SlotSampling
 from common.step import Candidates, LogprobRows
-from kernels.sampling import best_tokens, finite_rows, model_logprobs, token_ranks
+from kernels.sampling.sampling import best_tokens, finite_rows, model_logprobs, token_ranks
 from worker_svc.logit_edits import TokenHistory, edit_rows
 
 

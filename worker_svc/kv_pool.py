@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.kv_blocks import copy_blocks, swap_blocks
+from kernels.blocks.kv_blocks import copy_blocks, swap_blocks
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")

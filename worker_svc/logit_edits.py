@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.slot_sampling import SlotSampling
-from kernels.sampling import add_bias, allow_only, apply_penalties, suppress
+from kernels.sampling.sampling import add_bias, allow_only, apply_penalties, suppress
 
 
 @dataclass(frozen=True, slots=True)

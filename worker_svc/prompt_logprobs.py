@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from common.step import LogprobRows, PromptLogprobs
-from kernels.sampling import TokenLogprobs
+from kernels.sampling.sampling import TokenLogprobs
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import IntArray, StepRows
 

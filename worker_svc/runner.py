@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.step import Candidates, PromptLogprobs, Step, StepResult
-from kernels.sampling import token_logprobs
+from kernels.sampling.sampling import token_logprobs
 from worker_svc.batch_builder import build_batch, starts_of
 from worker_svc.candidates import rank_candidates
 from worker_svc.kv_pool import KVPool

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from common.slot_sampling import SlotSampling
-from kernels.noise import row_keys
-from kernels.sampling import (
+from kernels.sampling.noise import row_keys
+from kernels.sampling.sampling import (
     TokenLogprobs,
     draw,
     finite_rows,

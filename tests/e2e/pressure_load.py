@@ -13,7 +13,7 @@ import torch
 
 import quire
 from benchmarks.lengths import Lengths
-from kernels.noise import gumbel, noise_bits, row_keys
+from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from quire.params import GenerateParams
 from scheduler_svc.core.beam_search import BeamParams
 from tests.scheduler.beam_reference import reference_beams

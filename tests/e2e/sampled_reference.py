@@ -13,8 +13,8 @@ from torch import Tensor
 
 import quire
 from common.slot_sampling import SlotSampling
-from kernels.noise import gumbel, noise_bits, row_keys
-from kernels.sampling import min_p_thresholds, scale, truncation_thresholds
+from kernels.sampling.noise import gumbel, noise_bits, row_keys
+from kernels.sampling.sampling import min_p_thresholds, scale, truncation_thresholds
 from quire.params import GenerateParams
 from tests.equality import assert_equal_greedy, comparable_length
 from worker_svc.logit_edits import TokenHistory, edit_rows

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.attention_shape import AttentionShape, ScoreRule
-from kernels.decode_config import DecodeConfig
-from kernels.decode_reference import DecodePlan, DecodeRows, empty_plan
-from kernels.kv_blocks import write_kv
+from kernels.attention.decode_config import DecodeConfig
+from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
+from kernels.attention.shape import AttentionShape, ScoreRule
+from kernels.blocks.kv_blocks import write_kv
 
 NUM_LAYERS = 2
 LAYER = 1  # attention reads a strided view; the layer before stays poisoned

@@ -7,8 +7,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from kernels.compile_gate import compile_for, faults, main
-from kernels.launch_config import LaunchConfig
+from kernels.gate.compile_gate import compile_for, faults, main
+from kernels.gate.launch_config import LaunchConfig
 
 
 @triton.jit  # type: ignore[untyped-decorator]

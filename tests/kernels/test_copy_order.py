@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.copy_order import Pair, copy_groups
+from kernels.blocks.copy_order import Pair, copy_groups
 
 NUM_BLOCKS = 8
 

@@ -6,8 +6,7 @@ import random
 import pytest
 import torch
 
-from kernels.attention_shape import ScoreRule
-from kernels.decode_reference import (
+from kernels.attention.decode_reference import (
     DecodePlan,
     DecodeRows,
     decode_attention,
@@ -16,6 +15,7 @@ from kernels.decode_reference import (
     fill_plan,
     split_tiles,
 )
+from kernels.attention.shape import ScoreRule
 from tests.kernels.decode_cases import SMALL, TILE, decode_case
 
 LENGTHS = (1, 15, 16, 17, 63, 31, 32, 33, 128, 0)

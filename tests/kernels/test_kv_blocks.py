@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.kv_blocks import block_row_stride, copy_blocks, flat_token_rows, swap_blocks, write_kv
+from kernels.blocks.kv_blocks import block_row_stride, copy_blocks, flat_token_rows, swap_blocks, write_kv
 
 BLOCKS, LAYERS, BLOCK_SIZE, HEADS, HEAD_DIM = 6, 3, 4, 2, 8
 

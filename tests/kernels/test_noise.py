@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kernels.noise import gumbel, noise_bits, row_keys, uniform
+from kernels.sampling.noise import gumbel, noise_bits, row_keys, uniform
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.kv_blocks import write_kv
-from kernels.paged_attention import RaggedRows, paged_attention, plan_attention
+from kernels.attention.paged_attention import RaggedRows, paged_attention, plan_attention
+from kernels.blocks.kv_blocks import write_kv
 
 HEAD_DIM = 16
 NUM_LAYERS = 3

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import special
 
-from kernels.noise import gumbel, noise_bits, row_keys
-from kernels.sampling import NO_THRESHOLD, draw, draw_dense, draw_sparse, scale, token_logprobs
+from kernels.sampling.noise import gumbel, noise_bits, row_keys
+from kernels.sampling.sampling import NO_THRESHOLD, draw, draw_dense, draw_sparse, scale, token_logprobs
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

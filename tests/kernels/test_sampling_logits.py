@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.sampling import (
+from kernels.sampling.sampling import (
     NO_THRESHOLD,
     add_bias,
     allow_only,

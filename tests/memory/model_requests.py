@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.slot_sampling import SlotSampling
-from kernels.noise import gumbel, noise_bits, row_keys
+from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import VOCAB_SIZE, random_prompts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.paged_attention import RaggedRows
+from kernels.attention.paged_attention import RaggedRows
 
 
 @dataclass(frozen=True, slots=True)

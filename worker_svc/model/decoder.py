@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.kv_blocks import write_kv
-from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
+from kernels.blocks.kv_blocks import write_kv
 from worker_svc.checkpoint import WeightReader
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch

@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
-from kernels import activations, layer_ops
-from kernels.layer_ops import Activation
+from kernels.layers import activations, layer_ops
+from kernels.layers.layer_ops import Activation
 from tests.kernels.on_device.devices import DEVICE, DTYPES
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import block_copy, block_swap, kv_blocks
+from kernels.blocks import block_copy, block_swap, kv_blocks
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 
 NUM_BLOCKS = 9

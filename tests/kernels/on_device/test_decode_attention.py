@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import decode_attention, decode_plan, decode_reference
-from kernels.attention_shape import AttentionShape, ScoreRule
-from kernels.decode_config import decode_config
-from kernels.decode_reference import DecodePlan, DecodeRows, empty_plan
+from kernels.attention import decode_attention, decode_plan, decode_reference
+from kernels.attention.decode_config import decode_config
+from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
+from kernels.attention.shape import AttentionShape, ScoreRule
 from tests.kernels.decode_cases import NUM_LAYERS, SMALL, DecodeCase, decode_case
 from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import layer_ops, norms
+from kernels.layers import layer_ops, norms
 from tests.kernels.on_device.devices import DEVICE, DTYPES
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
 

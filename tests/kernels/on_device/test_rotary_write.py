@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import layer_ops, rotary_write
-from kernels.layer_ops import Rotary
+from kernels.layers import layer_ops, rotary_write
+from kernels.layers.layer_ops import Rotary
 from tests.kernels.on_device.devices import DEVICE, DTYPES
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
 

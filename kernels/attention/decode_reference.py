@@ -1,6 +1,6 @@
 """Attention of one query per row over its blocks, and how its work is split: the torch references.
 
-They define what `kernels.decode_attention` and `kernels.decode_plan` compute, with the same signatures, on any
+They define what `decode_attention` and `decode_plan` compute, with the same signatures, on any
 device. A row of context 0 (padding of a batch) gives zeros and a log-sum-exp of -inf.
 """
 
@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.attention_shape import Attended, AttentionShape, ScoreRule
-from kernels.decode_config import DecodeConfig
+from kernels.attention.decode_config import DecodeConfig
+from kernels.attention.shape import Attended, AttentionShape, ScoreRule
 
 # Costs of a plan, in eighths of the time that a program takes for a tile.
 TILE_COST = 8

@@ -1,16 +1,15 @@
 """Splits the work of decode attention on the device, from context lengths that the host need not know.
 
 One launch per iteration fills the plan that all layers use; with the plan's memory kept, it can be captured in a
-graph. The torch reference, which says what is weighed, is `kernels.decode_reference.fill_plan`.
+graph. The torch reference, which says what is weighed, is `kernels.attention.decode_reference.fill_plan`.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.attention_shape import AttentionShape
-from kernels.decode_config import decode_config
-from kernels.decode_reference import (
+from kernels.attention.decode_config import decode_config
+from kernels.attention.decode_reference import (
     MERGE_COST,
     SHARE_UNIT,
     SHARES,
@@ -20,6 +19,7 @@ from kernels.decode_reference import (
     DecodeRows,
     empty_plan,
 )
+from kernels.attention.shape import AttentionShape
 
 WORK_FIELDS = tl.constexpr(5)
 WRITE_WIDTH = 64  # entries of a row written at once

@@ -1,8 +1,8 @@
 """Attention of one query per row over keys and values in blocks, read through block tables, in one launch.
 
-Keys are split between programs as a plan says (`kernels.decode_plan`; the idea of Flash-Decoding). The last of a
+Keys are split between programs as a plan says (`decode_plan`; the idea of Flash-Decoding). The last of a
 row's programs to arrive merges what all of them found (as Stream-K sums its parts), and a row of one split is written
-at once. Heads that share keys are the rows of one matrix product. The torch reference is `kernels.decode_reference`.
+at once. Heads that share keys are the rows of one matrix product. The torch reference is `decode_reference`.
 """
 
 import math
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_shape import Attended, ScoreRule
-from kernels.decode_plan import WORK_FIELDS
-from kernels.decode_reference import DecodePlan
-from kernels.score_math import online_softmax, tanh
+from kernels.attention.decode_plan import WORK_FIELDS
+from kernels.attention.decode_reference import DecodePlan
+from kernels.attention.score_math import online_softmax, tanh
+from kernels.attention.shape import Attended, ScoreRule
 
 LN_2 = tl.constexpr(math.log(2.0))
 # The tile of partial results that is merged at once: at most 32 registers for each of 128 threads, so that merging

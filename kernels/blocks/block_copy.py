@@ -2,7 +2,7 @@
 
 A block holds all layers, so a copy is one contiguous run of bytes. Programs own a slice of bytes of a group of pairs,
 so that where sources are also destinations, their order is kept without any program waiting for another. The torch
-reference is `kernels.kv_blocks.copy_blocks`.
+reference is `kernels.blocks.kv_blocks.copy_blocks`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.copy_order import Pair, copy_groups
+from kernels.blocks.copy_order import Pair, copy_groups
 
 CHUNK_WORDS = 1024  # of 8 bytes: four 16-byte loads in flight for each of 128 threads
 NUM_WARPS = 4

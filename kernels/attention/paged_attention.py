@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.kv_blocks import block_row_stride, flat_token_rows
+from kernels.blocks.kv_blocks import block_row_stride, flat_token_rows
 
 # A decode group is padded to its longest row: at most to twice the shortest, unless all are as short as this.
 _SHORT_ROW_KEYS = 64

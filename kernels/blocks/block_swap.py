@@ -2,7 +2,7 @@
 
 Long runs go through the copy engines, which leave the multiprocessors to the model; many short ones would each cost
 a launch, and are moved by one kernel that reads or writes the host's memory directly. The torch reference is
-`kernels.kv_blocks.swap_blocks`. It knows no streams: what is queued goes to the current one.
+`kernels.blocks.kv_blocks.swap_blocks`. It knows no streams: what is queued goes to the current one.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.block_copy import launch_copies
-from kernels.copy_order import Pair
+from kernels.blocks.block_copy import launch_copies
+from kernels.blocks.copy_order import Pair
 
 COPY_ENGINE_RUN_BYTES = 512 * 1024  # from here on a copy's own cost is small beside its transfer
 

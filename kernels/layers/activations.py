@@ -1,6 +1,6 @@
 """Gated activations: the activation of the gate and its product with the other half, in one launch.
 
-The torch reference is `kernels.layer_ops.gated_activation`. It knows rows, no layers.
+The torch reference is `kernels.layers.layer_ops.gated_activation`. It knows rows, no layers.
 """
 
 import torch
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.layer_ops import Activation
+from kernels.layers.layer_ops import Activation
 
 TILE = 1024
 NUM_WARPS = 4

@@ -1,6 +1,6 @@
 """Root-mean-square norm and layer norm of rows, with the residual addition before it, in one launch.
 
-A row is read once and held in registers, float32 inside. The torch references are in `kernels.layer_ops`. It knows
+A row is read once and held in registers, float32 inside. The torch references are in `layer_ops`. It knows
 rows and strides, no layers.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention_shape import MIN_DOT_ROWS, AttentionShape
+from kernels.attention.shape import MIN_DOT_ROWS, AttentionShape
 
 _TILE_ELEMENTS = 8192  # of keys in a loop iteration, and the same again of values
 _MIN_TILE, _MAX_TILE = 32, 128

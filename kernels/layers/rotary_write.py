@@ -1,14 +1,14 @@
 """Rotary embedding of queries and keys, and the write of keys and values into their slots, in one launch.
 
 So a token's new key and value are read once and written once, where they stay. The torch reference is
-`kernels.layer_ops.rotate_and_write`. It knows slots and strides; no block table, and no frequencies.
+`kernels.layers.layer_ops.rotate_and_write`. It knows slots and strides; no block table, and no frequencies.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.layer_ops import Rotary
+from kernels.layers.layer_ops import Rotary
 
 HEADS_PER_PROGRAM = 8
 NUM_WARPS = 2  # 16 bytes a thread of half a head

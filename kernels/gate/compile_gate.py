@@ -1,7 +1,7 @@
 """Compiles kernels for GPUs that need not be there, and looks at the machine code for what makes a kernel slow.
 
-`python -m kernels.compile_gate` does so for the whole launch table and fails on spilled registers, on shared memory
-over the device's limit, on a missing `wgmma` and on narrow loads. It knows nothing of whether results are right.
+`python -m kernels.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on shared
+memory over the device's limit, on a missing `wgmma` and on narrow loads. It knows nothing of whether results are right.
 """
 
 import os
@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.launch_config import LaunchConfig
-from kernels.launch_table import LAUNCHES
+from kernels.gate.launch_config import LaunchConfig
+from kernels.gate.launch_table import LAUNCHES
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that one thread block may use
 _WARP_SIZE = 32

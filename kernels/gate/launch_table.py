@@ -5,10 +5,11 @@ A new kernel adds its configurations here, each with the numbers its wrapper wou
 
 import triton
 
-from kernels import activations, block_copy, norms, rotary_write
-from kernels.decode_launches import DECODES
-from kernels.launch_config import LaunchConfig
-from kernels.layer_ops import Activation
+from kernels.blocks import block_copy
+from kernels.gate.decode_launches import DECODES
+from kernels.gate.launch_config import LaunchConfig
+from kernels.layers import activations, norms, rotary_write
+from kernels.layers.layer_ops import Activation
 
 BLOCK_COPIES = (
     LaunchConfig(

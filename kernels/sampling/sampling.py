@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.noise import gumbel, noise_bits
+from kernels.sampling.noise import gumbel, noise_bits
 
 NO_THRESHOLD = torch.finfo(torch.float32).min  # keeps all but barred tokens, which are at -inf
 _CHUNK_ELEMENTS = 1 << 17  # of logits handled together on a CPU

@@ -1,0 +1,1 @@
+"""Whole blocks: copied, swapped, and written token by token."""

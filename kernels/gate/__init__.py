@@ -1,0 +1,1 @@
+"""What the compiler makes of every kernel, seen without a GPU."""

@@ -1,0 +1,1 @@
+"""What a decoder layer does beside products and attention."""
