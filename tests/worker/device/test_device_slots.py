@@ -1,0 +1,92 @@
+"""The tables on the device hold what the host's hold, and the tokens that only the device knows."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from common.slot_sampling import SlotSampling
+from common.step import Step
+from tests.worker.steps import LIMITS, slot_state
+from worker_svc.device.device_slots import DeviceSlots
+from worker_svc.device.step_upload import StepUpload
+from worker_svc.slot_table import SlotTable
+
+CPU = torch.device("cpu")
+PENALISED = SlotSampling(seed=0, repetition_penalty=1.5)
+
+
+class BothTables:
+    """Every step goes to the host's table and to the device's; `live` slots of them must agree."""
+
+    def __init__(self, capacity_bytes: int = 1 << 12) -> None:
+        self.host = SlotTable(LIMITS)
+        self.device = DeviceSlots(LIMITS, CPU)
+        self.upload = StepUpload(CPU, {}, capacity_bytes)
+
+    def step(self, **fields: object) -> None:
+        step = Step(epoch=1, step_id=1, **fields)  # type: ignore[arg-type]
+        checked = self.host.apply(step)
+        self.upload.begin()
+        changes = self.device.pack(self.upload, step.whole, checked)
+        rows = checked.rows
+        places = self.upload.add(self.device.places(rows.sample_slots, rows.sample_positions))
+        tokens = np.arange(70, 70 + len(rows.sample_slots), dtype=np.int32)
+        self.upload.send()
+        self.device.apply(changes)
+        self.device.write_tokens(places, torch.from_numpy(tokens))
+        self.host.advance(rows, tokens.tolist())
+
+    def check(self) -> None:
+        counts = self.host.counts
+        for slot in np.flatnonzero(counts.live).tolist():
+            num_blocks, num_known = counts.num_blocks[slot], counts.num_known[slot]
+            ours, theirs = self.device.block_tables[slot, :num_blocks], self.host.block_tables[slot, :num_blocks]
+            assert ours.tolist() == theirs.tolist()
+            first = 0 if self.host.sampling[slot].needs_history else int(counts.positions[slot])
+            ours, theirs = self.device.tokens[slot, first:num_known], self.host.token_ids[slot, first:num_known]
+            assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("capacity_bytes", [1 << 12, 64])
+@pytest.mark.parametrize("seed", range(5))
+def test_any_steps_leave_both_tables_alike(seed: int, capacity_bytes: int) -> None:
+    generator = random.Random(seed)
+    both = BothTables(capacity_bytes)
+    both.step(snapshot=True)
+    for _ in range(60):
+        live = np.flatnonzero(both.host.counts.live).tolist()
+        num_blocks = both.host.counts.num_blocks
+        free = [slot for slot in range(LIMITS.num_slots) if slot not in live]
+        fields: dict[str, list[object]] = {"whole": [], "append_pairs": [], "forks": [], "freed_slots": []}
+        for slot in generator.sample(free, min(len(free), generator.choice([0, 1, 2]))):
+            position, count = generator.randrange(8), generator.randrange(1, 8)
+            sampling = generator.choice([PENALISED, SlotSampling(seed=1)])
+            history = [generator.randrange(100) for _ in range(position)] if sampling.needs_history else ()
+            tokens = [generator.randrange(100) for _ in range(count)]
+            table = [generator.randrange(32) for _ in range(4)]
+            fields["whole"].append(
+                slot_state(slot, tokens, table, position=position, sampling=sampling, history=history)
+            )
+        fields["append_pairs"] = [
+            number
+            for slot in live
+            if generator.random() < 0.3 and num_blocks[slot] < LIMITS.max_blocks
+            for number in (slot, generator.randrange(32))
+        ]
+        if live and generator.random() < 0.3:
+            parents = generator.choices(live, k=2)
+            children = generator.sample(range(LIMITS.num_slots), 2)
+            fields["forks"] = [number for pair in zip(parents, children, strict=True) for number in pair]
+        both.step(**fields)
+        both.check()
+        counts = both.host.counts
+        missing = counts.num_known - counts.positions
+        fits = counts.live & (missing > 0) & (counts.num_blocks * LIMITS.block_size >= counts.num_known)
+        fits &= counts.num_known <= LIMITS.max_model_len
+        ready = [slot for slot in np.flatnonzero(fits).tolist() if generator.random() < 0.7][:3]
+        both.step(rows=ready, num_tokens=[int(missing[slot]) for slot in ready])
+        both.check()
+        both.step(freed_slots=[slot for slot in np.flatnonzero(counts.live).tolist() if generator.random() < 0.2])
+        both.check()
