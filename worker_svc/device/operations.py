@@ -1,0 +1,36 @@
+"""What the accelerator's runner computes with besides matrix products: one bundle of kernels or of their references.
+
+`torch_operations` runs on any device, `triton_operations` needs Triton. What an operation means is said where its
+reference is; arguments are given by position. No operation waits for the device, but a reference may.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.attention.decode_reference import DecodePlan
+from kernels.attention.prefill_reference import PrefillPlan
+from kernels.attention.shape import Attended, ScoreRule
+from kernels.layers.layer_ops import Activation, Rotary
+from kernels.layers.step_inputs_reference import SlotTables, StepInputs
+
+RmsNorm = Callable[[Tensor, Tensor | None, float, Tensor | None], Tensor]
+LayerNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Tensor | None], Tensor]
+RotateAndWrite = Callable[[Tensor, Tensor, Tensor, Rotary | None, Tensor, Tensor, Tensor], None]
+DecodeAttention = Callable[[Tensor, Tensor, Tensor, DecodePlan, ScoreRule, bool, Tensor | None], Attended]
+PrefillAttention = Callable[[Tensor, Tensor, Tensor, PrefillPlan, ScoreRule, bool, Tensor | None], Attended]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """One way to compute; all ways have equal signatures."""
+
+    step_inputs: Callable[[SlotTables, Tensor, Tensor, int, StepInputs], None]
+    rms_norm: RmsNorm
+    layer_norm: LayerNorm
+    gated_activation: Callable[[Tensor, Activation], Tensor]
+    rotate_and_write: RotateAndWrite
+    fill_decode_plan: Callable[[DecodePlan], None]
+    decode_attention: DecodeAttention
+    prefill_attention: PrefillAttention

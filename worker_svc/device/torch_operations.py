@@ -1,0 +1,16 @@
+"""The torch references as a bundle of operations, for any device."""
+
+from kernels.attention import decode_reference, prefill_reference
+from kernels.layers import layer_ops, step_inputs_reference
+from worker_svc.device.operations import Operations
+
+OPERATIONS = Operations(
+    step_inputs=step_inputs_reference.step_inputs,
+    rms_norm=layer_ops.rms_norm,
+    layer_norm=layer_ops.layer_norm,
+    gated_activation=layer_ops.gated_activation,
+    rotate_and_write=layer_ops.rotate_and_write,
+    fill_decode_plan=decode_reference.fill_plan,
+    decode_attention=decode_reference.decode_attention,
+    prefill_attention=prefill_reference.prefill_attention,
+)
