@@ -106,7 +106,7 @@ class BeamDecoding:
 
     def execute(self, plan: StepPlan) -> list[int]:
         """Beams sample nothing; the candidates are kept."""
-        result = self._runner.execute(build_step(plan, 1, self._sampling))
+        result = self._runner.launch(build_step(plan, 1, self._sampling))
         for row, candidates in zip(plan.candidate_rows, result.candidates, strict=True):
             self._candidates[plan.sequences[row]] = _as_candidates(candidates)
         return list(result.token_ids)

@@ -13,9 +13,9 @@ import common.grpc_poller  # noqa: F401 - as in `worker_svc`
 from common.step import Step, StepResult
 from worker_svc import __main__ as worker_main
 from worker_svc.engine import Engine
-from worker_svc.executor import StepRunner
 from worker_svc.loading import load_engine
 from worker_svc.settings import WorkerSettings
+from worker_svc.step_runner import PendingStep, StepRunner
 
 
 class CountingRunner:
@@ -25,11 +25,11 @@ class CountingRunner:
         self.num_tokens = 0
         self._runner = runner
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> StepResult | PendingStep:
         """As the other does."""
-        result = self._runner.execute(step)
+        launched = self._runner.launch(step)
         self.num_tokens += sum(step.num_tokens) or len(step.rows)
-        return result
+        return launched
 
 
 def main() -> None:

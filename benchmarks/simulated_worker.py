@@ -45,7 +45,7 @@ class SimulatedRunner:
         self._per_seq_ns = per_seq_ns
         self._per_token_ns = per_token_ns
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> StepResult:
         """Raises InvalidStepError exactly where a real worker does."""
         began_ns = time.perf_counter_ns()
         rows = self._slots.apply(step).rows

@@ -6,37 +6,32 @@ What a step does is the runner's business; where it came from is the servicer's.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
-
-import structlog
 
 from common.step import Step, StepResult, StepStatus
-from worker_svc.execution_thread import ExecutionThread
+from worker_svc.completion import Completion, LaunchedStep, failure
 from worker_svc.step_fence import StepFence
 from worker_svc.step_limits import InvalidStepError
+from worker_svc.step_runner import StepRunner
+from worker_svc.task_thread import TaskThread
 
 MAX_QUEUED_STEPS = 8  # a scheduler has two on the way
 
-log = structlog.get_logger()
-
-
-class StepRunner(Protocol):
-    """What executes a step: a model, or a simulation of one."""
-
-    def execute(self, step: Step) -> StepResult:
-        """Raises InvalidStepError if nothing of the step was done, anything else if it broke off."""
-
 
 class StepExecutor:
-    """Feeds one runner on one thread. A step that raises is answered with FAILED and kills nothing."""
+    """Feeds one runner on one thread. A step that raises is answered with FAILED and kills nothing.
 
-    def __init__(self, runner: StepRunner, thread: ExecutionThread) -> None:
+    A step that is launched and not done is waited for elsewhere, and the next one is launched meanwhile. If it fails,
+    those launched behind it before that was known are answered with NEED_SNAPSHOT.
+    """
+
+    def __init__(self, runner: StepRunner, thread: TaskThread) -> None:
         self._runner = runner
         self._thread = thread
+        self._completion = Completion()
         self._room = asyncio.Semaphore(MAX_QUEUED_STEPS)
         # Of the execution thread:
         self._fence = StepFence()
-        self._last: tuple[Step, StepResult] | None = None  # the last step that was executed
+        self._last: LaunchedStep | None = None  # the last step that was executed
 
     async def submit(
         self, step: Step | StepResult, deliver: Callable[[StepResult], None], *, may_repeat: bool = False
@@ -54,7 +49,7 @@ class StepExecutor:
             result.total_ns = time.perf_counter_ns() - received_ns
             deliver(result)
 
-        self._thread.submit(lambda: self._timed(step, received_ns, may_repeat), delivered)
+        self._thread.submit(lambda: self._take(step, received_ns, may_repeat, delivered))
 
     async def answer(self, step: Step | StepResult) -> StepResult:
         """Executes one step, unless it is the last one sent again, and waits for the answer."""
@@ -70,32 +65,52 @@ class StepExecutor:
     async def drain(self) -> None:
         """Waits until everything queued so far is answered."""
         await self._thread.call(lambda: None)
+        await self._completion.drain()
 
-    def _timed(self, step: Step | StepResult, received_ns: int, may_repeat: bool) -> StepResult:
-        began_ns = time.perf_counter_ns()
+    async def close(self) -> None:
+        """Answers everything queued so far, and takes nothing more."""
+        await self.drain()
+        await self._completion.close()
+
+    def _take(
+        self, step: Step | StepResult, received_ns: int, may_repeat: bool, deliver: Callable[[StepResult], None]
+    ) -> None:
+        if self._completion.wait_for_room():
+            self._fence.failed()
+        self._completion.add(self._answer(step, received_ns, may_repeat), deliver)
+
+    def _answer(self, step: Step | StepResult, received_ns: int, may_repeat: bool) -> StepResult | LaunchedStep:
         if isinstance(step, StepResult):
             return step
-        if may_repeat and self._last is not None and self._last[0] == step and step.epoch == self._fence.epoch:
-            return self._last[1]
-        result = self._fence.refusal(step) or self._execute(step)
-        result.queue_ns = began_ns - received_ns
-        result.exec_ns = time.perf_counter_ns() - began_ns
-        return result
+        if may_repeat and self._last is not None and self._is_repetition(step, self._last):
+            return self._last
+        began_ns = time.perf_counter_ns()
+        answer = self._fence.refusal(step) or self._launch(step, received_ns, began_ns)
+        result = answer if isinstance(answer, StepResult) else answer.result
+        if result is not None:
+            result.queue_ns = began_ns - received_ns
+            result.exec_ns = time.perf_counter_ns() - began_ns
+        return answer
 
-    def _execute(self, step: Step) -> StepResult:
+    def _launch(self, step: Step, received_ns: int, began_ns: int) -> StepResult | LaunchedStep:
+        launched = LaunchedStep(step, received_ns, began_ns)
         try:
-            result = self._runner.execute(step)
+            answer = self._runner.launch(step)
         except InvalidStepError as error:
-            return _unsuccessful(step, StepStatus.INVALID, str(error))
+            return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.INVALID, error=str(error))
         except Exception as error:
-            log.exception("step failed", epoch=step.epoch, step_id=step.step_id)
+            launched.result = failure(step, error)
             self._fence.failed()
-            result = _unsuccessful(step, StepStatus.FAILED, f"{type(error).__name__}: {error}")
         else:
+            if isinstance(answer, StepResult):
+                launched.result = answer
+            else:
+                launched.pending = answer
             self._fence.executed(step)
-        self._last = (step, result)
-        return result
+        self._last = launched
+        return launched
 
-
-def _unsuccessful(step: Step, status: StepStatus, error: str) -> StepResult:
-    return StepResult(epoch=step.epoch, step_id=step.step_id, status=status, error=error)
+    def _is_repetition(self, step: Step, last: LaunchedStep) -> bool:
+        if last.result is not None and last.result.status is StepStatus.NEED_SNAPSHOT:
+            return False  # a step before it failed, and it may be executed now
+        return last.step == step and step.epoch == self._fence.epoch

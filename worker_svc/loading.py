@@ -12,7 +12,6 @@ from common.step import SlotState, Step
 from worker_svc.checkpoint import CheckpointError, fingerprint, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.engine import Engine
-from worker_svc.executor import StepRunner
 from worker_svc.kv_pool import KVPool, free_memory_bytes
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, plan_pool
@@ -20,6 +19,7 @@ from worker_svc.runner import ModelRunner
 from worker_svc.sampler import Sampler
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_limits import StepLimits
+from worker_svc.step_runner import StepRunner, result_of
 from worker_svc.tokenizer_files import read_tokenizer_files
 
 _CPU_FRACTION = 0.25  # the rest of the machine is not ours
@@ -68,7 +68,8 @@ def warm_up(runner: StepRunner, limits: StepLimits) -> None:
         num_prompt_tokens=num_tokens,
         sampling=SlotSampling(seed=0),
     )
-    runner.execute(Step(epoch=0, step_id=0, snapshot=True, whole=[state], rows=[0], num_tokens=[num_tokens]))
+    step = Step(epoch=0, step_id=0, snapshot=True, whole=[state], rows=[0], num_tokens=[num_tokens])
+    result_of(runner.launch(step))
 
 
 def _device(name: str) -> torch.device:

@@ -42,7 +42,7 @@ class ModelRunner:
         self._slots = SlotTable(limits)
         self._max_prompt_logits = max_prompt_logits
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> StepResult:
         """Executes a step and waits for the device.
 
         Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an

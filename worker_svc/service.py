@@ -14,10 +14,10 @@ from common.serving import GrpcServer
 from protos import worker_pb2_grpc
 from worker_svc.address import advertised_address
 from worker_svc.engine import Engine
-from worker_svc.execution_thread import ExecutionThread
 from worker_svc.executor import StepExecutor
 from worker_svc.registration import Registration, WorkerIdentity
 from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer
+from worker_svc.task_thread import TaskThread
 
 _STOP_GRACE_S = 1.0
 
@@ -49,12 +49,13 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=bound, worker_id=worker_id)
-    thread = ExecutionThread()
+    thread = TaskThread("execution")
     try:
         engine = await _unless_ended(end, thread.call(load))
         if engine is None:
             return False
-        servicer.serve(LoadedWorker(engine.description, StepExecutor(engine.runner, thread)))
+        executor = StepExecutor(engine.runner, thread)
+        servicer.serve(LoadedWorker(engine.description, executor))
         await _set_serving(server, True)
         _log_ready(engine)
         identity = WorkerIdentity(
@@ -65,6 +66,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         )
         await _until_end(end, server, options.scheduler, identity)
         await servicer.drain()
+        await executor.close()
         await thread.close()
         return True
     finally:

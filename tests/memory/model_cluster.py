@@ -141,7 +141,7 @@ class ModelCluster:
     def complete(self) -> None:
         """Execute the oldest step in flight, and take what it found."""
         plan, step = self._in_flight.popleft()
-        result = self._runner.execute(step)
+        result = self._runner.launch(step)
         assert not result.invalid_samples, "a row read what nobody wrote"
         self.ledger.done(WORKER_ID)
         for sequence, _ in self.scheduler.apply(WORKER_ID, plan.step_id, result.token_ids):
@@ -159,7 +159,7 @@ class ModelCluster:
     def fail(self, *, is_executed: bool) -> None:
         """The steps in flight are lost, after or before the oldest was executed."""
         if is_executed and self._in_flight:
-            self._runner.execute(self._in_flight[0][1])
+            self._runner.launch(self._in_flight[0][1])
         self._in_flight.clear()
         self.scheduler.rollback(WORKER_ID)
         self.ledger.undone(WORKER_ID)

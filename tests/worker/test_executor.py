@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.step import Step, StepResult, StepStatus
-from worker_svc.execution_thread import ExecutionThread
 from worker_svc.executor import StepExecutor
 from worker_svc.step_limits import InvalidStepError
+from worker_svc.task_thread import TaskThread
 
 
 class ScriptedRunner:
@@ -18,7 +18,7 @@ class ScriptedRunner:
         self.executed: list[int] = []
         self.errors: dict[int, Exception] = {}
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> StepResult:
         if step.step_id in self.errors:
             raise self.errors.pop(step.step_id)
         self.executed.append(step.step_id)
@@ -30,7 +30,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.runner = ScriptedRunner()
-        self.thread = ExecutionThread()
+        self.thread = TaskThread("execution")
         self.executor = StepExecutor(self.runner, self.thread)
 
     async def send(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepResult:
@@ -46,6 +46,7 @@ class Harness:
 async def harness() -> AsyncIterator[Harness]:
     harness = Harness()
     yield harness
+    await harness.executor.close()
     await harness.thread.close()
 
 

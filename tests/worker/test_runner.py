@@ -39,7 +39,7 @@ def reference(folder: Path) -> GreedyReference:
 def generate(runner: ModelRunner, client: StepClient, num_tokens: int, chunk: int) -> list[list[int]]:
     while not client.is_done(num_tokens):
         step = client.next_step(chunk)
-        client.take(step, runner.execute(step))
+        client.take(step, runner.launch(step))
     return client.outputs(num_tokens)
 
 
@@ -64,7 +64,7 @@ def test_a_snapshot_in_every_step_gives_the_same_tokens(decoder: Decoder, refere
         client.add(prompt)
     while not client.is_done(NUM_TOKENS):
         step = client.next_step(8, snapshot=True)
-        client.take(step, runner.execute(step))
+        client.take(step, runner.launch(step))
     assert_equal_greedy(reference.tokens, reference.margins, client.outputs(NUM_TOKENS))
 
 
@@ -110,9 +110,9 @@ def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> N
     second = slot_state(1, [], [10, 11], sampling=samplings[1], position=8, num_prompt_tokens=8)
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0])
     step = replace(step, num_tokens=[8], samples=[0, 0, 0, 1])
-    outputs = [[token] for token in runner.execute(step).token_ids]
+    outputs = [[token] for token in runner.launch(step).token_ids]
     for step_id, append_pairs in ((2, [0, 20, 1, 21]), (3, []), (4, [])):
-        result = runner.execute(Step(epoch=1, step_id=step_id, append_pairs=append_pairs, rows=[1, 0]))
+        result = runner.launch(Step(epoch=1, step_id=step_id, append_pairs=append_pairs, rows=[1, 0]))
         outputs[1].append(result.token_ids[0])
         outputs[0].append(result.token_ids[1])
     alone = []
@@ -128,9 +128,9 @@ def test_a_fork_goes_on_as_its_parent_does(decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     prompt = PROMPTS[4]  # 9 tokens: 3 blocks, the last with one
     start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
-    runner.execute(start)
-    result = runner.execute(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
-    child = runner.execute(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
+    runner.launch(start)
+    result = runner.launch(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
+    child = runner.launch(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
     assert child.token_ids == result.token_ids
 
 
@@ -144,7 +144,7 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Dec
     at_its_end = {"position": 9, "num_prompt_tokens": 9, "history": prompt}
     children = [slot_state(slot, [], [10, 11], sampling=samplings[slot], **at_its_end) for slot in (1, 2)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[parent, *children], rows=[0], num_tokens=[9])
-    outputs = [[token] for token in runner.execute(replace(step, samples=[0, 0, 0, 1, 0, 2])).token_ids]
+    outputs = [[token] for token in runner.launch(replace(step, samples=[0, 0, 0, 1, 0, 2])).token_ids]
     free = iter(range(20, 40))
     for position in range(9, 9 + num_tokens - 1):
         step = Step(epoch=1, step_id=position - 7, rows=[2, 0, 1])
@@ -154,7 +154,7 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Dec
             step = replace(step, copies=[12, first, 12, second], append_pairs=[1, first, 2, second])
         elif position % BLOCK_SIZE == 0:
             step = replace(step, append_pairs=[number for slot in range(3) for number in (slot, next(free))])
-        for slot, token in zip(step.rows, runner.execute(step).token_ids, strict=True):
+        for slot, token in zip(step.rows, runner.launch(step).token_ids, strict=True):
             outputs[slot].append(token)
     for sampling, output in zip(samplings, outputs, strict=True):
         client = new_client()
@@ -174,7 +174,7 @@ def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(decod
         client.add(PROMPTS[4])
         for _ in range(30):
             step = client.next_step(64, snapshot=snapshots)
-            client.take(step, runner.execute(step))
+            client.take(step, runner.launch(step))
         outputs.append(client.outputs(30))
         assert len(set(outputs[-1][0])) == 30
         assert len(set(outputs[-1][1])) < 30  # without penalty this model repeats itself
@@ -186,11 +186,11 @@ def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(decoder: Dec
     states = [slot_state(slot, prompt, [2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[4, 5])
     clean, _ = make_runner(decoder)
-    expected = [clean.execute(step), clean.execute(Step(epoch=1, step_id=2, rows=[1]))]
+    expected = [clean.launch(step), clean.launch(Step(epoch=1, step_id=2, rows=[1]))]
     runner, pool = make_runner(decoder)
-    runner.execute(step)
+    runner.launch(step)
     pool.blocks[0] = float("nan")
-    result = runner.execute(Step(epoch=1, step_id=2, append_pairs=[0, 9], rows=[0, 1]))
+    result = runner.launch(Step(epoch=1, step_id=2, append_pairs=[0, 9], rows=[0, 1]))
     assert list(result.invalid_samples) == [0]
     assert result.token_ids[1] == expected[1].token_ids[0]
 
@@ -198,7 +198,7 @@ def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(decoder: Dec
 def test_a_step_without_rows_only_changes_slots(decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     state = slot_state(0, PROMPTS[1], [0])
-    assert runner.execute(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
-    result = runner.execute(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
+    assert runner.launch(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
+    result = runner.launch(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
     assert isinstance(result, StepResult)
     assert len(result.token_ids) == 1

@@ -68,7 +68,7 @@ def search(runner: ModelRunner, pool: KVPool, driver: BeamDriver, *, chunk: int 
         step_id += 1
         step = Step(epoch=1, step_id=step_id, snapshot=step_id == 1, samples=[])
         driver.add_rows(step, chunk)
-        pool.blocks[driver.take(runner.execute(step).candidates)] = float("nan")
+        pool.blocks[driver.take(runner.launch(step).candidates)] = float("nan")
     return step_id
 
 
@@ -157,13 +157,13 @@ def test_a_group_swapped_out_and_in_again_and_again_finds_the_same(
             num_swaps += 1
             moved = driver.move(halves[num_swaps % 2])
             out = [number for host, block in enumerate(moved) for number in (block, host)]
-            assert runner.execute(Step(epoch=1, step_id=step_id, swap_out=out)).swap_ns > 0
+            assert runner.launch(Step(epoch=1, step_id=step_id, swap_out=out)).swap_ns > 0
             pool.blocks.fill_(float("nan"))
             step_id += 1
             step.step_id = step_id
             step.swap_in = [number for host, block in enumerate(moved.values()) for number in (host, block)]
         driver.add_rows(step)
-        driver.take(runner.execute(step).candidates)
+        driver.take(runner.launch(step).candidates)
     assert num_swaps >= 2
     reports.append(compare_beams(reference_beams(model.reference, PROMPT, params), driver.search.finish()))
 
@@ -187,7 +187,7 @@ def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(model: Model, r
         own = client.next_step(chunk=3)
         step = replace(own, whole=list(own.whole))
         counts = [driver.add_rows(step, chunk=4) for driver in drivers]
-        result = runner.execute(step)
+        result = runner.launch(step)
         client.take(own, result)
         ranked = iter(result.candidates)
         for driver, count in zip(drivers, counts, strict=True):
@@ -203,7 +203,7 @@ def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(model: Model, r
     clean, _ = make_runner(model.decoder)
     while not alone.is_done(num_tokens):
         step = alone.next_step(chunk=64)
-        alone.take(step, clean.execute(step))
+        alone.take(step, clean.launch(step))
     assert alone.outputs(num_tokens) == [noisy]
 
 
@@ -217,7 +217,7 @@ def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(m
         slot_state(2, OTHERS[2], [6, 7], sampling=ranked),
     ]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1, 2], num_tokens=[6, 9, 5])
-    result = runner.execute(replace(step, samples=[0, 0], candidates=[1, 3]))
+    result = runner.launch(replace(step, samples=[0, 0], candidates=[1, 3]))
     assert list(result.token_ids) == [int(full_logits(model.decoder, OTHERS[1])[-1].argmax())]
     logprobs = full_logits(model.decoder, PROMPT).log_softmax(-1)
     (found,) = result.candidates
@@ -238,9 +238,9 @@ def test_a_ranked_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other
     runner, pool = make_runner(model.decoder)
     states = [slot_state(0, OTHERS[1], [1, 2]), slot_state(1, PROMPT, [3, 4, 5])]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[6, 9], samples=[])
-    clean = runner.execute(replace(step, candidates=[0, 4, 1, 4])).candidates
+    clean = runner.launch(replace(step, candidates=[0, 4, 1, 4])).candidates
     pool.blocks[3] = float("nan")
     again = [slot_state(0, OTHERS[1], [1, 2]), slot_state(1, PROMPT[8:], [3, 4, 5], position=8, num_prompt_tokens=9)]
-    result = runner.execute(replace(step, whole=again, num_tokens=[6, 1], candidates=[0, 4, 1, 4]))
+    result = runner.launch(replace(step, whole=again, num_tokens=[6, 1], candidates=[0, 4, 1, 4]))
     assert list(result.candidates[0].token_ids) == list(clean[0].token_ids)
     assert (result.candidates[1].token_ids, result.candidates[1].logprobs) == ((), ())

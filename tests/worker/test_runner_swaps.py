@@ -39,16 +39,16 @@ def greedy_tokens(decoder: Decoder, prompt: list[int], num_tokens: int) -> list[
     runner, _ = make_runner(decoder)
     while not client.is_done(num_tokens):
         step = client.next_step(64)
-        client.take(step, runner.execute(step))
+        client.take(step, runner.launch(step))
     return client.outputs(num_tokens)[0]
 
 
 def test_a_sequence_goes_on_from_copied_blocks(decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, PROMPT, [5, 6, 7])], rows=[0], num_tokens=[9])
-    first = list(runner.execute(start).token_ids)
+    first = list(runner.launch(start).token_ids)
     moved = slot_state(0, first, [40, 41, 42], position=9, num_prompt_tokens=9)
-    result = runner.execute(Step(epoch=1, step_id=2, copies=[5, 40, 6, 41, 7, 42], whole=[moved], rows=[0]))
+    result = runner.launch(Step(epoch=1, step_id=2, copies=[5, 40, 6, 41, 7, 42], whole=[moved], rows=[0]))
     assert [*first, *result.token_ids] == greedy_tokens(decoder, PROMPT, 2)
     assert result.swap_ns == 0
 
@@ -58,30 +58,30 @@ def test_a_swapped_sequence_comes_back_bit_by_bit_though_others_had_its_blocks(d
     runner, pool = make_runner(decoder)
     device, host, other_host, elsewhere = [5, 6, 7], [2, 0, 3], [7, 1, 9], [7, 40, 6]
     start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, PROMPT, device)], rows=[0], num_tokens=[9])
-    tokens = list(runner.execute(start).token_ids)
+    tokens = list(runner.launch(start).token_ids)
     before = bits(pool.blocks[device])
     other = slot_state(0, OTHER, [6, 7, 5])
     step = Step(epoch=1, step_id=2, freed_slots=[0], swap_out=pairs(device, host), whole=[other], rows=[0])
     step.num_tokens = [11]
-    result = runner.execute(step)
+    result = runner.launch(step)
     other_tokens = list(result.token_ids)
     assert result.swap_ns > 0
     assert torch.equal(bits(pool.host_blocks[host]), before)
     assert not torch.equal(bits(pool.blocks[device]), before)
-    result = runner.execute(Step(epoch=1, step_id=3, rows=[0]))
+    result = runner.launch(Step(epoch=1, step_id=3, rows=[0]))
     other_tokens += result.token_ids
     assert result.swap_ns == 0
     other_before = bits(pool.blocks[[6, 7, 5]])
     back = slot_state(3, tokens, elsewhere, position=9, num_prompt_tokens=9)
     step = Step(epoch=1, step_id=4, freed_slots=[0], swap_out=pairs([6, 7, 5], other_host), whole=[back], rows=[3])
     step.swap_in = pairs(host, elsewhere)
-    tokens += runner.execute(step).token_ids
+    tokens += runner.launch(step).token_ids
     assert torch.equal(bits(pool.host_blocks[other_host]), other_before)
     assert torch.equal(bits(pool.blocks[elsewhere[:2]]), before[:2])  # the last has one token more
     assert torch.equal(bits(pool.blocks[6, :, :, 0]), before[2, :, :, 0])
     again = slot_state(1, other_tokens[-1:], [50, 51, 52, 53], position=12, num_prompt_tokens=11)
     step = Step(epoch=1, step_id=5, swap_in=pairs(other_host, [50, 51, 52]), whole=[again], rows=[1, 3])
-    result = runner.execute(step)
+    result = runner.launch(step)
     assert [*other_tokens, result.token_ids[0]] == greedy_tokens(decoder, OTHER, 3)
     assert [*tokens, result.token_ids[1]] == greedy_tokens(decoder, PROMPT, 3)
 
@@ -104,6 +104,6 @@ def test_any_moves_leave_both_pools_as_a_plain_reading_of_them_says(decoder: Dec
             destinations = generator.sample(range(len(destination)), count)
             destination[destinations] = source[sources]  # indexing by a list reads all first
             setattr(step, name, pairs(sources, destinations))
-        assert (runner.execute(step).swap_ns > 0) == bool(step.swap_out or step.swap_in)
+        assert (runner.launch(step).swap_ns > 0) == bool(step.swap_out or step.swap_in)
         assert torch.equal(bits(pool.blocks), bits(device))
         assert torch.equal(bits(pool.host_blocks), bits(host))

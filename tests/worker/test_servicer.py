@@ -18,9 +18,9 @@ from protos import worker_pb2 as pb
 from protos import worker_pb2_grpc
 from tests.worker.steps import LIMITS
 from worker_svc.description import ModelDescription, PhaseTime, TokenizerFiles, WorkerDescription
-from worker_svc.execution_thread import ExecutionThread
 from worker_svc.executor import StepExecutor
 from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer
+from worker_svc.task_thread import TaskThread
 
 TOKENIZER = TokenizerFiles(tokenizer_json=b'{"a": 1}', chat_template="{{ x }}", special_tokens={"bos_token": "<s>"})
 DESCRIPTION = WorkerDescription(
@@ -44,7 +44,7 @@ class GatedRunner:
         self.begun = threading.Semaphore(0)
         self.executed: list[int] = []
 
-    def execute(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> StepResult:
         self.begun.release()
         assert self.gate.wait(30)
         self.executed.append(step.step_id)
@@ -97,14 +97,15 @@ class Worker:
 
     def __init__(self) -> None:
         self.runner = GatedRunner()
-        self.thread = ExecutionThread()
+        self.thread = TaskThread("execution")
+        self.executor = StepExecutor(self.runner, self.thread)
         self.servicer = WorkerServicer("w1", "i1")
         self.server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.servicer, self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")
 
     def load(self) -> None:
-        self.servicer.serve(LoadedWorker(DESCRIPTION, StepExecutor(self.runner, self.thread)))
+        self.servicer.serve(LoadedWorker(DESCRIPTION, self.executor))
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
@@ -121,6 +122,7 @@ async def loading() -> AsyncIterator[Worker]:
     yield worker
     worker.runner.gate.set()
     await worker.server.stop(0)
+    await worker.executor.close()
     await worker.thread.close()
 
 

@@ -1,7 +1,7 @@
-"""The thread on which a worker loads its model and executes steps, and the way back to the event loop.
+"""A thread that does tasks in order, and the way from it back to the event loop.
 
-One thread for both: torch keeps its thread pool and the device's context by thread. It takes tasks in order and
-knows nothing of what they are.
+A worker loads its model and executes steps on one, since torch keeps its thread pool and the device's context by
+thread, and waits for its device on another. It knows nothing of what the tasks are.
 """
 
 import asyncio
@@ -16,36 +16,38 @@ U = TypeVar("U")
 Task = Callable[[], None]
 
 
-class ExecutionThread:
+class TaskThread:
     """One thread; made on the event loop to which results go back."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         # A daemon, because a model being loaded cannot be interrupted when the process is to end.
         context = contextvars.copy_context()  # what is bound to log lines
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name="execution", daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], T], deliver: Callable[[T], None]) -> None:
-        """Does `work` on the thread, after what was submitted before, then calls `deliver` on the loop.
+    def submit(self, task: Task) -> None:
+        """Does `task`, which must not raise, after what was submitted before. From any thread."""
+        self._tasks.put(task)
 
-        `work` must not raise.
-        """
-        self._tasks.put(lambda: self._back(deliver, work()))
+    def deliver(self, receive: Callable[[T], None], result: T) -> None:
+        """Calls `receive` on the loop, after what was delivered before. From any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(receive, result)
 
     async def call(self, work: Callable[[], T]) -> T:
         """Does `work` on the thread and gives its result or its exception."""
         future: asyncio.Future[T] = self._loop.create_future()
 
-        def outcome() -> Callable[[], None]:
+        def task() -> None:
             try:
-                result = work()
+                set_outcome = _unless_done(future, future.set_result, work())
             except Exception as error:
-                return _unless_done(future, future.set_exception, error)
-            return _unless_done(future, future.set_result, result)
+                set_outcome = _unless_done(future, future.set_exception, error)
+            self.deliver(lambda _: set_outcome(), None)
 
-        self.submit(outcome, lambda set_outcome: set_outcome())
+        self.submit(task)
         return await future
 
     async def close(self) -> None:
@@ -53,16 +55,12 @@ class ExecutionThread:
         self._tasks.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _back(self, deliver: Callable[[T], None], result: T) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(deliver, result)
-
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
 
 
-def _unless_done(future: "asyncio.Future[T]", setter: Callable[[U], None], value: U) -> Callable[[], None]:
+def _unless_done(future: "asyncio.Future[T]", setter: Callable[[U], None], value: U) -> Task:
     """Setting a future that its waiter may have cancelled."""
 
     def set_outcome() -> None:

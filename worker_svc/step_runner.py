@@ -1,0 +1,33 @@
+"""What executes a step: a model, or a simulation of one, seen from the executor.
+
+A runner without a device of its own is done when it returns; one with a device has only queued the work.
+"""
+
+from typing import Protocol
+
+from common.step import Step, StepResult
+
+
+class PendingStep(Protocol):
+    """A step that the device has yet to do."""
+
+    def wait(self) -> StepResult:
+        """Waits for the device, without the interpreter's lock. Called once, on another thread than `launch`.
+
+        Whatever it raises, the step broke off, and so did those that were launched after it.
+        """
+
+
+class StepRunner(Protocol):
+    """Takes steps on one thread. At most MAX_LAUNCHED_STEPS are launched and not waited for."""
+
+    def launch(self, step: Step) -> StepResult | PendingStep:
+        """Begins a step, and gives its result if it is done at once.
+
+        Raises InvalidStepError if nothing of the step was done, anything else if it broke off.
+        """
+
+
+def result_of(launched: StepResult | PendingStep) -> StepResult:
+    """The result, waited for if need be."""
+    return launched if isinstance(launched, StepResult) else launched.wait()
