@@ -2,17 +2,15 @@
 
 A block holds all layers, so a copy is one contiguous run of bytes. Programs own a slice of bytes of a group of pairs,
 so that where sources are also destinations, their order is kept without any program waiting for another. The torch
-reference is `kernels.blocks.kv_blocks.copy_blocks`.
+references are in `kernels.blocks.kv_blocks`.
 """
-
-from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks.copy_order import Pair, copy_groups
+from kernels.blocks.copy_order import CopyTable, copy_groups, copy_table
 
 CHUNK_WORDS = 1024  # of 8 bytes: four 16-byte loads in flight for each of 128 threads
 NUM_WARPS = 4
@@ -62,27 +60,31 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
     pool:  [num_blocks, ...], block first, contiguous
     pairs: [P, 2] int64, (source, destination), on the CPU
     """
-    launch_copies(pool, pool, copy_groups([(source, destination) for source, destination in pairs.tolist()]))
+    table = copy_table(copy_groups([(source, destination) for source, destination in pairs.tolist()]))
+    copy_by_table(pool, pool, table_on(pool.device, table), table.num_groups)
 
 
-def launch_copies(source: Tensor, destination: Tensor, groups: Sequence[Sequence[Pair]]) -> None:
-    """Copy groups of pairs from one pool to another or to itself, in one launch.
+def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups: int) -> None:
+    """Copy groups of pairs from one pool to another or to itself, in one launch and nothing else.
 
-    source, destination: [num_blocks, ...], contiguous, of equal blocks; the launch is on the CUDA one's device and
-                         the other may be pinned memory of its host
+    Of two pools one may be pinned memory of the host: torch's pinned memory is mapped into the device's address
+    space, where Triton's launcher looks an address up, and a kernel reads and writes it across the bus.
+
+    source, destination: [num_blocks, ...], contiguous, of equal blocks
+    table:               int64 [num_groups + 1 + 2 * num_pairs] as `copy_table` lays it out, on the device
     """
-    if not groups:
+    if num_groups == 0:
         return
+    assert table.is_contiguous() and table.dtype == torch.int64
     source_words, destination_words = _as_words(source), _as_words(destination)
     num_words = source_words.shape[1]
     num_chunks = triton.cdiv(num_words, CHUNK_WORDS)
-    device = destination.device if destination.is_cuda else source.device
-    copy_kernel[(len(groups) * num_chunks,)](
+    copy_kernel[(num_groups * num_chunks,)](
         source_words,
         destination_words,
-        _table(groups, device),
+        table,
         num_words,
-        len(groups),
+        num_groups,
         num_chunks,
         CHUNK=CHUNK_WORDS,
         num_warps=NUM_WARPS,
@@ -91,18 +93,15 @@ def launch_copies(source: Tensor, destination: Tensor, groups: Sequence[Sequence
     )
 
 
+def table_on(device: torch.device, table: CopyTable) -> Tensor:
+    """The table on a device, for who has no other upload to send it with; queued on the current stream."""
+    array = torch.from_numpy(table.array)
+    return (array.pin_memory() if device.type == "cuda" else array).to(device, non_blocking=True)
+
+
 def _as_words(pool: Tensor) -> Tensor:
     """The blocks as rows of the widest integers that fill them: [num_blocks, num_words]."""
     assert pool.is_contiguous(), "a block must be one run of bytes"
     rows = pool.view(len(pool), -1)
     block_bytes = rows.shape[1] * rows.element_size()
     return rows.view(next(word for word in _WORDS if block_bytes % word.itemsize == 0))
-
-
-def _table(groups: Sequence[Sequence[Pair]], device: torch.device) -> Tensor:
-    starts = [0]
-    for group in groups:
-        starts.append(starts[-1] + len(group))
-    blocks = [block for group in groups for pair in group for block in pair]
-    table = torch.tensor(starts + blocks, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return table.to(device, non_blocking=True)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.blocks.block_copy import launch_copies
-from kernels.blocks.copy_order import Pair
+from kernels.blocks.block_copy import copy_by_table, table_on
+from kernels.blocks.copy_order import Pair, copy_table
 
 COPY_ENGINE_RUN_BYTES = 512 * 1024  # from here on a copy's own cost is small beside its transfer
 
@@ -40,7 +40,9 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     if len(ordered) * block_bytes >= len(runs) * COPY_ENGINE_RUN_BYTES:
         copy_runs(source, destination, runs)
     else:
-        launch_copies(source, destination, [[pair] for pair in ordered])
+        table = copy_table([[pair] for pair in ordered])
+        device = destination.device if destination.is_cuda else source.device
+        copy_by_table(source, destination, table_on(device, table), table.num_groups)
 
 
 def copy_runs(source: Tensor, destination: Tensor, runs: Sequence[Run]) -> None:

@@ -5,8 +5,28 @@ Pure: it knows block ids only, not what blocks are made of nor who copies them.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 Pair = tuple[int, int]  # (source, destination)
+
+
+class CopyTable(NamedTuple):
+    """Groups of pairs as one array, which is what `copy_by_table` reads on the device."""
+
+    array: npt.NDArray[np.int64]  # [num_groups + 1 + 2 * num_pairs]: which pair each group starts at, then the pairs
+    num_groups: int
+
+
+def copy_table(groups: Sequence[Sequence[Pair]]) -> CopyTable:
+    """Lay out groups that can be copied at the same time (`copy_groups`), none of them empty."""
+    starts = [0]
+    for group in groups:
+        starts.append(starts[-1] + len(group))
+    blocks = [block for group in groups for pair in group for block in pair]
+    return CopyTable(np.array(starts + blocks, dtype=np.int64), len(groups))
 
 
 def copy_groups(pairs: Sequence[Pair]) -> list[list[Pair]]:

@@ -39,6 +39,19 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
     pool.index_copy_(0, destinations, pool.index_select(0, sources))
 
 
+def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups: int) -> None:
+    """Copy groups of pairs from one pool to another or to itself; all sources are read before anything is written.
+
+    source, destination: [num_blocks, ...], of equal blocks, on one device
+    table:               int64 [num_groups + 1 + 2 * num_pairs] as `copy_order.copy_table` lays it out, there too
+    """
+    pairs = table[num_groups + 1 :].view(-1, 2)
+    if source is destination and source.is_cpu:
+        copy_blocks(source, pairs)
+        return
+    destination.index_copy_(0, pairs[:, 1], source.index_select(0, pairs[:, 0]))
+
+
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     """Copy whole blocks from one pool to another, which may live on another device.
 

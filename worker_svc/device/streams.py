@@ -28,6 +28,10 @@ class DeviceEvent:
         if self._event is not None:
             self._event.synchronize()
 
+    def is_reached(self) -> bool:
+        """Without waiting. One never recorded is reached."""
+        return self._event is None or self._event.query()
+
     def hold_stream(self) -> None:
         """What is queued on the current stream from now on waits; the host does not."""
         if self._event is not None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import block_copy, block_swap, kv_blocks
+from kernels.blocks.copy_order import copy_table
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 
 NUM_BLOCKS = 9
@@ -103,5 +104,6 @@ def test_runs_and_single_copies_do_the_same() -> None:
     other = destination.clone()
     pairs = [(0, 4), (1, 5), (2, 6), (4, 7), (5, 1)]
     block_swap.copy_runs(source, destination, block_swap.contiguous_runs(pairs))
-    block_copy.launch_copies(source, other, [[pair] for pair in pairs])
+    table = copy_table([[pair] for pair in pairs])
+    block_copy.copy_by_table(source, other, block_copy.table_on(DEVICE, table), table.num_groups)
     assert same_bits(destination, other)
