@@ -40,13 +40,17 @@ class SlotTable:
         self.counts = checked.counts
         return checked
 
-    def advance(self, rows: StepRows, token_ids: Sequence[int] | IntArray) -> None:
-        """The rows are computed, and `token_ids` [S] were sampled: each becomes its slot's next input."""
+    def advance(self, rows: StepRows, token_ids: Sequence[int] | IntArray | None) -> None:
+        """The rows are computed, and `token_ids` [S] were sampled: each becomes its slot's next input.
+
+        None where only the device knows the tokens (`DeviceSlots`).
+        """
         self.counts.positions[rows.slots] = rows.ends
         positions = rows.sample_positions
         self.counts.positions[rows.sample_slots] = positions
         self.counts.num_known[rows.sample_slots] = positions + 1
-        self.token_ids[rows.sample_slots, positions] = token_ids
+        if token_ids is not None:
+            self.token_ids[rows.sample_slots, positions] = token_ids
 
     def _place(self, state: SlotState) -> None:
         self.block_tables[state.slot] = 0
