@@ -8,6 +8,7 @@ import triton
 from kernels.blocks import block_copy
 from kernels.gate.decode_launches import DECODES
 from kernels.gate.launch_config import LaunchConfig
+from kernels.gate.step_input_launches import STEP_INPUTS
 from kernels.layers import activations, norms, rotary_write
 from kernels.layers.layer_ops import Activation
 
@@ -131,4 +132,4 @@ GATED_ACTIVATIONS = (
     _gated_activation("relu", "fp32", 8192),
 )
 
-LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES, *NORMS, *GATED_ACTIVATIONS, *DECODES)
+LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES, *NORMS, *GATED_ACTIVATIONS, *DECODES, *STEP_INPUTS)
