@@ -40,7 +40,9 @@ class Completion:
     def __init__(self) -> None:
         self._thread = TaskThread("completion")
         self._changed = threading.Condition()
-        self._num_unfinished = 0  # on the way through the thread; changed under the condition
+        # Changed under the condition:
+        self._num_unfinished = 0  # on the way through the thread
+        self._num_pending = 0  # of them, those that the device has to do
         # Whoever settles a step owns these: the completion thread, or the execution thread while nothing is unfinished.
         self._is_broken = False  # a step failed, and the execution thread has not taken note of it
         self._completed_ns = 0  # when the device was done with the last step that was waited for
@@ -58,13 +60,14 @@ class Completion:
     def add(self, answer: StepResult | LaunchedStep, deliver: Callable[[StepResult], None]) -> None:
         """Takes an answer, or a step whose answer it will be; `deliver` gets it on the loop, in the order of `add`."""
         with self._changed:
-            is_next = self._num_unfinished == 0
-            at_once = is_next and (isinstance(answer, StepResult) or answer.result is not None)
+            is_pending = isinstance(answer, LaunchedStep) and answer.result is None
+            at_once = not is_pending and self._num_unfinished == 0
             self._num_unfinished += not at_once
+            self._num_pending += is_pending
         if at_once:
             self._thread.deliver(deliver, self._settled(answer))
         else:
-            self._thread.submit(lambda: self._finish(answer, deliver))
+            self._thread.submit(lambda: self._finish(answer, is_pending, deliver))
 
     async def drain(self) -> None:
         """Waits until all that was added is delivered."""
@@ -75,12 +78,15 @@ class Completion:
         await self._thread.close()
 
     def _has_room(self) -> bool:
-        return self._num_unfinished < (1 if self._is_broken else MAX_LAUNCHED_STEPS)
+        return self._num_unfinished == 0 if self._is_broken else self._num_pending < MAX_LAUNCHED_STEPS
 
-    def _finish(self, answer: StepResult | LaunchedStep, deliver: Callable[[StepResult], None]) -> None:
+    def _finish(
+        self, answer: StepResult | LaunchedStep, was_pending: bool, deliver: Callable[[StepResult], None]
+    ) -> None:
         self._thread.deliver(deliver, self._settled(answer))
         with self._changed:  # not before it is delivered: what is answered at once must not overtake it
             self._num_unfinished -= 1
+            self._num_pending -= was_pending
             self._changed.notify()
 
     def _settled(self, answer: StepResult | LaunchedStep) -> StepResult:
