@@ -66,9 +66,10 @@ class MovePlan:
 class OutstandingMoves:
     """Swaps that may still run, and the steps that may; asked once for each step, in order."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, watched_steps: int = WATCHED_STEPS) -> None:
+        self._watched_steps = watched_steps
         self._step = 0
-        self._last_step_with_swaps = -WATCHED_STEPS
+        self._last_step_with_swaps = -watched_steps
         self._newest_swap = 0
         self._passed_swap = 0  # the main stream is behind it, or it is done
         self._read_by = np.zeros(num_blocks, dtype=np.int64)  # the newest swap-out that reads a block
@@ -83,7 +84,7 @@ class OutstandingMoves:
     @property
     def is_watching(self) -> bool:
         """Whether `plan` must be told what the next step touches, though it may have no swaps."""
-        recent = self._step - self._last_step_with_swaps < WATCHED_STEPS
+        recent = self._step - self._last_step_with_swaps < self._watched_steps
         return recent or self.newest_swap is not None
 
     def passed(self, swap: int) -> None:
