@@ -29,7 +29,7 @@ class BlockShape:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # as stored: the model's, or float8_e4m3fn, which the device runner alone reads and writes
 
     @property
     def bytes_per_block(self) -> int:

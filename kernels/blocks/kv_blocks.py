@@ -35,7 +35,7 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
     if pool.is_cpu and not torch.isin(sources, destinations).any():
         _copy_each(pool, pool, pairs)
         return
-    sources, destinations = sources.to(pool.device), destinations.to(pool.device)
+    sources, destinations, pool = sources.to(pool.device), destinations.to(pool.device), _indexable(pool)
     pool.index_copy_(0, destinations, pool.index_select(0, sources))
 
 
@@ -49,7 +49,7 @@ def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups
     if source is destination and source.is_cpu:
         copy_blocks(source, pairs)
         return
-    destination.index_copy_(0, pairs[:, 1], source.index_select(0, pairs[:, 0]))
+    _indexable(destination).index_copy_(0, pairs[:, 1], _indexable(source).index_select(0, pairs[:, 0]))
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
@@ -62,6 +62,11 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     pairs:       [P, 2] int64, (source block, destination block), on the CPU, no destination twice
     """
     _copy_each(source, destination, pairs)
+
+
+def _indexable(pool: Tensor) -> Tensor:
+    """A pool of e4m3 as bytes, since torch does not copy e4m3 by index everywhere."""
+    return pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
 
 
 def _copy_each(source: Tensor, destination: Tensor, pairs: Tensor) -> None:

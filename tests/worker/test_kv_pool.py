@@ -1,5 +1,6 @@
 """The pool's layout, its block moves, and how its size is chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_blocks_are_copied_swapped_out_and_swapped_in_by_pairs() -> None:
     assert torch.equal(pool.blocks[4], before[0])
     assert torch.equal(pool.blocks[3], before[2])
     assert torch.equal(pool.blocks[2], before[0])
+
+
+def test_blocks_of_e4m3_take_half_the_memory_and_move_as_others_do() -> None:
+    shape = replace(SHAPE, dtype=torch.float8_e4m3fn)
+    assert 2 * shape.bytes_per_block == SHAPE.bytes_per_block
+    pool = KVPool(shape, num_blocks=5, device=CPU, num_host_blocks=2)
+    assert (pool.blocks.float() == 0.0).all()
+    as_bytes = pool.blocks.view(torch.uint8)
+    as_bytes.random_(generator=torch.Generator().manual_seed(0))  # NaN among them
+    before = as_bytes.clone()
+    pool.copy_blocks([(0, 4), (4, 1)])  # a source that is also a destination
+    pool.copy_blocks([(2, 3)])
+    assert torch.equal(as_bytes, before[[0, 4, 2, 2, 0]])
+    pool.swap_out([(1, 1), (0, 0)])
+    pool.swap_in([(1, 0), (0, 2)])
+    assert torch.equal(as_bytes, before[[4, 4, 0, 2, 0]])
 
 
 def test_no_pairs_are_nothing_to_do() -> None:

@@ -34,3 +34,5 @@ class Operations:
     fill_decode_plan: Callable[[DecodePlan], None]
     decode_attention: DecodeAttention
     prefill_attention: PrefillAttention
+    copy_by_table: Callable[[Tensor, Tensor, Tensor, int], None]
+    swap_blocks: Callable[[Tensor, Tensor, Tensor], None]

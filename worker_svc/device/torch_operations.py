@@ -1,6 +1,7 @@
 """The torch references as a bundle of operations, for any device."""
 
 from kernels.attention import decode_reference, prefill_reference
+from kernels.blocks import kv_blocks
 from kernels.layers import layer_ops, step_inputs_reference
 from worker_svc.device.operations import Operations
 
@@ -13,4 +14,6 @@ OPERATIONS = Operations(
     fill_decode_plan=decode_reference.fill_plan,
     decode_attention=decode_reference.decode_attention,
     prefill_attention=prefill_reference.prefill_attention,
+    copy_by_table=kv_blocks.copy_by_table,
+    swap_blocks=kv_blocks.swap_blocks,
 )

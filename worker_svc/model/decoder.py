@@ -49,14 +49,14 @@ class Decoder:
         """Memory that the weights take on the device."""
         return self.num_parameters * self.dtype.itemsize
 
-    def block_shape(self, block_size: int) -> BlockShape:
-        """The shape of a block that holds this model's keys and values."""
+    def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
+        """The shape of a block that holds this model's keys and values, in its dtype unless another is given."""
         return BlockShape(
             num_layers=self.config.num_layers,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             block_size=block_size,
-            dtype=self.dtype,
+            dtype=kv_dtype or self.dtype,
         )
 
     def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
@@ -69,6 +69,7 @@ class Decoder:
 
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
         """What `forward` does before the head: [L, hidden_size], for who wants the logits in slices."""
+        assert kv_pool.shape.dtype == self.dtype, "keys and values of another dtype are for the device runner alone"
         with torch.inference_mode():
             hidden = self._embed(batch)
             rotate = self._rotation(batch.positions)
