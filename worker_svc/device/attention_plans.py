@@ -17,6 +17,7 @@ from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_plan import prefill_tiles
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import AttentionShape
+from kernels.layers.step_inputs_reference import SlotTables, StepInputs
 from worker_svc.device.operations import Operations
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
@@ -69,6 +70,10 @@ class AttentionPlans:
             )
             for window in self._windows
         }
+
+    def gather(self, tables: SlotTables, slots: Tensor, positions: Tensor, inputs: StepInputs) -> None:
+        """Fill `inputs`, which rows of plans are part of, for these tokens. Can be captured in a graph."""
+        self._operations.step_inputs(tables, slots, positions, self._block_size, inputs)
 
     def decode(self, rows: DecodeRows) -> DecodePlans:
         """Plans for at most `max_rows` rows, to be filled; valid until others are filled.

@@ -49,6 +49,15 @@ class DeviceForward:
         self._gated_activation = GATED_ACTIVATIONS[config.activation]
         self._angles = _angle_table(decoder)
 
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.config.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits, and all else that is computed."""
+        return self._decoder.dtype
+
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, attention: BatchAttention) -> ForwardState:
         """Compute the tokens, and write their keys and values into the pool.
