@@ -1,0 +1,42 @@
+"""Moves by the kernels, on a GPU on two streams; there each is held up now and then, so that orders vary."""
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.blocks.block_copy import copy_by_table
+from kernels.blocks.block_swap import COPY_ENGINE_RUN_BYTES, swap_blocks
+from tests.kernels.on_device.devices import DEVICE, HAS_GPU
+from tests.worker.device.moved_pools import MovedPools, move_at_random
+
+_BYTES_PER_WORD = 32
+_DELAY_CYCLES = 1_000_000 if HAS_GPU else 0  # half a millisecond
+_RANDOM = Random(2)
+
+
+def swap_blocks_at_last(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+    if HAS_GPU:
+        torch.cuda._sleep(_RANDOM.choice([0, _DELAY_CYCLES]))
+    swap_blocks(source, destination, pairs)
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "num_steps"),
+    [(_BYTES_PER_WORD, 200 if HAS_GPU else 30), (COPY_ENGINE_RUN_BYTES, 40 if HAS_GPU else 3)],
+    ids=["kernel", "copy engine"],
+)
+def test_any_moves_leave_both_pools_as_a_plain_reading_of_them_says(block_bytes: int, num_steps: int) -> None:
+    pools = MovedPools(DEVICE, copy_by_table, swap_blocks_at_last, words=block_bytes // _BYTES_PER_WORD)
+    move_at_random(pools, num_steps, max_delay_cycles=_DELAY_CYCLES)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="addresses of the host mean something to a kernel on a GPU alone")
+def test_kernels_reach_pinned_memory_of_the_host_from_any_block_on() -> None:
+    pools = MovedPools(DEVICE, copy_by_table, swap_blocks, words=1)
+    host = pools.pool.host_blocks
+    assert host.is_pinned()
+    swap_blocks(host[3:], pools.pool.blocks, torch.tensor([(0, 5), (2, 4)]))
+    torch.cuda.synchronize()
+    assert torch.equal(pools.pool.blocks[[5, 4]].cpu(), host[[3, 5]])

@@ -1,0 +1,118 @@
+"""Random steps of block moves through a `BlockMover`, beside a plain reading of what they say."""
+
+from random import Random
+
+import torch
+
+from common.slot_sampling import SlotSampling
+from common.step import SlotState, Step
+from worker_svc.device.block_moves import BlockMover, CopyByTable, PendingSwaps, SwapBlocks
+from worker_svc.device.step_upload import StepUpload
+from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.slot_table import SlotTable
+from worker_svc.step_limits import StepLimits
+
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS, MAX_BLOCKS = 12, 8, 2, 2, 3
+
+
+class MovedPools:
+    """Pools of random bytes; each step also has rows, which add 1 to every byte of the blocks that they write."""
+
+    def __init__(self, device: torch.device, copy_by_table: CopyByTable, swap_blocks: SwapBlocks, words: int) -> None:
+        """Blocks of 32 times `words` bytes."""
+        shape = BlockShape(num_layers=2, num_kv_heads=words, head_dim=4, block_size=BLOCK_SIZE, dtype=torch.int8)
+        self.pool = KVPool(shape, NUM_BLOCKS, device, NUM_HOST_BLOCKS)
+        for blocks in (self.pool.blocks, self.pool.host_blocks):
+            blocks.copy_(torch.randint(-128, 128, blocks.shape, dtype=torch.int8))
+        self.expected = self.pool.blocks.cpu().clone()  # on a CPU it is the pool itself
+        self.expected_host = self.pool.host_blocks.clone()
+        limits = StepLimits(
+            num_slots=NUM_SLOTS,
+            num_blocks=NUM_BLOCKS,
+            num_host_blocks=NUM_HOST_BLOCKS,
+            block_size=BLOCK_SIZE,
+            vocab_size=10,
+            max_model_len=MAX_BLOCKS * BLOCK_SIZE,
+            max_batched_tokens=64,
+        )
+        self._table = SlotTable(limits)
+        self._upload = StepUpload(device, {}, capacity_bytes=64)  # so small that some tables go apart
+        self._mover = BlockMover(self.pool, copy_by_table, swap_blocks)
+
+    def execute(self, step: Step, *, delay_cycles: int = 0) -> PendingSwaps:
+        """Queues it, the main stream held up for so many cycles of a GPU before its rows are computed."""
+        checked = self._table.apply(step)
+        self._upload.begin()
+        packed = self._mover.pack(self._upload, checked)
+        self._upload.send()
+        swaps = self._mover.launch(packed, self._table, checked.rows)
+        if delay_cycles:
+            torch.cuda._sleep(delay_cycles)
+        rows = checked.rows
+        for slot, start, end in zip(rows.slots.tolist(), rows.starts.tolist(), rows.ends.tolist(), strict=True):
+            for block in self._table.block_tables[slot, start // BLOCK_SIZE : -(-end // BLOCK_SIZE)].tolist():
+                self.pool.blocks[block].add_(1)
+                self.expected[block] += 1
+        return swaps
+
+    def read_plainly(self, step: Step) -> None:
+        """Moves as the step says: of each kind, all sources are read before any destination is written."""
+        for flat, source, destination in (
+            (step.swap_out, self.expected, self.expected_host),
+            (step.swap_in, self.expected_host, self.expected),
+            (step.copies, self.expected, self.expected),
+        ):
+            destination[list(flat[1::2])] = source[list(flat[::2])]
+
+    def assert_equal(self) -> None:
+        assert torch.equal(self.pool.blocks.cpu(), self.expected)
+        assert torch.equal(self.pool.host_blocks, self.expected_host)
+
+
+def random_step(random: Random, step_id: int) -> Step:
+    """Moves between any blocks, and rows of slots placed anew on any blocks."""
+    whole = []
+    for slot in range(NUM_SLOTS):
+        position = random.randrange(MAX_BLOCKS * BLOCK_SIZE)
+        num_tokens = random.randint(1, MAX_BLOCKS * BLOCK_SIZE - position)
+        blocks = random.sample(range(NUM_BLOCKS), MAX_BLOCKS)
+        state = SlotState(
+            slot=slot,
+            position=position,
+            block_table=blocks,
+            token_ids=[0] * num_tokens,
+            num_prompt_tokens=0,
+            sampling=SlotSampling(seed=0),
+        )
+        whole.append(state)
+    return Step(
+        epoch=1,
+        step_id=step_id,
+        snapshot=True,
+        whole=whole,
+        swap_out=_pairs(random, NUM_BLOCKS, NUM_HOST_BLOCKS),
+        swap_in=_pairs(random, NUM_HOST_BLOCKS, NUM_BLOCKS),
+        copies=_pairs(random, NUM_BLOCKS, NUM_BLOCKS),
+        rows=[state.slot for state in whole],
+        num_tokens=[len(state.token_ids) for state in whole],
+    )
+
+
+def _pairs(random: Random, num_sources: int, num_destinations: int) -> list[int]:
+    count = random.choice([0, 0, 1, 3, min(num_sources, num_destinations)])
+    sources, destinations = random.choices(range(num_sources), k=count), random.sample(range(num_destinations), count)
+    return [block for pair in zip(sources, destinations, strict=True) for block in pair]
+
+
+def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int = 0) -> None:
+    """Many steps on the way at once; asserts what they leave, and that swaps and nothing else took time."""
+    random = Random(1)
+    pending = []
+    for step_id in range(1, num_steps + 1):
+        step = random_step(random, step_id)
+        pools.read_plainly(step)
+        swaps = pools.execute(step, delay_cycles=random.choice([0, max_delay_cycles]))
+        pending.append((swaps, bool(step.swap_out or step.swap_in)))
+    for swaps, has_swaps in pending:
+        assert (swaps.wait() > 0) == has_swaps
+    pools.assert_equal()

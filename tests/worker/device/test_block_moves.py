@@ -1,0 +1,37 @@
+"""Blocks are where a plain reading of the steps says, and what a step's moves say of themselves."""
+
+import numpy as np
+import torch
+
+from common.step import Step
+from kernels.blocks.copy_order import copy_table
+from kernels.blocks.kv_blocks import copy_by_table, swap_blocks
+from tests.worker.device.moved_pools import MovedPools, move_at_random
+
+CPU = torch.device("cpu")
+
+
+def test_any_moves_leave_both_pools_as_a_plain_reading_of_them_says() -> None:
+    move_at_random(MovedPools(CPU, copy_by_table, swap_blocks, words=1), 80)
+
+
+def test_a_step_without_swaps_has_nothing_to_wait_for() -> None:
+    pools = MovedPools(CPU, copy_by_table, swap_blocks, words=1)
+    assert pools.execute(Step(epoch=1, step_id=1, snapshot=True, copies=[0, 1, 0, 2])).wait() == 0
+    assert pools.execute(Step(epoch=1, step_id=2, swap_out=[0, 1])).wait() > 0
+    assert pools.execute(Step(epoch=1, step_id=3)).wait() == 0
+
+
+def test_a_table_of_copies_says_where_groups_start_and_then_the_pairs() -> None:
+    array, num_groups = copy_table([[(2, 3), (1, 2)], [(5, 6)]])
+    assert num_groups == 2
+    np.testing.assert_array_equal(array, [0, 2, 3, 2, 3, 1, 2, 5, 6])
+
+
+def test_a_table_copies_between_pools_and_within_one() -> None:
+    source, destination = torch.arange(6.0).view(6, 1), torch.zeros(6, 1)
+    array, num_groups = copy_table([[(2, 3), (1, 2)], [(5, 0)]])
+    copy_by_table(source, destination, torch.from_numpy(array), num_groups)
+    assert destination.flatten().tolist() == [5, 0, 1, 2, 0, 0]
+    copy_by_table(source, source, torch.from_numpy(array), num_groups)
+    assert source.flatten().tolist() == [5, 1, 1, 2, 4, 5]
