@@ -100,5 +100,5 @@ class StepResult:
     queue_ns: int = 0
     exec_ns: int = 0
     total_ns: int = 0
-    swap_ns: int = 0  # of exec_ns, moving blocks between device and host
+    swap_ns: int = 0  # moving blocks between device and host, perhaps beside computing
     candidates: list[Candidates] = field(default_factory=list)  # in the order of the step's

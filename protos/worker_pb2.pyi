@@ -583,7 +583,7 @@ class StepResponse(_message.Message):
     total_ns: _builtins.int
     """total_ns from receiving the step to handing over this answer."""
     swap_ns: _builtins.int
-    """swap_ns of exec_ns: moving blocks between device and host, if the step has swaps."""
+    """swap_ns that moving blocks between device and host took, if the step has swaps; a worker may compute meanwhile."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleLogprobs]:
         """logprobs of samples whose slots asked for them."""

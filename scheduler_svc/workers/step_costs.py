@@ -53,7 +53,8 @@ class StepCosts:
     def learn(self, plan: StepPlan, result: StepResult) -> PreemptionCosts | None:
         """Takes in a step that was executed. Returns what is known if that has changed noticeably since it last did.
 
-        None too while prefill has not been seen: a speed of swaps alone decides nothing.
+        None too while prefill has not been seen: a speed of swaps alone decides nothing. A step whose swaps took time
+        says nothing of prefill: a worker may swap beside computing, so that no time can be taken off for it.
         """
         num_moved = (len(plan.swap_out) + len(plan.swap_in)) // 2
         num_tokens = sum(plan.num_tokens)
@@ -61,8 +62,8 @@ class StepCosts:
             return None  # decoding: most steps
         self.swap.add(num_moved, result.swap_ns)
         num_prompt_tokens = sum(n for n in plan.num_tokens if n > 1)
-        if 2 * num_prompt_tokens > num_tokens:
-            self.prefill.add(num_tokens, result.exec_ns - result.swap_ns)
+        if 2 * num_prompt_tokens > num_tokens and not result.swap_ns:
+            self.prefill.add(num_tokens, result.exec_ns)
         return self._news()
 
     def _news(self) -> PreemptionCosts | None:

@@ -22,10 +22,11 @@ def learn(costs: StepCosts, num_tokens: list[int], *, num_moved: int = 0, **time
     return costs.learn(plan, StepResult(epoch=1, step_id=1, **times))
 
 
-def test_prefill_is_measured_without_the_time_of_swaps_and_told_when_it_is_known() -> None:
+def test_prefill_is_measured_in_steps_without_swaps_and_told_when_it_is_known() -> None:
     costs = StepCosts()
     assert learn(costs, [100], exec_ns=900 * MS) is None  # the first is slow: it says nothing of the others
-    told = learn(costs, [100], exec_ns=60 * MS, swap_ns=10 * MS)
+    assert learn(costs, [100], num_moved=2, exec_ns=60 * MS, swap_ns=55 * MS) is None  # at the same time, perhaps
+    told = learn(costs, [100], exec_ns=50 * MS)
     assert told == PreemptionCosts(prefill_tokens_per_s=2000.0, prefill_step_tokens=100)
     assert costs.prefill.per_s == 2000.0 and costs.swap.per_s is None
 
