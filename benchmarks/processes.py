@@ -47,10 +47,10 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_for(self, event: str) -> dict[str, Any]:
-        """The next log line of this event. Raises ProcessError if it does not come."""
+    def wait_for(self, event: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
+        """The next log line of this event. Raises ProcessError if for so long no line comes, or none any more."""
         try:
-            while (line := self._lines.get(timeout=START_TIMEOUT_S)) is not None:
+            while (line := self._lines.get(timeout=timeout_s)) is not None:
                 if line.get("event") == event:
                     return line
         except Empty:

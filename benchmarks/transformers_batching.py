@@ -1,0 +1,112 @@
+"""Requests run by the continuous batching of `transformers`, in a process of its own. Writes what came of them.
+
+    python -m benchmarks.transformers_batching REQUESTS OUTPUT --model FOLDER --device cuda --dtype bfloat16
+
+REQUESTS is JSON: a list of [prompt token ids, number of output tokens]. It uses a flash attention that is installed
+(none is fetched), else its paged SDPA. What does not end within --limit-s is given up: the load took longer than that.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+_WARM_UP_TOKENS = 2
+_STOP_S = 5.0
+_NO_FETCHING = "auto_switch_to_flash"
+_CONFIG_FIELDS = frozenset(each.name for each in dataclasses.fields(ContinuousBatchingConfig))
+
+
+def attention() -> str:
+    """The fastest there is without a network."""
+    if is_flash_attn_3_available():
+        return "flash_attention_3"
+    if is_flash_attn_2_available():
+        return "flash_attention_2"
+    # Before it could be told not to, `transformers` looked for a flash attention to fetch unless paging was asked for.
+    return "sdpa" if _NO_FETCHING in _CONFIG_FIELDS else "paged|sdpa"
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds from the first submission, at each request's end; None for those that did not end in time."""
+    requests: list[tuple[list[int], int]] = json.loads(options.requests.read_text())
+    implementation = attention()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=getattr(torch, options.dtype), attn_implementation=implementation
+    )
+    model.to(options.device).eval()
+    untyped: Any = GenerationConfig
+    generation = untyped(do_sample=False, max_new_tokens=max(number for _, number in requests))
+    generation.eos_token_id = -1  # nothing ends before its length
+    generation.pad_token_id = 0
+    ends_s: dict[str, float] = {}
+    with model.continuous_batching_context_manager(
+        generation_config=generation,
+        continuous_batching_config=batching_config(options),
+        block=False,
+        timeout=_STOP_S,
+    ) as manager:
+        _run_requests(manager, [(requests[0][0], _WARM_UP_TOKENS)], {}, options.limit_s, "warm-up")
+        began_s = time.perf_counter()
+        error = _run_requests(manager, requests, ends_s, options.limit_s, "request")
+        seconds = time.perf_counter() - began_s
+    return {
+        "attention": implementation,
+        "seconds": seconds,
+        "ends_s": [ends_s.get(f"request {index}") for index in range(len(requests))],
+        "error": error,
+    }
+
+
+def batching_config(options: argparse.Namespace) -> ContinuousBatchingConfig:
+    """Its own defaults, which look at the memory that is there; only what would fetch something is switched off."""
+    wanted: dict[str, Any] = {_NO_FETCHING: False, "allow_block_sharing": False}
+    if options.num_blocks is not None:
+        wanted |= {"num_blocks": options.num_blocks, "max_batch_tokens": 256}
+    return ContinuousBatchingConfig(**{name: value for name, value in wanted.items() if name in _CONFIG_FIELDS})
+
+
+def _run_requests(
+    manager: Any, requests: list[tuple[list[int], int]], ends_s: dict[str, float], limit_s: float, name: str
+) -> str | None:
+    """Fills in `ends_s`. Returns what went wrong."""
+    began_s = time.perf_counter()
+    for index, (prompt, num_output) in enumerate(requests):
+        manager.add_request(prompt, request_id=f"{name} {index}", max_new_tokens=num_output, eos_token_id=-1)
+    while len(ends_s) < len(requests):
+        result = manager.get_result(timeout=1)
+        if result is not None and result.is_finished():
+            if result.error is not None:
+                return str(result.error)
+            ends_s[result.request_id] = time.perf_counter() - began_s
+        elif result is None and not manager.is_running():
+            return "its generation thread ended"
+        if time.perf_counter() - began_s > limit_s:
+            return None
+    return None
+
+
+def main() -> None:
+    """Runs, writes, and leaves whatever still runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("requests", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--limit-s", type=float, default=120.0)
+    parser.add_argument("--num-blocks", type=int, help="of its cache; default: what fits")
+    options = parser.parse_args()
+    options.output.write_text(json.dumps(run(options)))
+    os._exit(0)  # a generation that was given up would be waited for
+
+
+if __name__ == "__main__":
+    main()
