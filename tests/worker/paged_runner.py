@@ -63,13 +63,16 @@ class PagedRunner:
         self.num_mixed_steps += 1 in counts and max(counts) > 1
         for sequence, count in zip(sequences, counts, strict=True):
             self._grow(sequence, sequence.num_computed_tokens + count)
-        batch = forward_batch(sequences, counts, self.pool.block_size)
-        logits = self.decoder.forward(batch, self.pool)
+        logits = self.compute(sequences, counts)
         for sequence, count, row in zip(sequences, counts, logits, strict=True):
             sequence.num_computed_tokens += count
             if sequence.num_computed_tokens == len(sequence.token_ids):
                 sequence.token_ids.append(int(row.argmax()))
         return logits
+
+    def compute(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> torch.Tensor:
+        """Logits of the last of the next `counts` tokens of each, in float32."""
+        return self.decoder.forward(forward_batch(sequences, counts, self.pool.block_size), self.pool)
 
     def release(self, sequence: PagedSequence) -> None:
         """Free the blocks, poisoned again."""

@@ -1,0 +1,113 @@
+"""Runs a decoder as `PagedRunner` does, by the accelerator's forward pass: slots, padding, rows of one token first.
+
+It makes the device's tables anew for each step. Entries that no row should read are blocks far outside the pool.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention.decode_reference import DecodeRows
+from kernels.attention.prefill_reference import PrefillRows
+from kernels.layers.step_inputs_reference import SlotTables, StepInputs, empty_step_inputs
+from tests.worker.paged_runner import PagedRunner, PagedSequence
+from worker_svc.device.attention_plans import AttentionPlans, BatchAttention, DecodePlans, PrefillPlans
+from worker_svc.device.forward import DeviceForward
+from worker_svc.device.operations import Operations
+from worker_svc.kv_pool import KVPool
+from worker_svc.model.decoder import Decoder
+
+BAD_BLOCK = 2**31 - 1
+BAD_SLOT = 2**30
+MAX_ROWS = 16
+PADDED_TO = 4  # rows of one token, as the batches of graphs are
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of a step, those of rows of one token first, with padding between them and the others."""
+
+    inputs: StepInputs
+    attention: BatchAttention
+    last_tokens: Tensor  # [R] int64, of each row
+
+
+class DevicePagedRunner(PagedRunner):
+    """One of the same seed as a `PagedRunner` takes the same blocks for the same sequences."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        operations: Operations,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(decoder, num_blocks=num_blocks, block_size=block_size)
+        self.pool = KVPool(decoder.block_shape(block_size, kv_dtype), num_blocks, decoder.device)
+        self.pool.blocks.fill_(float("nan"))
+        self.forward = DeviceForward(decoder, self.pool, operations)
+        self.plans = AttentionPlans(decoder, self.pool, operations, max_rows=MAX_ROWS, max_blocks=num_blocks)
+
+    def compute(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> Tensor:
+        order = sorted(range(len(counts)), key=lambda row: counts[row] > 1)
+        batch = self.lay_out([sequences[row] for row in order], [counts[row] for row in order])
+        state = self.forward.forward(batch.inputs, batch.attention)
+        logits = self.forward.logits(state, batch.last_tokens)
+        in_order = torch.empty_like(logits)
+        in_order[order] = logits
+        return in_order.float()
+
+    def lay_out(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> Batch:
+        """Of rows in order: those of one token come first."""
+        num_ones = list(counts).count(1)
+        num_decode = -(-num_ones // PADDED_TO) * PADDED_TO
+        padding = num_decode - num_ones
+        starts = [sequence.num_computed_tokens for sequence in sequences]
+        slots = [*range(num_ones), *[BAD_SLOT] * padding]
+        positions = [*starts[:num_ones], *[-1] * padding]
+        for row in range(num_ones, len(counts)):
+            slots += [row] * counts[row]
+            positions += range(starts[row], starts[row] + counts[row])
+        inputs = empty_step_inputs(len(slots), num_decode, self.pool.num_blocks, self.decoder.device)
+        self.plans.gather(self._tables(sequences), self._tensor(slots), self._tensor(positions), inputs)
+        decode, prefill = self._plans(inputs, num_decode, sequences[num_ones:], counts[num_ones:])
+        attention = BatchAttention(num_decode_tokens=num_decode, decode=decode, prefill=prefill)
+        ends = torch.tensor(counts[num_ones:], dtype=torch.int64).cumsum(0) + num_decode
+        last_tokens = torch.cat((torch.arange(num_ones), ends - 1)).to(self.decoder.device)
+        return Batch(inputs, attention, last_tokens)
+
+    def _plans(
+        self, inputs: StepInputs, num_decode: int, longer: Sequence[PagedSequence], counts: Sequence[int]
+    ) -> tuple[DecodePlans, PrefillPlans]:
+        decode: DecodePlans = {}
+        prefill: PrefillPlans = {}
+        if num_decode:
+            decode = self.plans.decode(DecodeRows(inputs.context_lens[:num_decode], inputs.block_tables))
+            self.plans.fill(decode)
+        if longer:
+            query_lens = torch.tensor(counts)
+            contexts = query_lens + torch.tensor([sequence.num_computed_tokens for sequence in longer])
+            tiles = self.plans.prefill_tiles(query_lens.numpy(), contexts.numpy())
+            rows = PrefillRows(
+                query_start=self._tensor([0, *query_lens.cumsum(0).tolist()]),
+                context_lens=self._tensor(contexts.tolist()),
+                block_tables=self._tables(longer).block_tables,
+            )
+            prefill = self.plans.prefill(rows, torch.from_numpy(tiles).to(self.decoder.device))
+        return decode, prefill
+
+    def _tables(self, sequences: Sequence[PagedSequence]) -> SlotTables:
+        longest = max(len(sequence.token_ids) for sequence in sequences)
+        token_ids = torch.full((len(sequences), longest + 1), -1, dtype=torch.int32)
+        blocks = torch.full((len(sequences), self.pool.num_blocks), BAD_BLOCK, dtype=torch.int32)
+        for slot, sequence in enumerate(sequences):
+            token_ids[slot, : len(sequence.token_ids)] = torch.tensor(sequence.token_ids)
+            blocks[slot, : len(sequence.block_table)] = torch.tensor(sequence.block_table)
+        return SlotTables(token_ids.to(self.decoder.device), blocks.to(self.decoder.device))
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=self.decoder.device)
