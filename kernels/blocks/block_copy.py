@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks.copy_order import CopyTable, copy_groups, copy_table
+from kernels.blocks.copy_order import CopyTable, copy_table
 
 CHUNK_WORDS = 1024  # of 8 bytes: four 16-byte loads in flight for each of 128 threads
 NUM_WARPS = 4
@@ -60,7 +60,7 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
     pool:  [num_blocks, ...], block first, contiguous
     pairs: [P, 2] int64, (source, destination), on the CPU
     """
-    table = copy_table(copy_groups([(source, destination) for source, destination in pairs.tolist()]))
+    table = copy_table(pairs.numpy())
     copy_by_table(pool, pool, table_on(pool.device, table), table.num_groups)
 
 

@@ -6,13 +6,14 @@ a launch, and are moved by one kernel that reads or writes the host's memory dir
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from kernels.blocks.block_copy import copy_by_table, table_on
-from kernels.blocks.copy_order import Pair, copy_table
+from kernels.blocks.copy_order import apart
 
 COPY_ENGINE_RUN_BYTES = 512 * 1024  # from here on a copy's own cost is small beside its transfer
 
@@ -32,17 +33,23 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
     destination: [num_destination_blocks, ...], the same block shape and dtype; the one on the host pinned
     pairs:       [P, 2] int64, (source block, destination block), on the CPU, no destination twice
     """
-    ordered: list[Pair] = sorted((first, second) for first, second in pairs.tolist())
-    if not ordered:
+    ordered = pairs.numpy()
+    ordered = ordered[np.argsort(ordered[:, 0], kind="stable")]
+    if not len(ordered):
         return
     runs = contiguous_runs(ordered)
     block_bytes = source[0].numel() * source.element_size()
     if len(ordered) * block_bytes >= len(runs) * COPY_ENGINE_RUN_BYTES:
         copy_runs(source, destination, runs)
     else:
-        table = copy_table([[pair] for pair in ordered])
-        device = destination.device if destination.is_cuda else source.device
-        copy_by_table(source, destination, table_on(device, table), table.num_groups)
+        gather_blocks(source, destination, ordered)
+
+
+def gather_blocks(source: Tensor, destination: Tensor, pairs: npt.NDArray[np.int64]) -> None:
+    """One launch for all pairs [P, 2], which also works where neither pool is the host's."""
+    table = apart(pairs)
+    device = destination.device if destination.is_cuda else source.device
+    copy_by_table(source, destination, table_on(device, table), table.num_groups)
 
 
 def copy_runs(source: Tensor, destination: Tensor, runs: Sequence[Run]) -> None:
@@ -52,7 +59,11 @@ def copy_runs(source: Tensor, destination: Tensor, runs: Sequence[Run]) -> None:
         destination[run.destination : run.destination + run.num_blocks].copy_(blocks, non_blocking=True)
 
 
-def contiguous_runs(pairs: Sequence[Pair]) -> list[Run]:
-    """Join pairs that follow each other in both pools; `pairs` sorted by source."""
-    starts = [0, *(i for i, (a, b) in enumerate(pairwise(pairs), 1) if b != (a[0] + 1, a[1] + 1)), len(pairs)]
-    return [Run(*pairs[start], end - start) for start, end in pairwise(starts)]
+def contiguous_runs(pairs: npt.NDArray[np.int64]) -> list[Run]:
+    """Join pairs [P, 2], at least one, that follow each other in both pools; sorted by source."""
+    is_start = np.ones(len(pairs), dtype=np.bool_)
+    is_start[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
+    starts = np.flatnonzero(is_start)
+    lengths = np.diff(np.append(starts, len(pairs)))
+    columns = (pairs[starts, 0].tolist(), pairs[starts, 1].tolist(), lengths.tolist())
+    return [Run(*run) for run in zip(*columns, strict=True)]

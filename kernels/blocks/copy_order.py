@@ -20,8 +20,21 @@ class CopyTable(NamedTuple):
     num_groups: int
 
 
-def copy_table(groups: Sequence[Sequence[Pair]]) -> CopyTable:
-    """Lay out groups that can be copied at the same time (`copy_groups`), none of them empty."""
+def copy_table(pairs: npt.NDArray[np.int64]) -> CopyTable:
+    """Lay out the copies of pairs [P, 2] inside a pool, as `copy_groups` orders them."""
+    if not np.isin(pairs[:, 0], pairs[:, 1]).any():
+        return apart(pairs)
+    return grouped(copy_groups([(source, destination) for source, destination in pairs.tolist()]))
+
+
+def apart(pairs: npt.NDArray[np.int64]) -> CopyTable:
+    """Lay out pairs [P, 2] that need no order, a group each."""
+    assert len(np.unique(pairs[:, 1])) == len(pairs), "two copies into one block"
+    return CopyTable(np.concatenate([np.arange(len(pairs) + 1), pairs.reshape(-1)]), len(pairs))
+
+
+def grouped(groups: Sequence[Sequence[Pair]]) -> CopyTable:
+    """Lay out groups that can be copied at the same time, none of them empty."""
     starts = [0]
     for group in groups:
         starts.append(starts[-1] + len(group))

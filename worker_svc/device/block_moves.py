@@ -7,16 +7,17 @@ moved (`move_hazards`). It owns the side stream; host blocks are read and writte
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.blocks.copy_order import copy_groups, copy_table
+from kernels.blocks.copy_order import copy_table
 from worker_svc.device.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, blocks_of
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.device.streams import DeviceEvent, SideStream
 from worker_svc.kv_pool import KVPool
 from worker_svc.slot_table import SlotTable
-from worker_svc.step_check import BlockPairs, CheckedStep, StepRows
+from worker_svc.step_check import BlockPairs, CheckedStep, IntArray, StepRows
 
 CopyByTable = Callable[[Tensor, Tensor, Tensor, int], None]  # as in kernels.blocks.kv_blocks
 SwapBlocks = Callable[[Tensor, Tensor, Tensor], None]
@@ -75,7 +76,7 @@ class BlockMover:
         """Between the upload's `begin` and `send`."""
         table, num_groups = None, 0
         if checked.copies:
-            array, num_groups = copy_table(copy_groups(checked.copies))
+            array, num_groups = copy_table(_as_array(checked.copies))
             table = upload.add(array)
         return PackedMoves(checked.swap_out, checked.swap_in, checked.copies, table, num_groups)
 
@@ -109,10 +110,10 @@ class BlockMover:
             self._main_point(plan.side_after).hold_stream()
             swaps.began.record()
             if plan.swap_out is not None:
-                self._swap_blocks(device_blocks, host_blocks, _as_tensor(packed.swap_out))
+                self._swap_blocks(device_blocks, host_blocks, torch.from_numpy(_as_array(packed.swap_out)))
                 self._record_swap(plan.swap_out)
             if plan.swap_in is not None:
-                self._swap_blocks(host_blocks, device_blocks, _as_tensor(packed.swap_in))
+                self._swap_blocks(host_blocks, device_blocks, torch.from_numpy(_as_array(packed.swap_in)))
                 self._record_swap(plan.swap_in)
             swaps.ended.record()
         return swaps
@@ -133,5 +134,5 @@ class BlockMover:
             self._swap_points.clear()
 
 
-def _as_tensor(pairs: BlockPairs) -> Tensor:
-    return torch.tensor(pairs, dtype=torch.int64)
+def _as_array(pairs: BlockPairs) -> IntArray:
+    return np.array(pairs, dtype=np.int64)

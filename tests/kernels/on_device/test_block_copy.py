@@ -1,11 +1,11 @@
 """Copying and swapping blocks by kernel, against the torch references, bit by bit."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.blocks import block_copy, block_swap, kv_blocks
-from kernels.blocks.copy_order import copy_table
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 
 NUM_BLOCKS = 9
@@ -95,15 +95,14 @@ def test_swapped_blocks_come_back_bit_by_bit(block_bytes: int) -> None:
 
 def test_neighbours_in_both_pools_are_one_run() -> None:
     pairs = [(0, 4), (1, 5), (2, 6), (4, 7), (5, 9), (6, 8)]
-    runs = block_swap.contiguous_runs(pairs)
+    runs = block_swap.contiguous_runs(np.array(pairs))
     assert runs == [(0, 4, 3), (4, 7, 1), (5, 9, 1), (6, 8, 1)]
 
 
 def test_runs_and_single_copies_do_the_same() -> None:
     source, destination = pool_of((3, 5), torch.float32), pool_of((3, 5), torch.float32)
     other = destination.clone()
-    pairs = [(0, 4), (1, 5), (2, 6), (4, 7), (5, 1)]
+    pairs = np.array([(0, 4), (1, 5), (2, 6), (4, 7), (5, 1)])
     block_swap.copy_runs(source, destination, block_swap.contiguous_runs(pairs))
-    table = copy_table([[pair] for pair in pairs])
-    block_copy.copy_by_table(source, other, block_copy.table_on(DEVICE, table), table.num_groups)
+    block_swap.gather_blocks(source, other, pairs)
     assert same_bits(destination, other)

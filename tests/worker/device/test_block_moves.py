@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from common.step import Step
-from kernels.blocks.copy_order import copy_table
+from kernels.blocks.copy_order import copy_table, grouped
 from kernels.blocks.kv_blocks import copy_by_table, swap_blocks
 from tests.worker.device.moved_pools import MovedPools, move_at_random
 
@@ -23,14 +23,23 @@ def test_a_step_without_swaps_has_nothing_to_wait_for() -> None:
 
 
 def test_a_table_of_copies_says_where_groups_start_and_then_the_pairs() -> None:
-    array, num_groups = copy_table([[(2, 3), (1, 2)], [(5, 6)]])
+    array, num_groups = grouped([[(2, 3), (1, 2)], [(5, 6)]])
     assert num_groups == 2
     np.testing.assert_array_equal(array, [0, 2, 3, 2, 3, 1, 2, 5, 6])
 
 
+def test_copies_that_need_no_order_are_groups_of_their_own() -> None:
+    array, num_groups = copy_table(np.array([(2, 3), (2, 1), (5, 6)]))
+    assert num_groups == 3
+    np.testing.assert_array_equal(array, [0, 1, 2, 3, 2, 3, 2, 1, 5, 6])
+    array, num_groups = copy_table(np.array([(2, 3), (3, 1), (5, 6)]))
+    assert num_groups == 2
+    np.testing.assert_array_equal(array, [0, 2, 3, 3, 1, 2, 3, 5, 6])
+
+
 def test_a_table_copies_between_pools_and_within_one() -> None:
     source, destination = torch.arange(6.0).view(6, 1), torch.zeros(6, 1)
-    array, num_groups = copy_table([[(2, 3), (1, 2)], [(5, 0)]])
+    array, num_groups = grouped([[(2, 3), (1, 2)], [(5, 0)]])
     copy_by_table(source, destination, torch.from_numpy(array), num_groups)
     assert destination.flatten().tolist() == [5, 0, 1, 2, 0, 0]
     copy_by_table(source, source, torch.from_numpy(array), num_groups)
