@@ -6,8 +6,6 @@ a launch, and are moved by one kernel that reads or writes the host's memory dir
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -15,15 +13,9 @@ from torch import Tensor
 from kernels.blocks.block_copy import copy_by_table, table_on
 from kernels.blocks.copy_order import apart
 
+IntArray = npt.NDArray[np.int64]
+
 COPY_ENGINE_RUN_BYTES = 512 * 1024  # from here on a copy's own cost is small beside its transfer
-
-
-class Run(NamedTuple):
-    """Neighbouring blocks whose copies are neighbours too."""
-
-    source: int
-    destination: int
-    num_blocks: int
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
@@ -45,25 +37,26 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         gather_blocks(source, destination, ordered)
 
 
-def gather_blocks(source: Tensor, destination: Tensor, pairs: npt.NDArray[np.int64]) -> None:
+def gather_blocks(source: Tensor, destination: Tensor, pairs: IntArray) -> None:
     """One launch for all pairs [P, 2], which also works where neither pool is the host's."""
     table = apart(pairs)
     device = destination.device if destination.is_cuda else source.device
     copy_by_table(source, destination, table_on(device, table), table.num_groups)
 
 
-def copy_runs(source: Tensor, destination: Tensor, runs: Sequence[Run]) -> None:
+def copy_runs(source: Tensor, destination: Tensor, runs: IntArray) -> None:
     """One copy for each run."""
-    for run in runs:
-        blocks = source[run.source : run.source + run.num_blocks]
-        destination[run.destination : run.destination + run.num_blocks].copy_(blocks, non_blocking=True)
+    for first_source, first_destination, num_blocks in runs.tolist():
+        blocks = source[first_source : first_source + num_blocks]
+        destination[first_destination : first_destination + num_blocks].copy_(blocks, non_blocking=True)
 
 
-def contiguous_runs(pairs: npt.NDArray[np.int64]) -> list[Run]:
-    """Join pairs [P, 2], at least one, that follow each other in both pools; sorted by source."""
+def contiguous_runs(pairs: IntArray) -> IntArray:
+    """Join pairs [P, 2], sorted by source, that follow each other in both pools.
+
+    Returns [num_runs, 3]: first source, first destination, number of blocks.
+    """
     is_start = np.ones(len(pairs), dtype=np.bool_)
     is_start[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
     starts = np.flatnonzero(is_start)
-    lengths = np.diff(np.append(starts, len(pairs)))
-    columns = (pairs[starts, 0].tolist(), pairs[starts, 1].tolist(), lengths.tolist())
-    return [Run(*run) for run in zip(*columns, strict=True)]
+    return np.column_stack([pairs[starts], np.diff(np.append(starts, len(pairs)))])

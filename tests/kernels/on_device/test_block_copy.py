@@ -96,7 +96,7 @@ def test_swapped_blocks_come_back_bit_by_bit(block_bytes: int) -> None:
 def test_neighbours_in_both_pools_are_one_run() -> None:
     pairs = [(0, 4), (1, 5), (2, 6), (4, 7), (5, 9), (6, 8)]
     runs = block_swap.contiguous_runs(np.array(pairs))
-    assert runs == [(0, 4, 3), (4, 7, 1), (5, 9, 1), (6, 8, 1)]
+    assert runs.tolist() == [[0, 4, 3], [4, 7, 1], [5, 9, 1], [6, 8, 1]]
 
 
 def test_runs_and_single_copies_do_the_same() -> None:
