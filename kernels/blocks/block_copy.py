@@ -14,6 +14,7 @@ from kernels.blocks.copy_order import CopyTable, copy_table
 
 CHUNK_WORDS = 1024  # of 8 bytes: four 16-byte loads in flight for each of 128 threads
 NUM_WARPS = 4
+MAX_PROGRAMS = 1 << 20  # each slice has its own
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
@@ -27,28 +28,29 @@ def copy_kernel(
     num_chunks: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:
-    """destination[d] = source[s] for the pairs (s, d) of one group, in one slice of the block.
+    """destination[d] = source[s] for the pairs (s, d) of one group, in one slice of the block; then the next slice.
 
     The first source is read before all else and written after it (`copy_groups`). The barriers keep a source's
     readers before its writer; a slice is never touched by another program of the same group.
     """
-    i_group = tl.program_id(0) // num_chunks
-    i_chunk = tl.program_id(0) % num_chunks
-    o_word = i_chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    m_word = o_word < num_words
-    i_first = tl.load(table_ptr + i_group)
-    i_end = tl.load(table_ptr + i_group + 1)
+    o_chunk = tl.arange(0, CHUNK)
     p_pairs = table_ptr + num_groups + 1
-    b_held = tl.load(source_ptr + tl.load(p_pairs + 2 * i_first) * num_words + o_word, mask=m_word, other=0)
-    for i_pair in range(i_first + 1, i_end):
-        i_source = tl.load(p_pairs + 2 * i_pair)
-        i_destination = tl.load(p_pairs + 2 * i_pair + 1)
-        b_words = tl.load(source_ptr + i_source * num_words + o_word, mask=m_word, other=0)
+    for i_slice in range(tl.program_id(0), num_groups * num_chunks, tl.num_programs(0)):
+        i_group, i_chunk = i_slice // num_chunks, i_slice % num_chunks
+        o_word = i_chunk.to(tl.int64) * CHUNK + o_chunk
+        m_word = o_word < num_words
+        i_first = tl.load(table_ptr + i_group)
+        i_end = tl.load(table_ptr + i_group + 1)
+        b_held = tl.load(source_ptr + tl.load(p_pairs + 2 * i_first) * num_words + o_word, mask=m_word, other=0)
+        for i_pair in range(i_first + 1, i_end):
+            i_source = tl.load(p_pairs + 2 * i_pair)
+            i_destination = tl.load(p_pairs + 2 * i_pair + 1)
+            b_words = tl.load(source_ptr + i_source * num_words + o_word, mask=m_word, other=0)
+            tl.debug_barrier()
+            tl.store(destination_ptr + i_destination * num_words + o_word, b_words, mask=m_word)
         tl.debug_barrier()
-        tl.store(destination_ptr + i_destination * num_words + o_word, b_words, mask=m_word)
-    tl.debug_barrier()
-    i_destination = tl.load(p_pairs + 2 * i_first + 1)
-    tl.store(destination_ptr + i_destination * num_words + o_word, b_held, mask=m_word)
+        i_destination = tl.load(p_pairs + 2 * i_first + 1)
+        tl.store(destination_ptr + i_destination * num_words + o_word, b_held, mask=m_word)
 
 
 def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
@@ -67,11 +69,17 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
 def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups: int) -> None:
     """Copy groups of pairs from one pool to another or to itself, in one launch and nothing else.
 
-    Of two pools one may be pinned memory of the host: torch's pinned memory is mapped into the device's address
-    space, where Triton's launcher looks an address up, and a kernel reads and writes it across the bus.
+    source, destination: [num_blocks, ...], contiguous, of equal blocks, on the device
+    table:               int64 [num_groups + 1 + 2 * num_pairs] as `copy_table` lays it out, there too
+    """
+    launch_copies(source, destination, table, num_groups, MAX_PROGRAMS)
 
-    source, destination: [num_blocks, ...], contiguous, of equal blocks
-    table:               int64 [num_groups + 1 + 2 * num_pairs] as `copy_table` lays it out, on the device
+
+def launch_copies(source: Tensor, destination: Tensor, table: Tensor, num_groups: int, max_programs: int) -> None:
+    """As `copy_by_table`, by so many programs at most; one of the pools may be pinned memory of the host.
+
+    Torch's pinned memory is mapped into the device's address space, where Triton's launcher looks an address up, and
+    a kernel reads and writes it across the bus.
     """
     if num_groups == 0:
         return
@@ -79,7 +87,7 @@ def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups
     source_words, destination_words = _as_words(source), _as_words(destination)
     num_words = source_words.shape[1]
     num_chunks = triton.cdiv(num_words, CHUNK_WORDS)
-    copy_kernel[(num_groups * num_chunks,)](
+    copy_kernel[(min(num_groups * num_chunks, max_programs),)](
         source_words,
         destination_words,
         table,

@@ -5,17 +5,19 @@ a launch, and are moved by one kernel that reads or writes the host's memory dir
 `kernels.blocks.kv_blocks.swap_blocks`. It knows no streams: what is queued goes to the current one.
 """
 
-from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from kernels.blocks.block_copy import copy_by_table, table_on
+from kernels.blocks.block_copy import launch_copies, table_on
 from kernels.blocks.copy_order import apart
 
 IntArray = npt.NDArray[np.int64]
 
 COPY_ENGINE_RUN_BYTES = 512 * 1024  # from here on a copy's own cost is small beside its transfer
+# 8 KiB each on the way: several times what the bus transfers while one access of it takes, and few enough to leave
+# the multiprocessors to the model, whose kernels run meanwhile.
+GATHER_PROGRAMS = 64
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
@@ -41,7 +43,7 @@ def gather_blocks(source: Tensor, destination: Tensor, pairs: IntArray) -> None:
     """One launch for all pairs [P, 2], which also works where neither pool is the host's."""
     table = apart(pairs)
     device = destination.device if destination.is_cuda else source.device
-    copy_by_table(source, destination, table_on(device, table), table.num_groups)
+    launch_copies(source, destination, table_on(device, table), table.num_groups, GATHER_PROGRAMS)
 
 
 def copy_runs(source: Tensor, destination: Tensor, runs: IntArray) -> None:
