@@ -13,6 +13,7 @@ from common.settings import settings_or_exit, to_toml
 from worker_svc.checkpoint import CheckpointError
 from worker_svc.kv_pool import PoolSizeError
 from worker_svc.loading import load_engine
+from worker_svc.runner_choice import DeviceError
 from worker_svc.service import ServiceOptions, serve
 from worker_svc.settings import WorkerSettings
 
@@ -39,7 +40,7 @@ def main() -> None:
     )
     try:
         ended = uvloop.run(serve(options, lambda: load_engine(settings)))
-    except (CheckpointError, PoolSizeError, ListenError) as error:
+    except (CheckpointError, DeviceError, PoolSizeError, ListenError) as error:
         refuse_to_start(SERVICE, str(error))
     if not ended:
         os._exit(0)  # the interpreter would take the ground from under a thread that is still loading

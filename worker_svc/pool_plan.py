@@ -51,13 +51,7 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory,
     If no longest sequence was asked for, it is the model's, even if the pool holds less: what fits, the scheduler
     decides for each request.
     """
-    wanted = sequences.max_model_len
-    if wanted is not None and wanted > sequences.model_len:
-        raise PoolSizeError(
-            f"max_model_len is {wanted}, and the model's positions end at {sequences.model_len}: "
-            f"give at most --max-model-len {sequences.model_len}"
-        )
-    longest = wanted or sequences.model_len
+    longest = longest_sequence(sequences)
     left_bytes = _bytes_beside_host_pool(request.num_host_blocks, free, bytes_per_block)
     try:
         num_blocks = _num_blocks(request, sequences, longest, left_bytes, bytes_per_block)
@@ -66,12 +60,24 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory,
             raise
         raise PoolSizeError(f"{error}, beside {request.num_host_blocks} host blocks") from error
     held = num_blocks * sequences.block_size
+    wanted = sequences.max_model_len
     if wanted is not None and held < wanted:
         raise PoolSizeError(
             f"a pool of {num_blocks} blocks holds {held} tokens, less than one sequence of max_model_len {wanted}: "
             f"give --num-blocks {-(-wanted // sequences.block_size)} or more, or --max-model-len {held} or less"
         )
     return PoolPlan(num_blocks, longest)
+
+
+def longest_sequence(sequences: SequenceLimits) -> int:
+    """In tokens, whatever the pool holds. Raises PoolSizeError if the model has no positions for it."""
+    wanted = sequences.max_model_len
+    if wanted is not None and wanted > sequences.model_len:
+        raise PoolSizeError(
+            f"max_model_len is {wanted}, and the model's positions end at {sequences.model_len}: "
+            f"give at most --max-model-len {sequences.model_len}"
+        )
+    return wanted or sequences.model_len
 
 
 def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_block: int) -> int:

@@ -28,10 +28,21 @@ class WorkerSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and KV memory; auto: the checkpoint's on cuda, float32 on cpu"
     )
+    kv_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="of KV memory, if another: fp8 halves it, with the device runner; auto: as dtype says"
+    )
+    runner: Literal["auto", "cpu", "device"] = Field(
+        "auto",
+        description="what executes steps: device keeps an accelerator busy, cpu does one thing after the other; "
+        "auto: device on cuda",
+    )
+    graphs: bool = Field(
+        True, description="capture decode steps as CUDA graphs; without, starts are quicker and steps slower"
+    )
     block_size: int = Field(16, ge=1, le=256, description="tokens in a block")
     num_blocks: int | None = Field(None, ge=1, description="blocks of the KV pool")
     kv_memory_fraction: float | None = Field(
-        None, gt=0, le=1, description="KV pool as part of the memory that is free once the model is loaded"
+        None, gt=0, le=1, description="KV pool as part of the memory that the model, on cuda also its steps, leave free"
     )
     kv_memory_bytes: int | None = Field(None, ge=1, description="KV pool in bytes")
     num_host_blocks: int = Field(

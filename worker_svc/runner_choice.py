@@ -1,0 +1,131 @@
+"""Which runner executes steps, where and in which dtypes: settled from what was asked for and what the machine has.
+
+`look_at_machine` looks, `choose_runner` decides and looks at nothing.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+RunnerKind = Literal["cpu", "device"]
+
+_FP8_CAPABILITY = (8, 9)  # from which on kernels can turn e4m3 into other numbers
+
+
+class DeviceError(ValueError):
+    """What was asked for needs a device or a package that is not here; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is to compute with."""
+
+    cuda_capabilities: tuple[tuple[int, int], ...] = ()  # of each CUDA device
+    current_cuda_device: int = 0
+    has_triton: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerWishes:
+    """What was asked for, in the words of the settings."""
+
+    device: str
+    runner: Literal["auto", "cpu", "device"]
+    dtype: str
+    kv_dtype: Literal["auto", "fp8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerChoice:
+    """What it will be."""
+
+    kind: RunnerKind
+    device: torch.device
+    dtype: torch.dtype | None  # of the weights; None: the checkpoint's own
+    kv_dtype: torch.dtype | None  # of keys and values; None: the weights'
+
+    @property
+    def has_kernels(self) -> bool:
+        """Computed by Triton kernels; else by torch's operators, the kernels' references among them."""
+        return self.kind == "device" and self.device.type == "cuda"
+
+
+def look_at_machine() -> Machine:
+    """The machine as torch sees it."""
+    has_triton = find_spec("triton") is not None
+    if not torch.cuda.is_available():
+        return Machine(has_triton=has_triton)
+    return Machine(
+        cuda_capabilities=tuple(torch.cuda.get_device_capability(each) for each in range(torch.cuda.device_count())),
+        current_cuda_device=torch.cuda.current_device(),
+        has_triton=has_triton,
+    )
+
+
+def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
+    """Raises DeviceError if the machine does not have what the wishes need."""
+    device = _device(wishes.device, machine)
+    kind = wishes.runner
+    if kind == "auto":
+        kind = "device" if device.type == "cuda" else "cpu"
+    choice = RunnerChoice(
+        kind=kind,
+        device=device,
+        dtype=_dtype(wishes.dtype, device),
+        kv_dtype=torch.float8_e4m3fn if wishes.kv_dtype == "fp8" else None,
+    )
+    if choice.has_kernels and not machine.has_triton:
+        raise DeviceError(
+            f"on {device} steps are computed by Triton kernels, and Triton is missing: install the extra quire[gpu], "
+            "or give --runner cpu, which is slow"
+        )
+    if choice.kv_dtype is not None:
+        _check_fp8(choice, machine)
+    return choice
+
+
+def _device(name: str, machine: Machine) -> torch.device:
+    if name == "auto":
+        name = "cuda" if machine.cuda_capabilities else "cpu"
+    if name == "cuda":
+        name = f"cuda:{machine.current_cuda_device}"
+    device = torch.device(name)
+    if device.type == "cuda" and not machine.cuda_capabilities:
+        raise DeviceError(f"--device {name} was asked for, and torch sees no CUDA device: use --device cpu")
+    if device.type == "cuda" and _index(device) >= len(machine.cuda_capabilities):
+        last = len(machine.cuda_capabilities) - 1
+        raise DeviceError(
+            f"--device {name} was asked for, and the last CUDA device is cuda:{last}: use that or another"
+        )
+    return device
+
+
+def _index(device: torch.device) -> int:
+    assert device.index is not None, "a CUDA device is settled with its number"
+    return device.index
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """None is the checkpoint's own."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), "the settings allow names of dtypes only"
+    return dtype
+
+
+def _check_fp8(choice: RunnerChoice, machine: Machine) -> None:
+    if choice.kind != "device":
+        raise DeviceError(
+            "--kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
+        )
+    if choice.device.type != "cuda":
+        return
+    capability = machine.cuda_capabilities[_index(choice.device)]
+    if capability < _FP8_CAPABILITY:
+        has, needs = (".".join(map(str, each)) for each in (capability, _FP8_CAPABILITY))
+        raise DeviceError(
+            f"--kv-dtype fp8 needs compute capability {needs}, and {choice.device} has {has}: give --kv-dtype auto"
+        )
