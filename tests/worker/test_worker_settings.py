@@ -43,11 +43,18 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
         (["--kv-memory-fraction", "1.5"], "less than or equal to 1"),
         (["--device", "tpu"], "should match pattern"),
         (["--dtype", "int4"], "Input should be 'auto'"),
+        (["--kv-dtype", "int4"], "Input should be 'auto' or 'fp8'"),
+        (["--runner", "gpu"], "Input should be 'auto', 'cpu' or 'device'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(WorkerSettings, ["--model", "m", *arguments])
+
+
+def test_graphs_are_on_unless_switched_off() -> None:
+    assert parse(WorkerSettings, ["--model", "m"]).graphs
+    assert not parse(WorkerSettings, ["--model", "m", "--no-graphs"]).graphs
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""How a runner starts, and what the KV pool gets of a device's memory."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from common.step import Step, StepResult
+from tests.worker.steps import LIMITS
+from worker_svc.description import PhaseClock
+from worker_svc.device.memory_profile import MemoryProfile
+from worker_svc.device.start import start_runner
+from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError
+from worker_svc.step_limits import StepLimits
+
+GIB = 1 << 30
+PROFILE = MemoryProfile(
+    total=80 * GIB,
+    free=60 * GIB,
+    weights=15 * GIB,
+    trial_pool=1 * GIB,
+    buffers=2 * GIB,
+    activations=3 * GIB,
+    graphs=4 * GIB,
+)
+
+
+class FakeRunner:
+    """Notes what it is told; out of memory at what the test says."""
+
+    def __init__(self, runs_out_at: str = "") -> None:
+        self.told: list[str] = []
+        self._runs_out_at = runs_out_at
+
+    def launch(self, step: Step) -> StepResult:
+        self._note("launch")
+        return StepResult(epoch=step.epoch, step_id=step.step_id)
+
+    def capture_graphs(self) -> None:
+        self._note("capture")
+
+    def release_graphs(self) -> None:
+        self._note("release")
+
+    def _note(self, what: str) -> None:
+        if what == self._runs_out_at:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        self.told.append(what)
+
+
+def start(runner: FakeRunner, *, graphs: bool) -> Sequence[str]:
+    """Returns the phases."""
+    shape = BlockShape(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=torch.float32)
+    pool = KVPool(shape, LIMITS.num_blocks, torch.device("cpu"))
+    clock = PhaseClock()
+
+    def make(made_for: KVPool, limits: StepLimits) -> FakeRunner:
+        assert (made_for, limits) == (pool, LIMITS)
+        return runner
+
+    assert start_runner(make, pool, LIMITS, graphs=graphs, clock=clock) is runner
+    return [each.phase for each in clock.phases]
+
+
+def test_the_pool_gets_what_everything_else_leaves() -> None:
+    # 60 GiB are free beside the trial; its pool comes back, and steps and graphs take 7.
+    assert PROFILE.available == 54 * GIB
+
+
+def test_all_of_the_memory_is_accounted_for() -> None:
+    # 80 - 60 free - 15 weights - 1 trial - 2 buffers
+    assert PROFILE.others == 2 * GIB
+    assert PROFILE.parts["others"] == 2 * GIB
+    assert sum(PROFILE.parts.values()) == PROFILE.total
+
+
+def test_no_memory_left_is_none_and_not_less() -> None:
+    scarce = MemoryProfile(total=100, free=10, weights=80, trial_pool=5, buffers=5, activations=20, graphs=0)
+    assert scarce.available == 0
+
+
+def test_graphs_are_captured_before_the_first_steps_if_they_are_wanted() -> None:
+    runner = FakeRunner()
+    assert start(runner, graphs=True) == ["graphs", "warm_up"]
+    assert runner.told == ["capture", "launch", "launch", "launch"]
+    runner = FakeRunner()
+    assert start(runner, graphs=False) == ["warm_up"]
+    assert runner.told == ["launch", "launch", "launch"]
+
+
+@pytest.mark.parametrize("what", ["capture", "launch"])
+def test_a_device_that_is_too_small_beside_the_pool_is_said_with_what_to_give(what: str) -> None:
+    with pytest.raises(PoolSizeError, match=r"beside a pool of 32 blocks, .* give fewer --max-batched-tokens"):
+        start(FakeRunner(runs_out_at=what), graphs=True)

@@ -1,0 +1,65 @@
+"""Which runner it will be, on which device and in which dtypes, and what is said where that cannot be."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from worker_svc.runner_choice import DeviceError, Machine, RunnerChoice, RunnerWishes, choose_runner, look_at_machine
+
+NOTHING_ASKED = RunnerWishes(device="auto", runner="auto", dtype="auto", kv_dtype="auto")
+NO_GPU = Machine()
+HOPPERS = Machine(cuda_capabilities=((9, 0), (9, 0)), current_cuda_device=1, has_triton=True)
+CPU, CUDA_1 = torch.device("cpu"), torch.device("cuda:1")
+
+
+def test_without_a_gpu_the_plain_runner_computes_in_float32() -> None:
+    choice = choose_runner(NOTHING_ASKED, NO_GPU)
+    assert choice == RunnerChoice(kind="cpu", device=CPU, dtype=torch.float32, kv_dtype=None)
+    assert not choice.has_kernels
+
+
+def test_with_a_gpu_its_runner_computes_with_kernels_in_the_checkpoints_dtype() -> None:
+    choice = choose_runner(NOTHING_ASKED, HOPPERS)
+    assert choice == RunnerChoice(kind="device", device=CUDA_1, dtype=None, kv_dtype=None)
+    assert choice.has_kernels
+
+
+def test_either_runner_can_be_had_on_either_device() -> None:
+    on_cpu = choose_runner(replace(NOTHING_ASKED, device="cpu", runner="device"), HOPPERS)
+    assert (on_cpu.kind, on_cpu.device, on_cpu.has_kernels) == ("device", CPU, False)
+    on_cuda = choose_runner(replace(NOTHING_ASKED, device="cuda:0", runner="cpu"), replace(HOPPERS, has_triton=False))
+    assert (on_cuda.kind, on_cuda.device, on_cuda.has_kernels) == ("cpu", torch.device("cuda:0"), False)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_keys_and_values_can_be_fp8_with_the_accelerators_runner(device: str) -> None:
+    wishes = replace(NOTHING_ASKED, device=device, runner="device", dtype="bfloat16", kv_dtype="fp8")
+    choice = choose_runner(wishes, HOPPERS)
+    assert (choice.dtype, choice.kv_dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "machine", "message"),
+    [
+        (replace(NOTHING_ASKED, device="cuda"), NO_GPU, "torch sees no CUDA device: use --device cpu"),
+        (replace(NOTHING_ASKED, device="cuda:2"), HOPPERS, "the last CUDA device is cuda:1"),
+        (NOTHING_ASKED, replace(HOPPERS, has_triton=False), "install the extra quire[gpu], or give --runner cpu"),
+        (replace(NOTHING_ASKED, kv_dtype="fp8"), NO_GPU, "leave it out, or give --runner device"),
+        (replace(NOTHING_ASKED, kv_dtype="fp8", runner="cpu"), HOPPERS, "leave it out, or give --runner device"),
+        (
+            replace(NOTHING_ASKED, kv_dtype="fp8"),
+            Machine(cuda_capabilities=((8, 0),), has_triton=True),
+            "needs compute capability 8.9, and cuda:0 has 8.0: give --kv-dtype auto",
+        ),
+    ],
+)
+def test_what_the_machine_lacks_is_said_with_what_to_do(wishes: RunnerWishes, machine: Machine, message: str) -> None:
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        choose_runner(wishes, machine)
+
+
+def test_the_machine_at_hand_can_be_looked_at() -> None:
+    machine = look_at_machine()
+    assert bool(machine.cuda_capabilities) == torch.cuda.is_available()
