@@ -1,0 +1,49 @@
+"""Finds the launch configuration that was chosen for a shape of attention, where one was.
+
+The table is `tuned`, written by `benchmarks.tune_kernels`; what has no entry is launched by rule. It compiles nothing,
+measures nothing, and imports no Triton.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from kernels.attention.shape import AttentionShape
+from kernels.attention.tuned import ROWS
+
+AttentionKernel = Literal["decode", "prefill", "prefix"]
+HOPPER = "sm_90"
+
+
+class TunedRow(NamedTuple):
+    """One entry: whose it is, how to launch, and what is known of that."""
+
+    kernel: str
+    family: str  # of devices that it was chosen for
+    group: int  # heads that share a key-value head
+    head_dim: int
+    bits: int  # of an element of queries, and of keys
+    kv_bits: int
+    rows: int  # of a tile: queries, or heads of a group
+    tile: int  # keys per loop iteration
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int  # that registers and shared memory of a multiprocessor hold at once
+    registers: int  # per thread
+    shared_bytes: int  # per program
+    us: float | None  # as measured, the mean of its workloads; None where chosen from what the compiler reports
+
+    @property
+    def source(self) -> str:
+        return "compile gate" if self.us is None else "measured"
+
+
+_BY_KEY = {row[:6]: TunedRow(*row) for row in ROWS}
+
+
+def tuned_row(kernel: AttentionKernel, shape: AttentionShape, family: str = HOPPER) -> TunedRow | None:
+    """The entry of a shape; float32, which is for exact products and not for speed, has none."""
+    if shape.dtype == torch.float32:
+        return None
+    bits, kv_bits = 8 * shape.dtype.itemsize, 8 * shape.kv_dtype.itemsize
+    return _BY_KEY.get((kernel, family, shape.group, shape.head_dim, bits, kv_bits))
