@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.block_moves import Sizes, measure, measure_overlap
 from kernels.blocks.block_copy import copy_by_table
 from kernels.blocks.block_swap import COPY_ENGINE_RUN_BYTES, swap_blocks
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
@@ -30,6 +31,13 @@ def swap_blocks_at_last(source: Tensor, destination: Tensor, pairs: Tensor) -> N
 def test_any_moves_leave_both_pools_as_a_plain_reading_of_them_says(block_bytes: int, num_steps: int) -> None:
     pools = MovedPools(DEVICE, copy_by_table, swap_blocks_at_last, words=block_bytes // _BYTES_PER_WORD)
     move_at_random(pools, num_steps, max_delay_cycles=_DELAY_CYCLES)
+
+
+def test_the_measurement_of_moves_finds_all_blocks_where_they_belong() -> None:
+    sizes = Sizes(bytes_per_token=64, num_layers=2, num_tokens=64, num_layerwise_tokens=32)
+    rates = measure(DEVICE, sizes, (4, 16), repeats=1, by_kernels=True)
+    assert {rate.operation for rate in rates} >= {"copy on write", "swap in, kernel", "swap out, copy engines"}
+    measure_overlap(DEVICE, sizes, 16, repeats=1, by_kernels=True)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="addresses of the host mean something to a kernel on a GPU alone")
