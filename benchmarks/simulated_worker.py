@@ -112,6 +112,7 @@ def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Engin
         tokenizer=None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer),
         limits=make_limits(arguments),
         bytes_per_block=_BYTES_PER_BLOCK,
+        kv_dtype="bfloat16",
         device="simulated",
         startup=(),
     )

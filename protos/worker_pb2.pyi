@@ -258,6 +258,7 @@ class PoolInfo(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """num_blocks on the device."""
     block_size: _builtins.int
@@ -266,6 +267,8 @@ class PoolInfo(_message.Message):
     """num_host_blocks in the swap pool."""
     bytes_per_block: _builtins.int
     """bytes_per_block over all layers, keys and values."""
+    dtype: _builtins.str
+    """dtype of keys and values as stored, as torch names it: that of the weights, or "float8_e4m3fn"."""
     def __init__(
         self,
         *,
@@ -273,10 +276,11 @@ class PoolInfo(_message.Message):
         block_size: _builtins.int = ...,
         num_host_blocks: _builtins.int = ...,
         bytes_per_block: _builtins.int = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "dtype", b"dtype", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

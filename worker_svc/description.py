@@ -52,6 +52,7 @@ class WorkerDescription:
     tokenizer: TokenizerFiles | None
     limits: StepLimits
     bytes_per_block: int
+    kv_dtype: str  # of keys and values as stored
     device: str
     startup: tuple[PhaseTime, ...]
 

@@ -41,7 +41,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
             model=_describe_model(settings, folder, decoder, model_fingerprint),
             tokenizer=tokenizer,
             limits=started.limits,
-            bytes_per_block=started.bytes_per_block,
+            bytes_per_block=started.block_shape.bytes_per_block,
+            kv_dtype=_dtype_name(started.block_shape.dtype),
             device=str(decoder.device),
             startup=clock.phases,
         ),
@@ -61,6 +62,11 @@ def _describe_model(
         name=settings.model_name or settings.model,
         fingerprint=model_fingerprint,
         architecture=decoder.config.architecture,
-        dtype=str(decoder.dtype).removeprefix("torch."),
+        dtype=_dtype_name(decoder.dtype),
         eos_token_ids=decoder.config.eos_token_ids,
     )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """As torch names it, "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

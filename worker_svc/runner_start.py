@@ -33,7 +33,7 @@ class StartedRunner(NamedTuple):
 
     runner: StepRunner
     limits: StepLimits
-    bytes_per_block: int
+    block_shape: BlockShape
 
 
 def start_plain_runner(settings: WorkerSettings, decoder: Decoder, clock: PhaseClock) -> StartedRunner:
@@ -47,7 +47,7 @@ def start_plain_runner(settings: WorkerSettings, decoder: Decoder, clock: PhaseC
         runner = ModelRunner(decoder, pool, Sampler(), limits)
         for step in warm_up_steps(limits):
             runner.launch(step)
-    return StartedRunner(ModelRunner(decoder, pool, Sampler(), limits), limits, shape.bytes_per_block)
+    return StartedRunner(ModelRunner(decoder, pool, Sampler(), limits), limits, shape)
 
 
 def start_device_runner(
@@ -72,7 +72,7 @@ def start_device_runner(
         pool = KVPool(shape, plan.num_blocks, choice.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
     runner = start_runner(make, pool, limits, graphs=graphs, clock=clock)
-    return StartedRunner(runner, limits, shape.bytes_per_block)
+    return StartedRunner(runner, limits, shape)
 
 
 def _operations(choice: RunnerChoice) -> Operations:

@@ -113,6 +113,7 @@ def _log_ready(engine: Engine) -> None:
         model=description.model.name,
         device=description.device,
         dtype=description.model.dtype,
+        kv_dtype=description.kv_dtype,
         num_blocks=description.limits.num_blocks,
         num_host_blocks=description.limits.num_host_blocks,
         block_size=description.limits.block_size,

@@ -67,6 +67,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 block_size=description.limits.block_size,
                 num_host_blocks=description.limits.num_host_blocks,
                 bytes_per_block=description.bytes_per_block,
+                dtype=description.kv_dtype,
             ),
             num_slots=description.limits.num_slots,
             max_batched_tokens=description.limits.max_batched_tokens,

@@ -30,6 +30,7 @@ DESCRIPTION = WorkerDescription(
     tokenizer=TOKENIZER,
     limits=LIMITS,
     bytes_per_block=4096,
+    kv_dtype="float32",
     device="cpu",
     startup=(PhaseTime("weights", 12.5),),
 )
@@ -151,7 +152,9 @@ async def test_describe_says_what_the_worker_is(worker: Worker, client: Connecti
         max_model_len=40,
         eos_token_ids=[2, 3],
     )
-    assert answer.pool == pb.PoolInfo(num_blocks=32, block_size=4, num_host_blocks=4, bytes_per_block=4096)
+    assert answer.pool == pb.PoolInfo(
+        num_blocks=32, block_size=4, num_host_blocks=4, bytes_per_block=4096, dtype="float32"
+    )
     assert answer.tokenizer.tokenizer_json == TOKENIZER.tokenizer_json
     assert answer.tokenizer.chat_template == "{{ x }}"
     assert dict(answer.tokenizer.special_tokens) == {"bos_token": "<s>"}

@@ -72,7 +72,7 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert list(answer.model.eos_token_ids) == [2]
     assert not answer.HasField("tokenizer")
     assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_slots) == (80, 4, 4)
-    assert answer.pool.num_host_blocks == 6
+    assert (answer.pool.num_host_blocks, answer.pool.dtype) == (6, "float32")
     # keys and values, 3 layers, 4 tokens, 2 heads of 32 numbers of 4 bytes
     assert answer.pool.bytes_per_block == 2 * 3 * 4 * 2 * 32 * 4
     assert [each.phase for each in answer.startup] == ["checkpoint", "weights", "kv_pool", "warm_up"]
@@ -167,6 +167,14 @@ def test_a_setting_that_cannot_be_is_one_sentence_and_exit_code_2() -> None:
     completed = run("worker_svc", "--model", "m", "--block-size", "0")
     assert completed.returncode == 2
     assert sentences(completed) == ["worker: block_size: Input should be greater than or equal to 1 (see --help)"]
+
+
+def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> None:
+    completed = run("worker_svc", "--model", "m", "--device", "cpu", "--kv-dtype", "fp8")
+    assert completed.returncode == 2
+    assert sentences(completed) == [
+        "worker: --kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
+    ]
 
 
 def test_print_config_prints_the_settled_settings_and_ends() -> None:
