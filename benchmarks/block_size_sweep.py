@@ -96,7 +96,7 @@ def chart(rows: Sequence[Row]) -> str:
 
 def latency_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """By trace: the latency at our block size / at the best of all sizes."""
-    ratios = {}
+    ratios: dict[str, float] = {}
     for dataset in DATASETS:
         latencies = {row.block_size: row.normalised_latency_ms for row in rows if row.dataset == dataset}
         if TARGET_BLOCK_SIZE in latencies:

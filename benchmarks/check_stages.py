@@ -74,8 +74,12 @@ class StageRunner:
     def run_all(self, stages: Iterable[Stage], jobs: int = 1) -> None:
         """In order, up to `jobs` side by side."""
         with ThreadPoolExecutor(jobs) as pool:
-            for ended in [pool.submit(self._run_and_tell, stage) for stage in stages]:
-                ended.result()
+            try:
+                for ended in [pool.submit(self._run_and_tell, stage) for stage in stages]:
+                    ended.result()
+            except BaseException:  # this process is to end, too: the pool would wait for what runs
+                self.close()
+                raise
 
     def folder(self, stage_name: str) -> Path:
         """Of a stage's log and results."""

@@ -26,7 +26,7 @@ _PACKAGES = (
 def write_result(output: Path, benchmark: str, figures: dict[str, Any]) -> None:
     """Writes the figures and all that is needed to judge or repeat them."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"benchmark": benchmark, **_circumstances(), **figures}, indent=2) + "\n")
+    output.write_text(json.dumps({"benchmark": benchmark, **circumstances(), **figures}, indent=2) + "\n")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -44,7 +44,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
 
 
-def _circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, Any]:
+    """Versions, commit, command, machine."""
     return {
         "command": shlex.join([Path(sys.executable).name, "-m", _module(), *sys.argv[1:]]),
         "commit": _commit(),

@@ -40,7 +40,7 @@ def log_log_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line])
     """The whole document."""
     points = [point for line in lines for point in line.points]
     xs, ys = [math.log2(x) for x, _ in points], [math.log10(y) for _, y in points]
-    axes = Axes((math.floor(min(xs)), math.ceil(max(xs))), (math.floor(min(ys)), math.ceil(max(ys))))
+    axes = Axes(_range(xs), _range(ys))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12">',
@@ -53,6 +53,12 @@ def log_log_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line])
     for index, line in enumerate(lines):
         parts += _drawn(line, axes, COLOURS[index % len(COLOURS)], legend_y=TOP + 12 + 20 * index)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _range(powers: Sequence[float]) -> tuple[int, int]:
+    """Whole powers around all of them, at least one apart."""
+    low = math.floor(min(powers))
+    return low, max(low + 1, math.ceil(max(powers)))
 
 
 def _grid(axes: Axes) -> list[str]:
