@@ -132,19 +132,24 @@ def load_decoder(path: Path, dtype: torch.dtype | None, device: torch.device) ->
     """
     config = read_model_config(path)
     with WeightReader(path) as reader:
-        loader = WeightLoader(reader, config, dtype or config.dtype, device)
-        token_embedding = loader.token_embedding()
-        project_in, project_out = loader.projections()
-        rope = config.rope
-        return Decoder(
-            config=config,
-            token_embedding=token_embedding,
-            position_embedding=loader.position_embedding(),
-            project_in=project_in,
-            project_out=project_out,
-            layers=tuple(loader.layer(index) for index in range(config.num_layers)),
-            final_norm=loader.final_norm(),
-            head=loader.head(token_embedding),
-            inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
-            num_parameters=loader.num_parameters_read,
-        )
+        return make_decoder(reader, config, dtype or config.dtype, device)
+
+
+def make_decoder(reader: WeightReader, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A decoder of this shape with what the reader gives."""
+    loader = WeightLoader(reader, config, dtype, device)
+    token_embedding = loader.token_embedding()
+    project_in, project_out = loader.projections()
+    rope = config.rope
+    return Decoder(
+        config=config,
+        token_embedding=token_embedding,
+        position_embedding=loader.position_embedding(),
+        project_in=project_in,
+        project_out=project_out,
+        layers=tuple(loader.layer(index) for index in range(config.num_layers)),
+        final_norm=loader.final_norm(),
+        head=loader.head(token_embedding),
+        inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
+        num_parameters=loader.num_parameters_read,
+    )
