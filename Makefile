@@ -5,17 +5,20 @@
 #   TORCH_INDEX  package index to take torch from, e.g. PyTorch's index of CPU builds (hundreds of megabytes instead
 #                of gigabytes). Default: empty, pip's own configuration.
 #   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
+#   OUT          folder of the report, for `make gpu-check`.
+#   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV ?= .venv
 SERVE_ARGS ?= demo/model
+GPU_CHECK_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test check kernels-gate format protos bench soak compose-smoke clean
+.PHONY: demo serve test check kernels-gate gpu-check format protos bench soak compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -41,6 +44,11 @@ check: $(VENV)/.dev kernels-gate
 # Needs no GPU: compiles every kernel for some, and looks at the machine code.
 kernels-gate: $(VENV)/.dev
 	$(BIN)/python -m kernels.gate.compile_gate
+
+# For a machine with one NVIDIA GPU: uses $(PYTHON) and what it has, installs nothing, needs no network.
+gpu-check:
+	$(if $(OUT),,$(error gpu-check puts its report into a folder: make gpu-check OUT=folder))
+	$(PYTHON) -m benchmarks.gpu_check --out $(OUT) $(GPU_CHECK_ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(CODE)

@@ -45,12 +45,13 @@ _PYTEST = (
     "default",
     "-s",
     "-o",
-    "timeout=140",
+    "timeout=190",
     "--durations",
     "3",
 )
 # What services and models have to answer, on whatever device the workers find: the same files as without a GPU.
-SERVICE_TESTS = ("equal_outputs", "parallel_sampling", "beam_search", "parameters", "memory_pressure", "group_streams")
+SERVICE_TESTS = ("parallel_sampling", "beam_search", "parameters", "memory_pressure")
+_TESTS_S = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +109,23 @@ class Report:
         return all(each.is_good for each in self.results)
 
 
-def gpu_plan(model: Path) -> StagePlan:
+def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
     """For a machine with a GPU. `model` is where the random model of 8 B parameters is put, once for all."""
+    # Families have tests of their own here, which start all their workers at once.
+    equal_outputs = _tests("services/equal_outputs", "tests/e2e/test_equal_outputs.py", "-k", "not family")
     services = [_tests(f"services/{name}", f"tests/e2e/test_{name}.py") for name in SERVICE_TESTS]
     models = [_tests(f"models/{path.stem}", path) for path in _test_files("tests/on_gpu")]
     runner = [_tests(f"runner/{path.stem}", path) for path in _test_files("tests/worker/device")]
     kernels = [_tests(f"kernels/{path.stem}", path) for path in _test_files("tests/kernels/on_device")]
     on_model = ("--device", "cuda", "--model", str(model), "--out", "{out}")
     small_enough = ("--device", "cuda", "--out", "{out}")
+    peer = () if fa3_library is None else ("--fa3-library", str(fa3_library.resolve()))
     return StagePlan(
-        together=(*models, *services[:1], *kernels, *services[1:], *runner),
+        together=(*models, equal_outputs, *kernels, *services, *runner),
         alone=(
             Stage(
                 name="kernel speed",
-                command=("-m", "benchmarks.kernels", "--quick", *small_enough),
+                command=("-m", "benchmarks.kernels", "--quick", *peer, *small_enough),
                 limit_s=120,
                 least_s=30,
             ),
@@ -195,7 +199,7 @@ def main() -> None:
     (options.out / "gpu_check.log").unlink(missing_ok=True)
     scratch = _scratch_folder()
     try:
-        plan = smoke_plan() if options.smoke else gpu_plan(scratch / "8b")
+        plan = smoke_plan() if options.smoke else gpu_plan(scratch / "8b", options.fa3_library)
         plan = plan.only(options.only)
         if not plan.together and not plan.alone:
             _refuse(f"no stage is named {' or '.join(options.only)}")
@@ -208,8 +212,8 @@ def main() -> None:
     raise SystemExit(0 if is_correct else 1)
 
 
-def _tests(name: str, path: Path | str) -> Stage:
-    return Stage(name=name, command=(*_PYTEST, str(path)), limit_s=150, is_correctness=True)
+def _tests(name: str, path: Path | str, *more: str) -> Stage:
+    return Stage(name=name, command=(*_PYTEST, *more, str(path)), limit_s=_TESTS_S, is_correctness=True)
 
 
 def _test_files(folder: str) -> list[Path]:
@@ -281,6 +285,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="small stages that run anywhere")
     parser.add_argument("--only", nargs="*", default=[], help='names of stages, e.g. "kernels/*" "decode step"')
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of all stages together")
+    parser.add_argument("--fa3-library", type=Path, help="FlashAttention-3, as `benchmarks.kernels` says")
     parser.add_argument("--jobs", type=int, help="stages of correctness at once; default: half the CPUs, at most 6")
     options = parser.parse_args()
     if options.device == "cpu" and not options.smoke:

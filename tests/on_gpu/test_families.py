@@ -1,7 +1,4 @@
-"""Variants of all families on the GPU answer in float32 as `transformers` does, preempted and at both depths.
-
-Those that the end-to-end tests serve as well (`tests/e2e/test_equal_outputs.py`) are left to them.
-"""
+"""Variants of all families on the GPU answer in float32 as `transformers` does, preempted and at both depths."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,12 +9,9 @@ import pytest
 import quire
 from tests.equality import assert_equal_greedy
 from tests.on_gpu.gpu_workers import Served, Variant, all_serving
-from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
+from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
 
-FAMILIES = (
-    *("opt_350m_style", "llama_mha", "llama_mqa", "llama_biases", "llama_linear_rope", "llama3_rope"),
-    "qwen2_window",
-)
+FAMILIES = tuple(TINY_MODELS)
 NUM_TOKENS = 48
 LENGTHS = (1, 7, 16, 17, 40, 63, 90, 150)  # below, at and above the block size of 16 and the token budget
 POOL = ("--num-blocks", "30")  # for about two of the eight sequences: preemption comes by itself

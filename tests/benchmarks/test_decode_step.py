@@ -1,0 +1,62 @@
+"""The benchmark of a decode step: its bytes, its window, its figures; and all its processes in small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.decode_step import WARM_UP_STEPS, Plan, Window, bytes_read, cost_of, prompts
+from benchmarks.random_models import SHAPES, write_random_model
+from benchmarks.report import ROOT
+from benchmarks.step_trace import SchedulerMoments
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = write_random_model(SHAPES["tiny"], tmp_path_factory.mktemp("model") / "tiny", torch.device("cpu"))
+    return Plan(model=folder, device="cpu", dtype="bfloat16", batch=4, context=100, num_steps=20)
+
+
+def test_the_floor_is_all_weights_and_the_kv_of_all_contexts(plan: Plan) -> None:
+    # 2 tensors x 2 layers x 2 KV heads x 16 numbers of 2 bytes a token
+    assert bytes_read(plan, 50.0) == 2 * SHAPES["tiny"].num_step_weights + 4 * 50 * 2 * 2 * 2 * 16 * 2
+
+
+def test_prompts_differ_and_reach_the_context_half_way(plan: Plan) -> None:
+    assert [len(prompt) for prompt in prompts(plan)] == [100 - (WARM_UP_STEPS + 20) // 2] * 4
+    assert len({tuple(prompt) for prompt in prompts(plan)}) == 4
+    assert prompts(plan) == prompts(plan)
+
+
+def test_a_step_is_from_result_to_result_within_the_window(plan: Plan) -> None:
+    # Results every 10 ms from 5 ms on; executions of 8 ms. The window holds those at 15 to 995 ms, 99 of them.
+    moments = [
+        SchedulerMoments(step_id=n, sent_ns=0, taken_ns=(10 * n + 5) * MS, exec_ns=8 * MS, cpu_ns=2 * n * MS)
+        for n in range(120)
+    ]
+    window = Window(began_ns=10 * MS, ended_ns=1000 * MS, began_tokens=4 * 80, ended_tokens=4 * 120)
+    bandwidth = bytes_read(plan, 100.0) / 0.005  # reads it all in 5 ms
+    cost = cost_of(plan, window, moments, bandwidth)
+    assert cost.num_steps == 99 - WARM_UP_STEPS - 1
+    assert (cost.mean_context, cost.step_ms, cost.exec_ms, cost.not_hidden_ms) == (100.0, 10.0, 8.0, 2.0)
+    assert (cost.scheduler_cpu_ms, cost.floor_ms, cost.ratio, cost.tokens_per_s) == (2.0, 5.0, 2.0, 400.0)
+
+
+def test_a_window_without_steps_is_refused(plan: Plan) -> None:
+    with pytest.raises(ValueError, match="no two decode steps"):
+        cost_of(plan, Window(0, 1, 4, 4), [], 1e9)
+
+
+def test_the_benchmark_runs_in_small(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.decode_step", "--device", "cpu", "--small", "--out", str(tmp_path)]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads((tmp_path / "decode_step.json").read_text())
+    assert result["is_smoke_test"] and result["step_ms"] > 0 and result["exec_ms"] > 0
+    assert result["key_figures"]["decode_step_over_floor"] == result["ratio"]
+    assert result["worker"]["startup_ms"]["weights"] > 0
