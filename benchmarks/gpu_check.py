@@ -138,7 +138,7 @@ def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
                 least_s=90,
             ),
             Stage(name="block moves", command=("-m", "benchmarks.block_moves", *small_enough), limit_s=60),
-            Stage(name="swap or recompute", command=("-m", "benchmarks.swap_or_recompute", *small_enough), limit_s=90),
+            Stage(name="swap or recompute", command=("-m", "benchmarks.swap_or_recompute", *on_model), limit_s=90),
             Stage(
                 name="block sizes",
                 command=("-m", "benchmarks.block_size_sweep", "--limit-s", "100", *small_enough),
