@@ -1,24 +1,68 @@
-"""A runner with a real decoder and a small poisoned pool, for the worker's tests."""
+"""Runners with a real decoder and a small poisoned pool, for the worker's tests: the CPU's and the accelerator's."""
+
+from typing import Protocol
 
 from torch import Tensor
 
+from common.step import Step, StepResult
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import MAX_POSITIONS
+from worker_svc.device.graphs import graph_sizes
+from worker_svc.device.runner import DeviceRunner
+from worker_svc.device.torch_operations import OPERATIONS
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.runner import ModelRunner
 from worker_svc.sampler import Sampler
 from worker_svc.step_limits import StepLimits
+from worker_svc.step_runner import StepRunner, result_of
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 96, 32, 4, 12
 
 
-def make_runner(decoder: Decoder, **options: int) -> tuple[ModelRunner, KVPool]:
-    """A runner whose pool is NaN wherever nothing was written."""
+class SteppedRunner:
+    """Any runner, one step at a time."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+
+    def run(self, step: Step) -> StepResult:
+        return result_of(self._runner.launch(step))
+
+
+class MakeRunner(Protocol):
+    """A kind of runner."""
+
+    def __call__(self, decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]: ...
+
+
+def make_cpu_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
+    pool = poisoned_pool(decoder)
+    return SteppedRunner(ModelRunner(decoder, pool, Sampler(), limits_for(decoder), max_prompt_logits)), pool
+
+
+def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
+    """With the kernels' torch references, and batches padded as graphs would have them."""
+    pool, limits = poisoned_pool(decoder), limits_for(decoder)
+    sizes = graph_sizes(limits.num_slots)
+    return SteppedRunner(
+        DeviceRunner(decoder, pool, limits, OPERATIONS, sizes, max_prompt_logits=max_prompt_logits)
+    ), pool
+
+
+MAKE_RUNNERS = {"cpu": make_cpu_runner, "device": make_device_runner}
+
+
+def poisoned_pool(decoder: Decoder) -> KVPool:
+    """NaN wherever nothing was written."""
     pool = KVPool(decoder.block_shape(BLOCK_SIZE), NUM_BLOCKS, decoder.device, NUM_HOST_BLOCKS)
     pool.blocks.fill_(float("nan"))
     pool.host_blocks.fill_(float("nan"))
-    limits = StepLimits(
+    return pool
+
+
+def limits_for(decoder: Decoder) -> StepLimits:
+    return StepLimits(
         num_slots=NUM_SLOTS,
         num_blocks=NUM_BLOCKS,
         num_host_blocks=NUM_HOST_BLOCKS,
@@ -27,7 +71,6 @@ def make_runner(decoder: Decoder, **options: int) -> tuple[ModelRunner, KVPool]:
         max_model_len=MAX_POSITIONS,
         max_batched_tokens=256,
     )
-    return ModelRunner(decoder, pool, Sampler(), limits, **options), pool
 
 
 def full_logits(decoder: Decoder, token_ids: list[int]) -> Tensor:

@@ -9,12 +9,11 @@ import torch
 from common.slot_sampling import SlotSampling
 from common.step import Step, StepResult
 from tests.equality import assert_equal_greedy
-from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, full_logits, make_runner
+from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
 from tests.worker.step_client import StepClient
 from tests.worker.steps import GREEDY, slot_state
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.runner import ModelRunner
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts([1, 3, 4, 5, 9, 17, 30])
@@ -36,10 +35,10 @@ def reference(folder: Path) -> GreedyReference:
     return reference_greedy(folder, PROMPTS, NUM_TOKENS)
 
 
-def generate(runner: ModelRunner, client: StepClient, num_tokens: int, chunk: int) -> list[list[int]]:
+def generate(runner: SteppedRunner, client: StepClient, num_tokens: int, chunk: int) -> list[list[int]]:
     while not client.is_done(num_tokens):
         step = client.next_step(chunk)
-        client.take(step, runner.launch(step))
+        client.take(step, runner.run(step))
     return client.outputs(num_tokens)
 
 
@@ -48,7 +47,9 @@ def new_client(seed: int = 0) -> StepClient:
 
 
 @pytest.mark.parametrize("chunk", [4, 64])
-def test_greedy_tokens_are_those_of_each_prompt_alone(decoder: Decoder, reference: GreedyReference, chunk: int) -> None:
+def test_greedy_tokens_are_those_of_each_prompt_alone(
+    make_runner: MakeRunner, decoder: Decoder, reference: GreedyReference, chunk: int
+) -> None:
     runner, _ = make_runner(decoder)
     client = new_client(seed=chunk)
     for prompt in PROMPTS:
@@ -57,18 +58,20 @@ def test_greedy_tokens_are_those_of_each_prompt_alone(decoder: Decoder, referenc
     assert_equal_greedy(reference.tokens, reference.margins, ours)
 
 
-def test_a_snapshot_in_every_step_gives_the_same_tokens(decoder: Decoder, reference: GreedyReference) -> None:
+def test_a_snapshot_in_every_step_gives_the_same_tokens(
+    make_runner: MakeRunner, decoder: Decoder, reference: GreedyReference
+) -> None:
     runner, _ = make_runner(decoder)
     client = new_client()
     for prompt in PROMPTS:
         client.add(prompt)
     while not client.is_done(NUM_TOKENS):
         step = client.next_step(8, snapshot=True)
-        client.take(step, runner.launch(step))
+        client.take(step, runner.run(step))
     assert_equal_greedy(reference.tokens, reference.margins, client.outputs(NUM_TOKENS))
 
 
-def test_logprobs_are_those_of_the_raw_logits(decoder: Decoder) -> None:
+def test_logprobs_are_those_of_the_raw_logits(make_runner: MakeRunner, decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     client = new_client()
     sampling = SlotSampling(seed=3, temperature=0.7, top_k=20, num_logprobs=4, num_prompt_logprobs=2)
@@ -87,7 +90,7 @@ def test_logprobs_are_those_of_the_raw_logits(decoder: Decoder) -> None:
     assert other.prompt_logprobs == {}
 
 
-def test_prompt_logprobs_in_slices_of_the_head_are_the_same(decoder: Decoder) -> None:
+def test_prompt_logprobs_in_slices_of_the_head_are_the_same(make_runner: MakeRunner, decoder: Decoder) -> None:
     prompt = PROMPTS[6]
     sampling = replace(GREEDY, num_prompt_logprobs=0)
     found = []
@@ -101,7 +104,7 @@ def test_prompt_logprobs_in_slices_of_the_head_are_the_same(decoder: Decoder) ->
     assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
-def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> None:
+def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunner, decoder: Decoder) -> None:
     """Two samples share the prompt's blocks, the last of them full; alone, each gives the same tokens."""
     prompt = PROMPTS[3] + PROMPTS[2][:3]  # 8 tokens: 2 blocks
     samplings = [SlotSampling(seed=5, sample_index=index, temperature=1.5) for index in range(2)]
@@ -110,9 +113,9 @@ def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> N
     second = slot_state(1, [], [10, 11], sampling=samplings[1], position=8, num_prompt_tokens=8)
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0])
     step = replace(step, num_tokens=[8], samples=[0, 0, 0, 1])
-    outputs = [[token] for token in runner.launch(step).token_ids]
+    outputs = [[token] for token in runner.run(step).token_ids]
     for step_id, append_pairs in ((2, [0, 20, 1, 21]), (3, []), (4, [])):
-        result = runner.launch(Step(epoch=1, step_id=step_id, append_pairs=append_pairs, rows=[1, 0]))
+        result = runner.run(Step(epoch=1, step_id=step_id, append_pairs=append_pairs, rows=[1, 0]))
         outputs[1].append(result.token_ids[0])
         outputs[0].append(result.token_ids[1])
     alone = []
@@ -124,17 +127,17 @@ def test_one_row_feeds_the_first_token_of_several_samples(decoder: Decoder) -> N
     assert outputs[0] != outputs[1]
 
 
-def test_a_fork_goes_on_as_its_parent_does(decoder: Decoder) -> None:
+def test_a_fork_goes_on_as_its_parent_does(make_runner: MakeRunner, decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     prompt = PROMPTS[4]  # 9 tokens: 3 blocks, the last with one
     start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
-    runner.launch(start)
-    result = runner.launch(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
-    child = runner.launch(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
+    runner.run(start)
+    result = runner.run(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
+    child = runner.run(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
     assert child.token_ids == result.token_ids
 
 
-def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Decoder) -> None:
+def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner: MakeRunner, decoder: Decoder) -> None:
     """Three samples share the prompt's full blocks; their penalties see the prompt, which only the parent was sent."""
     prompt, num_tokens = PROMPTS[4], 8  # 9 tokens: 2 full blocks and one with one token
     common = SlotSampling(seed=5, temperature=1.5, repetition_penalty=1.2, frequency_penalty=0.4)
@@ -144,7 +147,7 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Dec
     at_its_end = {"position": 9, "num_prompt_tokens": 9, "history": prompt}
     children = [slot_state(slot, [], [10, 11], sampling=samplings[slot], **at_its_end) for slot in (1, 2)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[parent, *children], rows=[0], num_tokens=[9])
-    outputs = [[token] for token in runner.launch(replace(step, samples=[0, 0, 0, 1, 0, 2])).token_ids]
+    outputs = [[token] for token in runner.run(replace(step, samples=[0, 0, 0, 1, 0, 2])).token_ids]
     free = iter(range(20, 40))
     for position in range(9, 9 + num_tokens - 1):
         step = Step(epoch=1, step_id=position - 7, rows=[2, 0, 1])
@@ -154,7 +157,7 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Dec
             step = replace(step, copies=[12, first, 12, second], append_pairs=[1, first, 2, second])
         elif position % BLOCK_SIZE == 0:
             step = replace(step, append_pairs=[number for slot in range(3) for number in (slot, next(free))])
-        for slot, token in zip(step.rows, runner.launch(step).token_ids, strict=True):
+        for slot, token in zip(step.rows, runner.run(step).token_ids, strict=True):
             outputs[slot].append(token)
     for sampling, output in zip(samplings, outputs, strict=True):
         client = new_client()
@@ -163,7 +166,9 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(decoder: Dec
     assert len({tuple(output) for output in outputs}) == 3
 
 
-def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(decoder: Decoder) -> None:
+def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(
+    make_runner: MakeRunner, decoder: Decoder
+) -> None:
     """A frequency penalty that no logit outweighs forbids repeating an output, also after the slot was moved."""
     sampling = replace(GREEDY, frequency_penalty=1000.0)
     outputs = []
@@ -174,31 +179,31 @@ def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(decod
         client.add(PROMPTS[4])
         for _ in range(30):
             step = client.next_step(64, snapshot=snapshots)
-            client.take(step, runner.launch(step))
+            client.take(step, runner.run(step))
         outputs.append(client.outputs(30))
         assert len(set(outputs[-1][0])) == 30
         assert len(set(outputs[-1][1])) < 30  # without penalty this model repeats itself
     assert outputs[0] == outputs[1]
 
 
-def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(decoder: Decoder) -> None:
+def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(make_runner: MakeRunner, decoder: Decoder) -> None:
     prompts = [PROMPTS[2], PROMPTS[3]]
     states = [slot_state(slot, prompt, [2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[4, 5])
     clean, _ = make_runner(decoder)
-    expected = [clean.launch(step), clean.launch(Step(epoch=1, step_id=2, rows=[1]))]
+    expected = [clean.run(step), clean.run(Step(epoch=1, step_id=2, rows=[1]))]
     runner, pool = make_runner(decoder)
-    runner.launch(step)
+    runner.run(step)
     pool.blocks[0] = float("nan")
-    result = runner.launch(Step(epoch=1, step_id=2, append_pairs=[0, 9], rows=[0, 1]))
+    result = runner.run(Step(epoch=1, step_id=2, append_pairs=[0, 9], rows=[0, 1]))
     assert list(result.invalid_samples) == [0]
     assert result.token_ids[1] == expected[1].token_ids[0]
 
 
-def test_a_step_without_rows_only_changes_slots(decoder: Decoder) -> None:
+def test_a_step_without_rows_only_changes_slots(make_runner: MakeRunner, decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     state = slot_state(0, PROMPTS[1], [0])
-    assert runner.launch(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
-    result = runner.launch(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
+    assert runner.run(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
+    result = runner.run(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
     assert isinstance(result, StepResult)
     assert len(result.token_ids) == 1

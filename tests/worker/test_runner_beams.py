@@ -15,13 +15,12 @@ from scheduler_svc.core.beam_search import BeamParams
 from tests.equality import assert_equal_greedy
 from tests.scheduler.beam_reference import BeamReport, compare_beams, reference_beams
 from tests.worker.beam_driver import BeamDriver
-from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, full_logits, make_runner
+from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
 from tests.worker.step_client import StepClient
 from tests.worker.steps import GREEDY, slot_state
 from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.runner import ModelRunner
 
 # Seed of the checkpoint, and two tokens that its best beams reach at several lengths: its end-of-sequence ids.
 FAMILIES = {"opt": (4, 53, 206), "gpt2": (4, 25, 163), "llama_gqa": (3, 25, 202)}
@@ -61,14 +60,14 @@ def reports() -> Iterator[list[BeamReport]]:
     sum(reports, BeamReport()).assert_cuts_are_rare()
 
 
-def search(runner: ModelRunner, pool: KVPool, driver: BeamDriver, *, chunk: int = 1000) -> int:
+def search(runner: SteppedRunner, pool: KVPool, driver: BeamDriver, *, chunk: int = 1000) -> int:
     """To the end; what is freed is poisoned. Returns the number of steps."""
     step_id = 0
     while driver.beams:
         step_id += 1
         step = Step(epoch=1, step_id=step_id, snapshot=step_id == 1, samples=[])
         driver.add_rows(step, chunk)
-        pool.blocks[driver.take(runner.launch(step).candidates)] = float("nan")
+        pool.blocks[driver.take(runner.run(step).candidates)] = float("nan")
     return step_id
 
 
@@ -80,7 +79,7 @@ def new_driver(model: Model, params: BeamParams, sampling: SlotSampling = GREEDY
 @pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize(("width", "fields"), [(4, {}), (4, {"early_stopping": True, "length_penalty": 0.6}), (6, {})])
 def test_beams_on_shared_blocks_are_those_of_transformers(
-    model: Model, width: int, fields: dict[str, Any], chunk: int, reports: list[BeamReport]
+    make_runner: MakeRunner, model: Model, width: int, fields: dict[str, Any], chunk: int, reports: list[BeamReport]
 ) -> None:
     params = model.params(width, **fields)
     runner, pool = make_runner(model.decoder)
@@ -104,7 +103,7 @@ def test_beams_on_shared_blocks_are_those_of_transformers(
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_edits_act_on_beams_as_the_processors_of_transformers_do(
-    model: Model, sampling: SlotSampling, options: dict[str, Any], reports: list[BeamReport]
+    make_runner: MakeRunner, model: Model, sampling: SlotSampling, options: dict[str, Any], reports: list[BeamReport]
 ) -> None:
     params = model.params(4, max_tokens=12)
     runner, pool = make_runner(model.decoder)
@@ -116,7 +115,9 @@ def test_edits_act_on_beams_as_the_processors_of_transformers_do(
     reports.append(compare_beams(reference, driver.search.finish()))
 
 
-def test_tokens_barred_for_good_act_as_suppress_tokens(model: Model, reports: list[BeamReport]) -> None:
+def test_tokens_barred_for_good_act_as_suppress_tokens(
+    make_runner: MakeRunner, model: Model, reports: list[BeamReport]
+) -> None:
     params = model.params(4, max_tokens=12)
     best = reference_beams(model.reference, PROMPT, params).token_ids[0]
     barred = tuple({best[0], best[2]})
@@ -128,7 +129,9 @@ def test_tokens_barred_for_good_act_as_suppress_tokens(model: Model, reports: li
     reports.append(compare_beams(reference_beams(model.reference, PROMPT, params, suppress_tokens=list(barred)), found))
 
 
-def test_ends_barred_below_a_length_act_as_min_new_tokens(model: Model, reports: list[BeamReport]) -> None:
+def test_ends_barred_below_a_length_act_as_min_new_tokens(
+    make_runner: MakeRunner, model: Model, reports: list[BeamReport]
+) -> None:
     params = model.params(4)
     ends = tuple(sorted(model.eos_token_ids))
     sampling = replace(GREEDY, suppressed_token_ids=ends, suppressed_until=len(PROMPT) + 7)
@@ -142,7 +145,7 @@ def test_ends_barred_below_a_length_act_as_min_new_tokens(model: Model, reports:
 
 @pytest.mark.parametrize("first_swap", [2, 3, 7])
 def test_a_group_swapped_out_and_in_again_and_again_finds_the_same(
-    model: Model, first_swap: int, reports: list[BeamReport]
+    make_runner: MakeRunner, model: Model, first_swap: int, reports: list[BeamReport]
 ) -> None:
     """Every third step from the first one on, all its blocks go to the host, and come back elsewhere."""
     params = model.params(4, eos_token_ids=frozenset())
@@ -157,18 +160,20 @@ def test_a_group_swapped_out_and_in_again_and_again_finds_the_same(
             num_swaps += 1
             moved = driver.move(halves[num_swaps % 2])
             out = [number for host, block in enumerate(moved) for number in (block, host)]
-            assert runner.launch(Step(epoch=1, step_id=step_id, swap_out=out)).swap_ns > 0
+            assert runner.run(Step(epoch=1, step_id=step_id, swap_out=out)).swap_ns > 0
             pool.blocks.fill_(float("nan"))
             step_id += 1
             step.step_id = step_id
             step.swap_in = [number for host, block in enumerate(moved.values()) for number in (host, block)]
         driver.add_rows(step)
-        driver.take(runner.launch(step).candidates)
+        driver.take(runner.run(step).candidates)
     assert num_swaps >= 2
     reports.append(compare_beams(reference_beams(model.reference, PROMPT, params), driver.search.finish()))
 
 
-def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(model: Model, reports: list[BeamReport]) -> None:
+def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(
+    make_runner: MakeRunner, model: Model, reports: list[BeamReport]
+) -> None:
     """Two searches of their own widths, three greedy sequences and a sampled one, prompts in chunks, all at once."""
     num_tokens, half = 20, NUM_BLOCKS // 2
     sampled = SlotSampling(seed=4, temperature=1.2, top_k=30)
@@ -187,7 +192,7 @@ def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(model: Model, r
         own = client.next_step(chunk=3)
         step = replace(own, whole=list(own.whole))
         counts = [driver.add_rows(step, chunk=4) for driver in drivers]
-        result = runner.launch(step)
+        result = runner.run(step)
         client.take(own, result)
         ranked = iter(result.candidates)
         for driver, count in zip(drivers, counts, strict=True):
@@ -203,11 +208,13 @@ def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(model: Model, r
     clean, _ = make_runner(model.decoder)
     while not alone.is_done(num_tokens):
         step = alone.next_step(chunk=64)
-        alone.take(step, clean.launch(step))
+        alone.take(step, clean.run(step))
     assert alone.outputs(num_tokens) == [noisy]
 
 
-def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(model: Model) -> None:
+def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(
+    make_runner: MakeRunner, model: Model
+) -> None:
     """Row 0 is sampled, row 1 ranked, row 2 a part of a prompt; prompts of the last two have log-probabilities."""
     runner, _ = make_runner(model.decoder)
     ranked = replace(GREEDY, num_logprobs=2, num_prompt_logprobs=1)
@@ -217,7 +224,7 @@ def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(m
         slot_state(2, OTHERS[2], [6, 7], sampling=ranked),
     ]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1, 2], num_tokens=[6, 9, 5])
-    result = runner.launch(replace(step, samples=[0, 0], candidates=[1, 3]))
+    result = runner.run(replace(step, samples=[0, 0], candidates=[1, 3]))
     assert list(result.token_ids) == [int(full_logits(model.decoder, OTHERS[1])[-1].argmax())]
     logprobs = full_logits(model.decoder, PROMPT).log_softmax(-1)
     (found,) = result.candidates
@@ -234,13 +241,15 @@ def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(m
     assert (of_part.slot, of_part.position, len(of_part.rows.logprobs)) == (2, 1, 5)
 
 
-def test_a_ranked_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(model: Model) -> None:
+def test_a_ranked_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(
+    make_runner: MakeRunner, model: Model
+) -> None:
     runner, pool = make_runner(model.decoder)
     states = [slot_state(0, OTHERS[1], [1, 2]), slot_state(1, PROMPT, [3, 4, 5])]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[6, 9], samples=[])
-    clean = runner.launch(replace(step, candidates=[0, 4, 1, 4])).candidates
+    clean = runner.run(replace(step, candidates=[0, 4, 1, 4])).candidates
     pool.blocks[3] = float("nan")
     again = [slot_state(0, OTHERS[1], [1, 2]), slot_state(1, PROMPT[8:], [3, 4, 5], position=8, num_prompt_tokens=9)]
-    result = runner.launch(replace(step, whole=again, num_tokens=[6, 1], candidates=[0, 4, 1, 4]))
+    result = runner.run(replace(step, whole=again, num_tokens=[6, 1], candidates=[0, 4, 1, 4]))
     assert list(result.candidates[0].token_ids) == list(clean[0].token_ids)
     assert (result.candidates[1].token_ids, result.candidates[1].logprobs) == ((), ())

@@ -18,7 +18,8 @@ class BatchLayout:
     num_decode: int
     token_slots: IntArray  # [T]
     positions: IntArray  # [T]
-    last_tokens: IntArray  # [R] where each row's last token is among T, by row, not in order
+    first_tokens: IntArray  # [R] where each row's first token is among T, by row, not in order
+    last_tokens: IntArray  # [R]
 
     @property
     def is_decode(self) -> bool:
@@ -37,32 +38,18 @@ def lay_out(rows: StepRows) -> BatchLayout:
     is_prefill = num_tokens > 1
     if not is_prefill.any():
         everywhere = np.arange(len(num_tokens))
-        return BatchLayout(everywhere, len(num_tokens), rows.slots, rows.starts, everywhere)
+        return BatchLayout(everywhere, len(num_tokens), rows.slots, rows.starts, everywhere, everywhere)
     order = np.argsort(is_prefill, kind="stable")
     counts = num_tokens[order]
     ends = np.cumsum(counts)
     last_tokens = np.empty_like(ends)
     last_tokens[order] = ends - 1
+    first_tokens = last_tokens + 1 - num_tokens
     return BatchLayout(
         order=order,
         num_decode=int(len(order) - is_prefill.sum()),
         token_slots=np.repeat(rows.slots[order], counts),
         positions=np.arange(ends[-1]) + np.repeat(rows.starts[order] - (ends - counts), counts),
+        first_tokens=first_tokens,
         last_tokens=last_tokens,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class LogitRows:
-    """Which rows need logits, and which of these feed samples and candidates."""
-
-    rows: IntArray  # [L] distinct
-    of_samples: IntArray  # [S] index into rows
-    of_candidates: IntArray  # [C]
-
-
-def find_logit_rows(rows: StepRows) -> LogitRows:
-    """The distinct rows that are sampled or ranked."""
-    wanted, places = np.unique(np.concatenate([rows.sample_rows, rows.candidate_rows]), return_inverse=True)
-    num_samples = len(rows.sample_rows)
-    return LogitRows(wanted, places[:num_samples], places[num_samples:])

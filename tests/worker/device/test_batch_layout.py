@@ -4,29 +4,29 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_svc.device.batch_layout import find_logit_rows, lay_out
+from worker_svc.device.batch_layout import lay_out
 from worker_svc.step_check import StepRows
 
 ROWS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=12)
 
 
-def step_rows(rows: list[tuple[int, int]], sample_rows: list[int], candidate_rows: list[int]) -> StepRows:
+def step_rows(rows: list[tuple[int, int]]) -> StepRows:
     starts, counts = np.array(rows).T
-    zeros = np.zeros(len(sample_rows), dtype=np.int64)
+    none = np.zeros(0, dtype=np.int64)
     return StepRows(
         slots=np.arange(100, 100 + len(rows))[::-1],
         starts=starts,
         ends=starts + counts,
-        sample_rows=np.array(sample_rows, dtype=np.int64),
-        sample_slots=zeros,
-        candidate_rows=np.array(candidate_rows, dtype=np.int64),
-        candidate_counts=np.ones(len(candidate_rows), dtype=np.int64),
+        sample_rows=none,
+        sample_slots=none,
+        candidate_rows=none,
+        candidate_counts=none,
     )
 
 
 @given(ROWS)
 def test_every_token_is_there_once_and_those_of_single_rows_come_first(pairs: list[tuple[int, int]]) -> None:
-    rows = step_rows(pairs, [], [])
+    rows = step_rows(pairs)
     layout = lay_out(rows)
     tokens = list(zip(layout.token_slots.tolist(), layout.positions.tolist(), strict=True))
     expected = {
@@ -39,14 +39,5 @@ def test_every_token_is_there_once_and_those_of_single_rows_come_first(pairs: li
     assert layout.num_decode == len(singles)
     assert layout.is_decode == (not others)
     assert layout.prefill_rows.tolist() == others
+    assert [tokens[place] for place in layout.first_tokens] == [expected[row][0] for row in range(len(pairs))]
     assert [tokens[place] for place in layout.last_tokens] == [expected[row][-1] for row in range(len(pairs))]
-
-
-@given(st.data(), ROWS)
-def test_rows_with_several_samples_need_their_logits_once(data: st.DataObject, pairs: list[tuple[int, int]]) -> None:
-    indices = st.lists(st.integers(0, len(pairs) - 1), max_size=20)
-    samples, candidates = data.draw(indices), data.draw(indices)
-    found = find_logit_rows(step_rows(pairs, samples, candidates))
-    assert found.rows.tolist() == sorted({*samples, *candidates})
-    assert found.rows[found.of_samples].tolist() == samples
-    assert found.rows[found.of_candidates].tolist() == candidates
