@@ -11,7 +11,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.attention.decode_config import DecodeConfig, decode_config
+from kernels.attention.cascade_config import cascade_config
+from kernels.attention.cascade_groups import cascade_arrays
+from kernels.attention.cascade_reference import (
+    CascadePlan,
+    PrefixGroups,
+    empty_cascade_plan,
+    part_of_plan,
+    prefix_groups,
+)
+from kernels.attention.decode_config import decode_config, num_processors
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
 from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_plan import prefill_tiles
@@ -24,10 +33,8 @@ from worker_svc.model.decoder import Decoder
 from worker_svc.step_check import IntArray
 
 Window = int | None
-DecodePlans = Mapping[Window, DecodePlan]
+DecodePlans = Mapping[Window, DecodePlan | CascadePlan]
 PrefillPlans = Mapping[Window, PrefillPlan]
-
-_CPU_PROGRAMS = 4  # at once, where no device says how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,35 +52,43 @@ class AttentionPlans:
     def __init__(
         self, decoder: Decoder, kv_pool: KVPool, operations: Operations, *, max_rows: int, max_blocks: int
     ) -> None:
-        config = decoder.config
-        self._operations = operations
-        self._block_size = kv_pool.block_size
-        self._shape = AttentionShape(
+        config, device = decoder.config, decoder.device
+        self.shape = AttentionShape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=decoder.dtype,
             kv_dtype=kv_pool.shape.dtype,
         )
-        self._config = decode_config(self._shape)
-        self._prefill_config = prefill_config(self._shape)
-        self._num_programs = _num_programs(decoder.device, self._config)
+        self._operations = operations
+        self.block_size = kv_pool.block_size
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
+        self._decode_config = decode_config(self.shape)
+        self._prefill_config = prefill_config(self.shape)
+        self._num_programs = num_processors(device) * self._decode_config.programs_per_sm
+        rows = _empty_rows(max_rows, max_blocks, device)
+        self._cascade = self._empty_cascade(rows) if None in self._windows else None
+        whole = self._empty_decode(rows) if self._cascade is None else self._cascade.suffixes
         # Plans of several windows are filled together, but launches work in this memory one after the other.
-        largest = self._empty(max_rows, max_blocks, decoder.device)
         self._memory = {
             window: replace(
-                largest,
+                whole,
                 sliding_window=window,
-                work=torch.zeros_like(largest.work),
-                num_work=torch.zeros_like(largest.num_work),
+                prefixes=None,
+                work=torch.zeros_like(whole.work),
+                num_work=torch.zeros_like(whole.num_work),
             )
             for window in self._windows
         }
 
+    @property
+    def can_share_prefixes(self) -> bool:
+        """Whether any layer sees all keys of a row."""
+        return self._cascade is not None
+
     def gather(self, tables: SlotTables, slots: Tensor, positions: Tensor, inputs: StepInputs) -> None:
         """Fill `inputs`, which rows of plans are part of, for these tokens. Can be captured in a graph."""
-        self._operations.step_inputs(tables, slots, positions, self._block_size, inputs)
+        self._operations.step_inputs(tables, slots, positions, self.block_size, inputs)
 
     def decode(self, rows: DecodeRows) -> DecodePlans:
         """Plans for at most `max_rows` rows, to be filled; valid until others are filled.
@@ -81,38 +96,67 @@ class AttentionPlans:
         The rows' tensors are kept: filled again, the plans follow what these hold by then.
         """
         num_rows, num_blocks = rows.block_tables.shape
-        num_work = len(self._empty(num_rows, num_blocks, torch.device("meta")).work)
+        num_work = len(self._empty_decode(_empty_rows(num_rows, num_blocks, torch.device("meta"))).work)
         return {window: _part(plan, rows, num_work) for window, plan in self._memory.items()}
+
+    def cascade(self, rows: DecodeRows, groups: PrefixGroups) -> DecodePlans:
+        """The same for rows of which some begin with the same blocks, where layers without a window gain by it."""
+        assert self._cascade is not None, "no layer can share prefixes"
+        return {**self.decode(rows), None: part_of_plan(self._cascade, rows, groups)}
 
     def fill(self, plans: DecodePlans) -> None:
         """Split the rows' keys by the context lengths that are on the device now. Can be captured in a graph."""
         for plan in plans.values():
-            self._operations.fill_decode_plan(plan)
+            if isinstance(plan, CascadePlan):
+                self._operations.fill_cascade_plan(plan)
+            else:
+                self._operations.fill_decode_plan(plan)
 
     def prefill_tiles(self, query_lens: IntArray, context_lens: IntArray) -> npt.NDArray[np.int32]:
         """What `prefill` needs on the device of rows with these lengths [R]: int32 [num_tiles, 2]."""
-        return prefill_tiles(query_lens, context_lens, self._shape, self._prefill_config)
+        return prefill_tiles(query_lens, context_lens, self.shape, self._prefill_config)
 
     def prefill(self, rows: PrefillRows, tiles: Tensor) -> PrefillPlans:
         """Plans for rows of any number of tokens; nothing is filled."""
         return {
             window: PrefillPlan(
                 rows=rows,
-                shape=self._shape,
+                shape=self.shape,
                 config=self._prefill_config,
-                block_size=self._block_size,
+                block_size=self.block_size,
                 sliding_window=window,
                 tiles=tiles,
             )
             for window in self._windows
         }
 
-    def _empty(self, num_rows: int, num_blocks: int, device: torch.device) -> DecodePlan:
-        """Of rows without content; on `meta` without memory."""
-        context_lens = torch.empty(num_rows, dtype=torch.int32, device=device)
-        tables = torch.empty((1, 1), dtype=torch.int32, device=device).expand(num_rows, num_blocks)
-        rows = DecodeRows(context_lens, tables)
-        return empty_plan(rows, self._shape, self._config, self._block_size, self._num_programs)
+    def _empty_decode(self, rows: DecodeRows) -> DecodePlan:
+        return empty_plan(rows, self.shape, self._decode_config, self.block_size, self._num_programs)
+
+    def _empty_cascade(self, rows: DecodeRows) -> CascadePlan:
+        device, num_rows = rows.context_lens.device, len(rows.context_lens)
+        return empty_cascade_plan(
+            rows,
+            _empty_groups(num_rows, device),
+            self.shape,
+            cascade_config(self.shape),
+            self.block_size,
+            num_processors(device),
+        )
+
+
+def _empty_rows(num_rows: int, num_blocks: int, device: torch.device) -> DecodeRows:
+    """Rows without content, whose tables take no memory."""
+    table = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    return DecodeRows(torch.zeros(num_rows, dtype=torch.int32, device=device), table.expand(num_rows, num_blocks))
+
+
+def _empty_groups(num_rows: int, device: torch.device) -> PrefixGroups:
+    arrays = {
+        name: torch.zeros(length, dtype=dtype, device=device)
+        for name, (length, dtype) in cascade_arrays(num_rows).items()
+    }
+    return prefix_groups(arrays, num_rows)
 
 
 def _part(plan: DecodePlan, rows: DecodeRows, num_work: int) -> DecodePlan:
@@ -124,9 +168,3 @@ def _part(plan: DecodePlan, rows: DecodeRows, num_work: int) -> DecodePlan:
         partial_lse=plan.partial_lse[:num_work],
         num_arrived=plan.num_arrived[: len(rows.context_lens)],
     )
-
-
-def _num_programs(device: torch.device, config: DecodeConfig) -> int:
-    if device.type != "cuda":
-        return _CPU_PROGRAMS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) * config.programs_per_sm

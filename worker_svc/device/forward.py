@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import ScoreRule
 from kernels.layers.layer_ops import Activation, Rotary
 from kernels.layers.step_inputs_reference import StepInputs
@@ -128,10 +129,11 @@ class DeviceForward:
         self._operations.rotate_and_write(query, key, value, tokens.rotary, key_cache, value_cache, tokens.slot_mapping)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if num_decode:
-            plan = tokens.attention.decode[window]
-            self._operations.decode_attention(
-                query[:num_decode], key_cache, value_cache, plan, self._rule, False, out[:num_decode]
-            )
+            plan, ones, ones_out = tokens.attention.decode[window], query[:num_decode], out[:num_decode]
+            if isinstance(plan, CascadePlan):
+                self._operations.cascade_attention(ones, key_cache, value_cache, plan, self._rule, ones_out)
+            else:
+                self._operations.decode_attention(ones, key_cache, value_cache, plan, self._rule, False, ones_out)
         if num_decode < num_tokens:
             rows = tokens.attention.prefill[window]
             self._operations.prefill_attention(

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.decode_reference import DecodePlan
 from kernels.attention.prefill_reference import PrefillPlan
 from kernels.attention.shape import Attended, ScoreRule
 from kernels.layers.layer_ops import Activation, Rotary
 from kernels.layers.step_inputs_reference import SlotTables, StepInputs
+from kernels.sampling.choice_reference import ChosenTokens, SampleRows
+from kernels.sampling.penalty_reference import PenaltyRows
 
 RmsNorm = Callable[[Tensor, Tensor | None, float, Tensor | None], Tensor]
 LayerNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Tensor | None], Tensor]
 RotateAndWrite = Callable[[Tensor, Tensor, Tensor, Rotary | None, Tensor, Tensor, Tensor], None]
 DecodeAttention = Callable[[Tensor, Tensor, Tensor, DecodePlan, ScoreRule, bool, Tensor | None], Attended]
+CascadeAttention = Callable[[Tensor, Tensor, Tensor, CascadePlan, ScoreRule, Tensor | None], Attended]
 PrefillAttention = Callable[[Tensor, Tensor, Tensor, PrefillPlan, ScoreRule, bool, Tensor | None], Attended]
 
 
@@ -33,6 +37,10 @@ class Operations:
     rotate_and_write: RotateAndWrite
     fill_decode_plan: Callable[[DecodePlan], None]
     decode_attention: DecodeAttention
+    fill_cascade_plan: Callable[[CascadePlan], None]
+    cascade_attention: CascadeAttention
     prefill_attention: PrefillAttention
     copy_by_table: Callable[[Tensor, Tensor, Tensor, int], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    choose_tokens: Callable[[Tensor, SampleRows, Tensor | None], ChosenTokens]
+    penalise: Callable[[Tensor, PenaltyRows, Tensor], None]

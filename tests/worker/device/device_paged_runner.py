@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.attention.cascade_groups import SharedPrefix, fill_cascade_arrays
+from kernels.attention.cascade_reference import prefix_groups
 from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.prefill_reference import PrefillRows
 from kernels.layers.step_inputs_reference import SlotTables, StepInputs, empty_step_inputs
@@ -61,8 +63,10 @@ class DevicePagedRunner(PagedRunner):
         in_order[order] = logits
         return in_order.float()
 
-    def lay_out(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> Batch:
-        """Of rows in order: those of one token come first."""
+    def lay_out(
+        self, sequences: Sequence[PagedSequence], counts: Sequence[int], prefixes: Sequence[SharedPrefix] = ()
+    ) -> Batch:
+        """Of rows in order: those of one token come first, of which some may begin with the same blocks."""
         num_ones = list(counts).count(1)
         num_decode = -(-num_ones // PADDED_TO) * PADDED_TO
         padding = num_decode - num_ones
@@ -74,31 +78,53 @@ class DevicePagedRunner(PagedRunner):
             positions += range(starts[row], starts[row] + counts[row])
         inputs = empty_step_inputs(len(slots), num_decode, self.pool.num_blocks, self.decoder.device)
         self.plans.gather(self._tables(sequences), self._tensor(slots), self._tensor(positions), inputs)
-        decode, prefill = self._plans(inputs, num_decode, sequences[num_ones:], counts[num_ones:])
+        decode = self._decode_plans(inputs, num_decode, prefixes)
+        prefill = self._prefill_plans(sequences[num_ones:], counts[num_ones:])
         attention = BatchAttention(num_decode_tokens=num_decode, decode=decode, prefill=prefill)
         ends = torch.tensor(counts[num_ones:], dtype=torch.int64).cumsum(0) + num_decode
         last_tokens = torch.cat((torch.arange(num_ones), ends - 1)).to(self.decoder.device)
         return Batch(inputs, attention, last_tokens)
 
-    def _plans(
-        self, inputs: StepInputs, num_decode: int, longer: Sequence[PagedSequence], counts: Sequence[int]
-    ) -> tuple[DecodePlans, PrefillPlans]:
-        decode: DecodePlans = {}
-        prefill: PrefillPlans = {}
-        if num_decode:
-            decode = self.plans.decode(DecodeRows(inputs.context_lens[:num_decode], inputs.block_tables))
-            self.plans.fill(decode)
-        if longer:
-            query_lens = torch.tensor(counts)
-            contexts = query_lens + torch.tensor([sequence.num_computed_tokens for sequence in longer])
-            tiles = self.plans.prefill_tiles(query_lens.numpy(), contexts.numpy())
-            rows = PrefillRows(
-                query_start=self._tensor([0, *query_lens.cumsum(0).tolist()]),
-                context_lens=self._tensor(contexts.tolist()),
-                block_tables=self._tables(longer).block_tables,
-            )
-            prefill = self.plans.prefill(rows, torch.from_numpy(tiles).to(self.decoder.device))
-        return decode, prefill
+    def _decode_plans(self, inputs: StepInputs, num_rows: int, prefixes: Sequence[SharedPrefix]) -> DecodePlans:
+        if not num_rows:
+            return {}
+        rows = DecodeRows(inputs.context_lens[:num_rows], inputs.block_tables)
+        plans = self.plans.decode(rows)
+        if prefixes:
+            arrays = fill_cascade_arrays(prefixes, MAX_ROWS, self.pool.block_size)
+            on_device = {name: torch.from_numpy(array).to(self.decoder.device) for name, array in arrays.items()}
+            plans = self.plans.cascade(rows, prefix_groups(on_device, num_rows))
+        self.plans.fill(plans)
+        return plans
+
+    def _prefill_plans(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> PrefillPlans:
+        if not counts:
+            return {}
+        query_lens = torch.tensor(counts)
+        contexts = query_lens + torch.tensor([sequence.num_computed_tokens for sequence in sequences])
+        tiles = self.plans.prefill_tiles(query_lens.numpy(), contexts.numpy())
+        rows = PrefillRows(
+            query_start=self._tensor([0, *query_lens.cumsum(0).tolist()]),
+            context_lens=self._tensor(contexts.tolist()),
+            block_tables=self._tables(sequences).block_tables,
+        )
+        return self.plans.prefill(rows, torch.from_numpy(tiles).to(self.decoder.device))
+
+    def sharing_sequences(self, num_sharers: int, num_shared_blocks: int) -> list[PagedSequence]:
+        """Some that begin with the same blocks, and one that does not, all but the last token of each computed."""
+        size = self.pool.block_size
+        shared = [5 + token % 13 for token in range(num_shared_blocks * size)]
+        blocks = [self.free_blocks.pop() for _ in range(num_shared_blocks)]
+        self.step([PagedSequence(list(shared), len(shared), blocks)], len(shared))
+        sequences = [
+            PagedSequence([*shared, *range(20, 22 + 3 * row)], 0, list(blocks), len(shared))
+            for row in range(num_sharers)
+        ]
+        sequences.append(PagedSequence([7, *shared[:9]], 0))
+        for sequence in sequences:
+            self.step([sequence], len(sequence.token_ids))
+            self._grow(sequence, len(sequence.token_ids))
+        return sequences
 
     def _tables(self, sequences: Sequence[PagedSequence]) -> SlotTables:
         longest = max(len(sequence.token_ids) for sequence in sequences)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.decode_reference import DecodeRows, empty_plan
+from kernels.attention.cascade_groups import SharedPrefix
+from kernels.attention.cascade_reference import CascadePlan
+from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
 from kernels.layers.step_inputs_reference import SlotTables
 from tests.worker.device.device_paged_runner import MAX_ROWS, DevicePagedRunner
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
@@ -138,6 +140,28 @@ def test_the_decoder_itself_refuses_a_pool_of_another_dtype(tmp_path: Path) -> N
         runner.step([PagedSequence([5, 6], 2)], 2)
 
 
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "opt"])
+def test_rows_that_share_blocks_attend_to_these_together_with_the_same_result(name: str, tmp_path: Path) -> None:
+    runner = DevicePagedRunner(tiny_decoder(name, tmp_path), OPERATIONS, num_blocks=40, block_size=4)
+    assert runner.plans.can_share_prefixes
+    sequences = runner.sharing_sequences(num_sharers=5, num_shared_blocks=7)
+    order = [0, 5, 1, 2, 3, 4]
+    sequences = [sequences[row] for row in order]
+    counts = [1] * len(sequences)
+    expected = runner.compute(sequences, counts)
+    shared = SharedPrefix(rows=(0, 2, 3, 4, 5), num_blocks=7)
+    batch = runner.lay_out(sequences, counts, [shared])
+    assert isinstance(batch.attention.decode[None], CascadePlan)
+    state = runner.forward.forward(batch.inputs, batch.attention)
+    logits = runner.forward.logits(state, batch.last_tokens)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_of_windows_alone_shares_no_prefixes(tmp_path: Path) -> None:
+    runner = DevicePagedRunner(tiny_decoder("mistral", tmp_path), OPERATIONS, num_blocks=4)
+    assert not runner.plans.can_share_prefixes
+
+
 def test_plans_of_fewer_rows_work_in_the_memory_of_the_largest(tmp_path: Path) -> None:
     runner = DevicePagedRunner(tiny_decoder("qwen2_window", tmp_path), OPERATIONS, num_blocks=NUM_BLOCKS)
     lengths = torch.tensor([30, 1, 0], dtype=torch.int32)
@@ -148,6 +172,7 @@ def test_plans_of_fewer_rows_work_in_the_memory_of_the_largest(tmp_path: Path) -
         DecodeRows(torch.zeros(MAX_ROWS, dtype=torch.int32), torch.zeros((MAX_ROWS, NUM_BLOCKS), dtype=torch.int32))
     )
     for window, plan in plans.items():
+        assert isinstance(plan, DecodePlan)
         alone = empty_plan(rows, plan.shape, plan.config, plan.block_size, plan.num_programs, window)
         assert plan.work.shape == alone.work.shape
         assert plan.partial_out.shape == alone.partial_out.shape
@@ -155,7 +180,8 @@ def test_plans_of_fewer_rows_work_in_the_memory_of_the_largest(tmp_path: Path) -
         assert plan.work.data_ptr() == largest[window].work.data_ptr()
         assert len(plan.work) < len(largest[window].work)
     assert plans[None].work.data_ptr() != plans[21].work.data_ptr()
-    assert plans[None].partial_out.data_ptr() == plans[21].partial_out.data_ptr()
+    partials = {plan.partial_out.data_ptr() for plan in plans.values() if isinstance(plan, DecodePlan)}
+    assert len(partials) == 1
     for _ in range(2):  # the plans follow what the rows' tensors hold
         runner.plans.fill(plans)
         for window, plan in plans.items():
