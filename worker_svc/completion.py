@@ -40,7 +40,7 @@ class Completion:
     def __init__(self) -> None:
         self._thread = TaskThread("completion")
         self._changed = threading.Condition()
-        # Changed under the condition:
+        # Changed under the condition. Only `add` counts up, so while its thread finds nothing unfinished it is alone.
         self._num_unfinished = 0  # on the way through the thread
         self._num_pending = 0  # of them, those that the device has to do
         # Whoever settles a step owns these: the completion thread, or the execution thread while nothing is unfinished.
@@ -52,6 +52,8 @@ class Completion:
 
         Returns whether a launched step has failed since the last call; then all that were launched are over.
         """
+        if self._num_unfinished == 0 and not self._is_broken:
+            return False
         with self._changed:
             self._changed.wait_for(self._has_room)
             was_broken, self._is_broken = self._is_broken, False
@@ -59,15 +61,14 @@ class Completion:
 
     def add(self, answer: StepResult | LaunchedStep, deliver: Callable[[StepResult], None]) -> None:
         """Takes an answer, or a step whose answer it will be; `deliver` gets it on the loop, in the order of `add`."""
-        with self._changed:
-            is_pending = isinstance(answer, LaunchedStep) and answer.result is None
-            at_once = not is_pending and self._num_unfinished == 0
-            self._num_unfinished += not at_once
-            self._num_pending += is_pending
-        if at_once:
+        is_pending = isinstance(answer, LaunchedStep) and answer.result is None
+        if self._num_unfinished == 0 and not is_pending:
             self._thread.deliver(deliver, self._settled(answer))
-        else:
-            self._thread.submit(lambda: self._finish(answer, is_pending, deliver))
+            return
+        with self._changed:
+            self._num_unfinished += 1
+            self._num_pending += is_pending
+        self._thread.submit(lambda: self._finish(answer, is_pending, deliver))
 
     async def drain(self) -> None:
         """Waits until all that was added is delivered."""
