@@ -8,11 +8,12 @@ scattered at random. The model is LLaMA-shaped with random weights, of 8 B param
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -33,7 +34,7 @@ from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.step_limits import StepLimits
 
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BLOCK_SIZES = (16, 128, 32, 64, 1, 256, 8, 4, 2)  # what is promised of comes first, should time run out
 FLAT_SIZES = range(16, 129)
 TOKENS = (512, 2048, 8000)
 PLOTTED_TOKENS = 2048
@@ -116,25 +117,29 @@ def _flat(sources: Sequence[int], destinations: Sequence[int]) -> list[int]:
     return [block for pair in zip(sources, destinations, strict=True) for block in pair]
 
 
-def measure(decoder: Decoder, tokens: Iterable[int], block_sizes: Sequence[int], repeats: int) -> list[Cost]:
-    """All lengths at all block sizes."""
+def measure(
+    decoder: Decoder, tokens: Iterable[int], block_sizes: Iterable[int], repeats: int, limit_s: float = math.inf
+) -> list[Cost]:
+    """All lengths at all block sizes, of which none is begun after the limit; in order of length and block size."""
     costs = []
-    for num_tokens in tokens:
-        for block_size in block_sizes:
-            times_ns = PreemptedSequence(decoder, block_size, num_tokens).measure(repeats)
-            recompute_ms, swap_out_ms, swap_in_ms = (round(nanoseconds / 1e6, 4) for nanoseconds in times_ns)
-            costs.append(
-                Cost(
-                    block_size=block_size,
-                    num_tokens=num_tokens,
-                    recompute_ms=recompute_ms,
-                    swap_out_ms=swap_out_ms,
-                    swap_in_ms=swap_in_ms,
-                )
+    began_s = time.monotonic()
+    for block_size, num_tokens in product(block_sizes, tokens):
+        if time.monotonic() - began_s > limit_s:
+            break
+        times_ns = PreemptedSequence(decoder, block_size, num_tokens).measure(repeats)
+        recompute_ms, swap_out_ms, swap_in_ms = (round(nanoseconds / 1e6, 4) for nanoseconds in times_ns)
+        costs.append(
+            Cost(
+                block_size=block_size,
+                num_tokens=num_tokens,
+                recompute_ms=recompute_ms,
+                swap_out_ms=swap_out_ms,
+                swap_in_ms=swap_in_ms,
             )
-            if decoder.device.type == "cuda":
-                torch.cuda.empty_cache()
-    return costs
+        )
+        if decoder.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return sorted(costs, key=lambda cost: (cost.num_tokens, cost.block_size))
 
 
 def swap_spread(costs: Sequence[Cost], num_tokens: int) -> float:
@@ -178,7 +183,7 @@ def main() -> int:
     else:
         decoder = random_decoder(SHAPES["tiny" if options.small else options.shape], dtype, device)
     tokens = (48, 96) if options.small else sorted(options.tokens)
-    costs = measure(decoder, tokens, options.block_sizes, options.repeats)
+    costs = measure(decoder, tokens, options.block_sizes, options.repeats, options.limit_s)
     head = ("tokens", "block size", "recompute ms", "swap out ms", "swap in ms", "both ms")
     rows = [
         (c.num_tokens, c.block_size, c.recompute_ms, c.swap_out_ms, c.swap_in_ms, round(c.swap_ms, 4)) for c in costs
@@ -190,6 +195,7 @@ def main() -> int:
         "\n".join(f"{name}: {value}" for name, value in figures.items())
         or "All of this means nothing but that it runs."
     )
+    measured = {(cost.num_tokens, cost.block_size) for cost in costs}
     result = {
         "unit": "milliseconds",
         "device": device_name(device),
@@ -197,12 +203,14 @@ def main() -> int:
         "num_parameters": decoder.num_parameters,
         "dtype": str(dtype).removeprefix("torch."),
         "repeats": options.repeats,
+        "not_measured": [each for each in product(tokens, sorted(options.block_sizes)) if each not in measured],
         "key_figures": figures,
         "rows": [{**asdict(cost), "swap_ms": round(cost.swap_ms, 4)} for cost in costs],
     }
     write_result(options.out / "swap_or_recompute.json", "swap_or_recompute", result)
     plotted = PLOTTED_TOKENS if PLOTTED_TOKENS in tokens else tokens[-1]
-    (options.out / "swap_or_recompute.svg").write_text(plot(costs, plotted))
+    if sum(num_tokens == plotted for num_tokens, _ in measured) > 1:
+        (options.out / "swap_or_recompute.svg").write_text(plot(costs, plotted))
     return 0
 
 
@@ -217,6 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths of sequences")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=BLOCK_SIZES, help="16 and some to 128 among them")
     parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--limit-s", type=float, default=75.0, help="no block size is begun later")
     return parser.parse_args()
 
 

@@ -19,6 +19,7 @@ def test_a_small_run_computes_saves_and_restores_at_every_block_size() -> None:
     assert [each.block_size for each in costs] == [4, 16]
     assert all(min(each.recompute_ms, each.swap_out_ms, each.swap_in_ms) > 0 for each in costs)
     ET.fromstring(plot(costs, 21))
+    assert measure(decoder, (21,), (4, 16), repeats=1, limit_s=-1.0) == []
 
 
 def test_a_random_decoder_has_the_weights_of_its_shape() -> None:
