@@ -11,6 +11,8 @@ that close.
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,11 +28,20 @@ def row_keys(seeds: Sequence[int], sample_indices: Sequence[int], positions: Seq
 
     `seeds` are uint64, `positions` those of the tokens that are to be sampled.
     """
-    key = torch.zeros(len(seeds), dtype=torch.int64)
-    for words in (seeds, sample_indices, positions):
-        counter = torch.tensor(words, dtype=torch.uint64).view(torch.int64)
-        key = _mix_64((key ^ counter) + _GOLDEN_64)
-    return key
+    return _absorb(partial_keys(seeds, sample_indices), positions)
+
+
+def partial_keys(seeds: Sequence[int], sample_indices: Sequence[int]) -> Tensor:
+    """Keys int64 [S] that have absorbed all but the position, for `position_keys`."""
+    return _absorb(_absorb(torch.zeros(len(seeds), dtype=torch.int64), seeds), sample_indices)
+
+
+def position_keys(partial: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Keys int64 [S] as `row_keys` gives them, in numpy, which takes less time for a few hundred numbers."""
+    key = (partial.view(np.uint64) ^ positions.view(np.uint64)) + np.uint64(_GOLDEN_64 + 2**64)
+    for shift, factor in zip((30, 27), _MIX_64, strict=True):
+        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor + 2**64)
+    return (key ^ (key >> np.uint64(31))).view(np.int64)
 
 
 def noise_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -55,6 +66,11 @@ def uniform(bits: Tensor) -> Tensor:
 def gumbel(bits: Tensor) -> Tensor:
     """Standard Gumbel noise, float64 between -3.14 and 22.88: -ln(-ln(uniform)), increasing in it."""
     return uniform(bits).log_().neg_().log_().neg_()
+
+
+def _absorb(keys: Tensor, words: Sequence[int]) -> Tensor:
+    counter = torch.tensor(words, dtype=torch.uint64).view(torch.int64)
+    return _mix_64((keys ^ counter) + _GOLDEN_64)
 
 
 def _mix_64(x: Tensor) -> Tensor:

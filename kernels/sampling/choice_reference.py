@@ -1,0 +1,70 @@
+"""Choosing a token for each sample of a step without waiting for the device: the parameters, and the torch reference.
+
+The kernel is `token_choice`. Samples are described by arrays beside each other, so that any mix of greedy and drawn
+samples is one call. It knows nothing of slots, seeds or edits: keys and edited logits are given.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.sampling.sampling import draw_dense, scale, truncation_thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """How S samples are to be chosen; all tensors are on the device of the logits and contiguous."""
+
+    logit_rows: Tensor  # int32 [S]: the row of raw logits of each sample; a row may serve several
+    temperatures: Tensor  # float32 [S]; 0 is greedy, which looks at nothing below
+    floors: Tensor  # float32 [S], from `min_p_thresholds`: the least scaled logit that survives
+    top_k: Tensor  # int32 [S] in [1, V]; V is off
+    top_p: Tensor  # float64 [S]; 1 is off
+    keys: Tensor  # int64 [S], from `row_keys`
+    selecting: Tensor  # int32 [N]: the samples that are not greedy and have top-k or top-p on, rising
+    all_greedy: bool  # so that no noise is computed
+
+    def __len__(self) -> int:
+        return len(self.logit_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTokens:
+    """One token for each sample, in their order."""
+
+    token_ids: Tensor  # int32 [S]; 0 where not valid
+    valid: Tensor  # bool [S]: all raw logits were finite, and the edits left a token to choose
+
+
+def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None) -> ChosenTokens:
+    """The argmax of greedy samples, a draw for the others; the lowest id among equals.
+
+    A draw is by scaled logits (`scale`) and noise, among what survives min-p, top-k and top-p
+    (`truncation_thresholds`). Nothing in it waits for the device.
+
+    logits: [L, V], raw, any floating dtype; they alone say whether a row is finite
+    edited: float32 [S, V], from which sample i chooses instead of its row of `logits`
+    """
+    raw = logits.float().index_select(0, rows.logit_rows)
+    valid = raw.isfinite().all(-1)
+    if edited is None:
+        edited = raw
+    else:
+        valid &= edited.amax(-1).isfinite()
+    token_ids = edited.argmax(-1)
+    if not rows.all_greedy:
+        token_ids = torch.where(rows.temperatures == 0, token_ids, _draw(edited, rows))
+    return ChosenTokens(torch.where(valid, token_ids, 0).to(torch.int32), valid)
+
+
+def _draw(logits: Tensor, rows: SampleRows) -> Tensor:
+    scaled = scale(logits, rows.temperatures)
+    thresholds = rows.floors.clone()
+    if len(rows.selecting):
+        some_scaled, floors, top_k, top_p = (
+            column.index_select(0, rows.selecting) for column in (scaled, rows.floors, rows.top_k, rows.top_p)
+        )
+        some = truncation_thresholds(some_scaled, floors, top_k.to(torch.int64), top_p, width=logits.shape[1])
+        thresholds.index_copy_(0, rows.selecting.to(torch.int64), some)
+    return draw_dense(scaled, thresholds, rows.keys)
