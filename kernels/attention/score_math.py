@@ -20,16 +20,17 @@ def tanh(b_x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def online_softmax(
-    b_scores: tl.tensor,  # [M, T] float32, in units of log2; -inf where there is no key
-    b_max: tl.tensor,  # [M] of all tiles before, -inf at first
+    b_scores: tl.tensor,  # [M, T] float32, times factor in units of log2; -inf where there is no key
+    b_max: tl.tensor,  # [M] of all tiles before, in units of log2, -inf at first
     b_sum: tl.tensor,  # [M] relative to b_max
+    factor: tl.tensor = 1.0,  # positive; given here, it costs one operation per score less than before
 ) -> tl.tensor:
     """One tile's weights, what earlier sums shrink by, and the new maximum and sum.
 
     A row that has seen no key yet keeps the maximum -inf and gets weights of 0, never NaN.
     """
-    b_new_max = tl.maximum(b_max, tl.max(b_scores, 1))
+    b_new_max = tl.maximum(b_max, tl.max(b_scores, 1) * factor)
     b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
-    b_weights = tl.exp2(b_scores - b_shift[:, None])
+    b_weights = tl.exp2(b_scores * factor - b_shift[:, None])
     b_shrink = tl.exp2(b_max - b_shift)
     return b_weights, b_shrink, b_new_max, b_sum * b_shrink + tl.sum(b_weights, 1)

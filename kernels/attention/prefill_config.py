@@ -1,0 +1,52 @@
+"""How prefill attention is launched for each shape: rows and keys of a tile, warps and pipeline stages, and how heads
+that share keys are packed into a tile's rows.
+
+By the table of tuned shapes, or by a rule from what the compiler reports of registers and shared memory. It imports no
+Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.shape import AttentionShape
+from kernels.attention.tuned_lookup import tuned_row
+
+# A tile holds at least this many queries of each of its heads, so that few of its rows are padding (a fifth at most).
+_MIN_QUERIES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig:
+    """One way to launch the kernel."""
+
+    rows: int  # of a tile, each one query of one head; at least 64 for Hopper's matrix units
+    tile: int  # keys per loop iteration
+    num_warps: int
+    num_stages: int
+
+    def heads(self, shape: AttentionShape) -> int:
+        """Heads of a group whose queries are rows of one tile: all of them, or equal parts if they are many."""
+        parts = -(-shape.group * _MIN_QUERIES // self.rows)
+        return -(-shape.group // parts)
+
+    def queries(self, shape: AttentionShape) -> int:
+        """Queries of each head in one tile."""
+        return self.rows // self.heads(shape)
+
+
+def prefill_config(shape: AttentionShape) -> PrefillConfig:
+    """The configuration for a shape."""
+    row = tuned_row("prefill", shape)
+    if row is None:
+        return prefill_rule(shape)
+    return PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
+
+
+def prefill_rule(shape: AttentionShape) -> PrefillConfig:
+    """The configuration of a shape that was not tuned, by its dtypes and padded head dimension alone."""
+    if shape.dtype == torch.float32:  # without tensor cores, so that products are exact
+        return PrefillConfig(rows=32, tile=16, num_warps=8, num_stages=3)
+    if shape.padded_dim > 128:
+        return PrefillConfig(rows=64, tile=32, num_warps=8, num_stages=5)
+    return PrefillConfig(rows=128, tile=64, num_warps=8, num_stages=5)

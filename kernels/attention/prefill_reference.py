@@ -1,0 +1,90 @@
+"""Causal attention of many queries per row over the row's blocks: the torch reference.
+
+It defines what `prefill_attention` computes, with the same signature, on any device. The queries of a row are the
+last tokens of its context, all of it or a chunk; a slot outside the context is never read.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from kernels.attention.prefill_config import PrefillConfig
+from kernels.attention.shape import Attended, AttentionShape, ScoreRule
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Query rows of different lengths, concatenated, each with its own context.
+
+    The queries of row r are tokens query_start[r] up to query_start[r + 1]; they are the last ones of its context.
+    """
+
+    query_start: Tensor  # [R + 1] int32, cumulative
+    context_lens: Tensor  # [R] int32, keys of each row, the queries' own included
+    block_tables: Tensor  # [R, max_blocks] int32; entries that no query of the row sees are never read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPlan:
+    """What all layers with the same shape and sliding window share in one step."""
+
+    rows: PrefillRows
+    shape: AttentionShape
+    config: PrefillConfig
+    block_size: int
+    sliding_window: int | None  # a query at position p sees keys p - sliding_window + 1 to p
+    tiles: Tensor  # [num_tiles, 2] int32 on the device: row, first query of the tile within its row
+
+
+def prefill_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: PrefillPlan,
+    rule: ScoreRule,
+    with_lse: bool = False,
+    out: Tensor | None = None,
+) -> Attended:
+    """softmax(score(Q K^T) + mask) V for each row, K and V read through its block table (paper, eq. 4).
+
+    In float32 or better. On a CUDA device this waits for the device.
+
+    query:                  [T, num_heads, head_dim]
+    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
+    out:                    where results go, contiguous, as query otherwise; made if absent. Tokens of no row get
+                            zeros here, and are undefined in general
+    """
+    rows = plan.rows
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format) if out is None else out.zero_()
+    lse = torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
+    starts: list[int] = rows.query_start.tolist()
+    contexts: list[int] = rows.context_lens.tolist()
+    for row, ((start, end), context) in enumerate(zip(pairwise(starts), contexts, strict=True)):
+        if start == end:
+            continue
+        positions = torch.arange(context - (end - start), context, device=query.device)
+        first = 0 if plan.sliding_window is None else max(0, context - (end - start) - plan.sliding_window + 1)
+        keys_at = torch.arange(first, context, device=query.device)
+        mask = keys_at <= positions[:, None]
+        if plan.sliding_window is not None:
+            mask &= keys_at > positions[:, None] - plan.sliding_window
+        blocks = rows.block_tables[row, keys_at // plan.block_size].long()
+        keys = key_cache[blocks, keys_at % plan.block_size].to(dtype)
+        values = value_cache[blocks, keys_at % plan.block_size].to(dtype)
+        out[start:end], lse[start:end] = _attend(query[start:end].to(dtype), keys, values, mask, rule)
+    return Attended(out, lse if with_lse else None)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """One row: query [Q, num_heads, head_dim]; keys, values [K, num_kv_heads, head_dim]; mask [Q, K], true if seen."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->qhk", query, keys) * rule.scale
+    if rule.soft_cap is not None:
+        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+    scores = scores.masked_fill(~mask[:, None, :], -math.inf)
+    return torch.einsum("qhk,khd->qhd", scores.softmax(2), values), scores.logsumexp(2)

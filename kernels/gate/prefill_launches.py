@@ -1,0 +1,86 @@
+"""The configurations of prefill attention that the compile gate compiles, one per kind of shape."""
+
+from collections.abc import Mapping
+
+import torch
+
+from kernels.attention import prefill_attention
+from kernels.attention.prefill_config import prefill_config
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.shape import AttentionShape
+from kernels.gate.launch_config import LaunchConfig
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+_INT_POINTERS = ("query_start_ptr", "context_lens_ptr", "table_ptr", "tiles_ptr")
+
+
+def prefill_launch(
+    heads: tuple[int, int, int],
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    *,
+    window: int | None = None,
+    soft_cap: bool = False,
+    block_size: int = 16,
+) -> LaunchConfig:
+    """`heads` are of the query, of keys and values, and their dimension."""
+    num_heads, num_kv_heads, head_dim = heads
+    shape = AttentionShape(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
+    )
+    plan = PrefillPlan(
+        rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
+        shape=shape,
+        config=prefill_config(shape),
+        block_size=block_size,
+        sliding_window=window,
+        tiles=torch.zeros(1, 2),
+    )
+    kind = f"prefill {_TYPES[dtype]} {num_heads}/{num_kv_heads}/{head_dim} cache {_TYPES[shape.kv_dtype]}"
+    window_name, cap_name = " window" if window else "", " cap" if soft_cap else ""
+    arguments = _argument_types(shape)
+    return LaunchConfig(
+        name=f"{kind} blocks of {block_size}{window_name}{cap_name}",
+        kernel=prefill_attention.prefill_kernel,
+        arguments=arguments,
+        constants=prefill_attention.launch_constants(plan, soft_cap, with_lse=False),
+        divisible_by_16=tuple(name for name in arguments if name.startswith("stride_") and name != "stride_table"),
+        num_warps=plan.config.num_warps,
+        num_stages=plan.config.num_stages,
+        capabilities=(90,) if shape.kv_dtype == torch.float8_e4m3fn else (80, 90),
+        wgmma=dtype != torch.float32,
+    )
+
+
+def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
+    """As the wrapper passes them; the stride of block tables is never known to be aligned, but only read as scalar."""
+    types = {name: "i32" for name in prefill_attention.prefill_kernel.arg_names if name.startswith("stride_")}
+    types |= dict.fromkeys(_INT_POINTERS, "*i32")
+    types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
+    types |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
+    types |= dict.fromkeys(("scale", "soft_cap"), "fp32")
+    return types | {"lse_ptr": "*fp32", "window": "i32"}
+
+
+_E4M3 = torch.float8_e4m3fn
+PREFILLS = (
+    prefill_launch((32, 8, 128)),
+    prefill_launch((32, 8, 128), kv_dtype=_E4M3),
+    prefill_launch((32, 8, 128), block_size=64),
+    prefill_launch((32, 8, 128), window=4096),
+    prefill_launch((32, 32, 128), torch.float16),
+    prefill_launch((71, 1, 64)),
+    prefill_launch((28, 4, 128)),
+    prefill_launch((12, 12, 64)),
+    prefill_launch((12, 12, 64), kv_dtype=_E4M3),
+    prefill_launch((40, 8, 80)),
+    prefill_launch((16, 8, 256), window=4096, soft_cap=True),
+    prefill_launch((16, 8, 256), kv_dtype=_E4M3),
+    prefill_launch((32, 8, 128), torch.float32),
+    prefill_launch((16, 8, 256), torch.float32),
+)
