@@ -8,6 +8,8 @@ import triton
 from kernels.blocks import block_copy
 from kernels.gate.decode_launches import DECODES
 from kernels.gate.launch_config import LaunchConfig
+from kernels.gate.prefill_launches import PREFILLS
+from kernels.gate.sampling_launches import SAMPLINGS
 from kernels.gate.step_input_launches import STEP_INPUTS
 from kernels.layers import activations, norms, rotary_write
 from kernels.layers.layer_ops import Activation
@@ -132,4 +134,13 @@ GATED_ACTIVATIONS = (
     _gated_activation("relu", "fp32", 8192),
 )
 
-LAUNCHES: tuple[LaunchConfig, ...] = (*BLOCK_COPIES, *ROTARY_WRITES, *NORMS, *GATED_ACTIVATIONS, *DECODES, *STEP_INPUTS)
+LAUNCHES: tuple[LaunchConfig, ...] = (
+    *BLOCK_COPIES,
+    *ROTARY_WRITES,
+    *NORMS,
+    *GATED_ACTIVATIONS,
+    *DECODES,
+    *PREFILLS,
+    *STEP_INPUTS,
+    *SAMPLINGS,
+)
