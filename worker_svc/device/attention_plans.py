@@ -47,7 +47,7 @@ class BatchAttention:
 
 
 class AttentionPlans:
-    """Makes plans. Those of decode rows all share one memory, so work with them follows on one stream."""
+    """Makes plans. Those of `decode` all work in one memory, and those of `cascade` in another: on one stream only."""
 
     def __init__(
         self, decoder: Decoder, kv_pool: KVPool, operations: Operations, *, max_rows: int, max_blocks: int
@@ -68,13 +68,12 @@ class AttentionPlans:
         self._num_programs = num_processors(device) * self._decode_config.programs_per_sm
         rows = _empty_rows(max_rows, max_blocks, device)
         self._cascade = self._empty_cascade(rows) if None in self._windows else None
-        whole = self._empty_decode(rows) if self._cascade is None else self._cascade.suffixes
+        whole = self._empty_decode(rows)
         # Plans of several windows are filled together, but launches work in this memory one after the other.
         self._memory = {
             window: replace(
                 whole,
                 sliding_window=window,
-                prefixes=None,
                 work=torch.zeros_like(whole.work),
                 num_work=torch.zeros_like(whole.num_work),
             )
