@@ -112,12 +112,23 @@ def main() -> int:
         "seconds": round(time.monotonic() - start, 1),
         "size": lab.size.value,
         "failures": failures,
+        "key_figures": key_figures(rows),
         "rows": [row.as_json() for row in rows],
     }
     write_result(options.out / "kernels.json", "kernels", result)
     (options.out / "kernels.md").write_text(markdown(rows))
     (options.out / "kernels.svg").write_text(plot(rows))
     return int(bool(failures) or any(row.is_wrong for row in figures.rows if row.by == "quire"))
+
+
+def key_figures(rows: Sequence[Figure]) -> dict[str, float]:
+    """Of what has a target, that which the target is for."""
+    reached = {
+        f"{row.section}: {row.case}, {row.target.measure}": row.share if row.target.measure == "share" else row.value
+        for row in rows
+        if row.target is not None
+    }
+    return {name: round(figure, 3) for name, figure in reached.items() if figure is not None}
 
 
 def default_budget_s(lab: Lab) -> float:
