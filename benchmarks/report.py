@@ -76,13 +76,15 @@ def _module() -> str:
 
 
 def _commit() -> str | None:
-    """The commit, marked if any file but a result differs from it; None outside a repository."""
-    head = _git("rev-parse", "HEAD")
+    """The commit, marked if any file but a result differs from it; outside a repository what the caller says it is."""
+    head = _git("rev-parse", "HEAD") or os.environ.get("COMMIT")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
     return f"{head}-dirty" if head and changed else head
 
 
 def _git(*arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
     answer = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None
 
