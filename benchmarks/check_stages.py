@@ -135,7 +135,7 @@ class StageRunner:
                 cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_OFFLINE},
+                env=_environment(),
                 start_new_session=True,  # so that its own children can be ended with it
             )
             with self._lock:
@@ -158,6 +158,12 @@ def pytest_counts(output: str) -> dict[str, int]:
     """Of the last line of pytest's output."""
     last = next((line for line in reversed(output.splitlines()) if _COUNTS.search(line)), "")
     return {word.rstrip("s") if word.startswith("error") else word: int(n) for n, word in _COUNTS.findall(last)}
+
+
+def _environment() -> dict[str, str]:
+    """Our packages need not be installed: some processes look for them on this path alone."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **_OFFLINE, "PYTHONPATH": path}
 
 
 def _json_files(folder: Path) -> dict[str, Any]:
