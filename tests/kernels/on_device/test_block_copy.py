@@ -10,7 +10,7 @@ from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 
 NUM_BLOCKS = 9
 SHAPES = [(1,), (3, 2, 4, 2, 8), (2, 2, 5, 3, 7), (1, 2, 16, 8, 65)]  # the last is more than one chunk
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8]
 
 
 def pool_of(shape: tuple[int, ...], dtype: torch.dtype, num_blocks: int = NUM_BLOCKS) -> Tensor:

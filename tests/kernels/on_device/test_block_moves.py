@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.block_moves import Sizes, measure, measure_overlap
+from common.step import Step
 from kernels.blocks.block_copy import copy_by_table
 from kernels.blocks.block_swap import COPY_ENGINE_RUN_BYTES, swap_blocks
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
@@ -14,6 +15,7 @@ from tests.worker.device.moved_pools import MovedPools, move_at_random
 
 _BYTES_PER_WORD = 32
 _DELAY_CYCLES = 1_000_000 if HAS_GPU else 0  # half a millisecond
+_LONG_DELAY_CYCLES = 200_000_000  # a tenth of a second
 _RANDOM = Random(2)
 
 
@@ -48,3 +50,22 @@ def test_kernels_reach_pinned_memory_of_the_host_from_any_block_on() -> None:
     swap_blocks(host[3:], pools.pool.blocks, torch.tensor([(0, 5), (2, 4)]))
     torch.cuda.synchronize()
     assert torch.equal(pools.pool.blocks[[5, 4]].cpu(), host[[3, 5]])
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="without a GPU there is one stream")
+def test_a_step_that_touches_nothing_of_a_swap_is_done_before_it() -> None:
+    """And one that does is not."""
+
+    def late_swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
+        torch.cuda._sleep(_LONG_DELAY_CYCLES)
+        swap_blocks(source, destination, pairs)
+
+    pools = MovedPools(DEVICE, copy_by_table, late_swap_blocks, words=1)
+    pools.execute(Step(epoch=1, step_id=1, snapshot=True, swap_out=[0, 0], copies=[3, 1])).wait()  # compiled by now
+    swaps = pools.execute(Step(epoch=1, step_id=2, swap_out=[0, 0], swap_in=[1, 2], copies=[3, 1, 0, 4]))
+    assert swaps.ended is not None
+    torch.cuda.current_stream().synchronize()
+    assert not swaps.ended.is_reached()
+    pools.execute(Step(epoch=1, step_id=3, copies=[2, 5]))
+    torch.cuda.current_stream().synchronize()
+    assert torch.equal(pools.pool.blocks[5].cpu(), pools.pool.host_blocks[1])
