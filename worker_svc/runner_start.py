@@ -9,7 +9,9 @@ import torch
 
 from worker_svc.description import PhaseClock
 from worker_svc.device import torch_operations
+from worker_svc.device.graphs import graph_sizes
 from worker_svc.device.operations import Operations
+from worker_svc.device.runner import DeviceRunner
 from worker_svc.device.start import GraphRunner, measure_memory, start_runner
 from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.model.decoder import Decoder
@@ -84,7 +86,7 @@ def _operations(choice: RunnerChoice) -> Operations:
 
 
 def _device_runner(decoder: Decoder, pool: KVPool, limits: StepLimits, operations: Operations) -> GraphRunner:
-    raise NotImplementedError("the accelerator's runner is not joined on yet: give --runner cpu")
+    return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
 
 
 def _plan(

@@ -26,10 +26,10 @@ class WorkerSettings(Settings):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda, cuda:N; auto: cuda if there is one"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and KV memory; auto: the checkpoint's on cuda, float32 on cpu"
+        "auto", description="of weights; auto: the checkpoint's on cuda, float32 on cpu"
     )
     kv_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="of KV memory, if another: fp8 halves it, with the device runner; auto: as dtype says"
+        "auto", description="of KV memory; fp8: half of it for a token, with the device runner; auto: as the weights"
     )
     runner: Literal["auto", "cpu", "device"] = Field(
         "auto",

@@ -102,6 +102,21 @@ async def test_candidates_and_swap_times_come_over_the_wire(channel: grpc.aio.Ch
 async def test_prompts_decoded_over_the_stream_give_the_models_own_tokens(
     channel: grpc.aio.Channel, folder: Path
 ) -> None:
+    await check_decoding(channel, folder)
+
+
+async def test_the_accelerators_runner_gives_the_same_tokens_on_a_cpu(folder: Path) -> None:
+    sizes = ("--num-blocks", "80", "--block-size", "4", "--max-num-seqs", "4")
+    with Service("worker_svc", "--model", str(folder), "--runner", "device", "--threads", "1", *sizes) as service:
+        assert service.wait_for("ready")["kv_dtype"] == "float32"
+        async with connect(service) as channel:
+            answer = await worker_pb2_grpc.WorkerStub(channel).Describe(pb.DescribeRequest())
+            assert [each.phase for each in answer.startup] == ["checkpoint", "weights", "kv_pool", "warm_up"]
+            await check_decoding(channel, folder)
+        assert service.stop() == 0
+
+
+async def check_decoding(channel: grpc.aio.Channel, folder: Path) -> None:
     prompts = random_prompts([5, 30])
     client = StepClient(num_blocks=80, block_size=4, epoch=10)
     for prompt in prompts:
