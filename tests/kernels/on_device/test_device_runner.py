@@ -1,0 +1,93 @@
+"""Whole steps with the kernels: the accelerator's runner, against the same runner with the torch references.
+
+On a GPU its decode steps are replayed from graphs.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.slot_sampling import SlotSampling
+from common.step import Step, StepResult
+from kernels.attention.cascade_groups import SharingCost
+from tests.kernels.on_device.devices import DEVICE, HAS_GPU
+from tests.worker.device.sample_steps import DRAWN, PROMPT, comparable, decode_steps
+from tests.worker.runners import NUM_SLOTS, limits_for, poisoned_pool
+from tests.worker.steps import slot_state
+from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
+from worker_svc.device import torch_operations, triton_operations
+from worker_svc.device.graphs import graph_sizes
+from worker_svc.device.runner import DeviceRunner
+from worker_svc.kv_pool import KVPool
+from worker_svc.model.decoder import Decoder, load_decoder
+
+FREE = SharingCost(per_step=0, per_group=0, per_row=0)
+# The interpreter is slow.
+MODELS = list(TINY_MODELS) if HAS_GPU else ["llama_gqa"]
+COSTS = {"apart": None, "sharing prefixes": FREE} if HAS_GPU else {"sharing prefixes": FREE}
+
+
+def decoder_on(device: torch.device, folder: Path) -> Decoder:
+    return load_decoder(folder, torch.float32, device)
+
+
+def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -> tuple[list[StepResult], KVPool]:
+    """Two steps on the way at once."""
+    pool, limits = poisoned_pool(decoder), limits_for(decoder)
+    runner = DeviceRunner(decoder, pool, limits, triton_operations.OPERATIONS, graph_sizes(NUM_SLOTS), cost=cost)
+    runner.capture_graphs()
+    results, before = [], None
+    for step in steps:
+        pending = runner.launch(step)
+        if before is not None:
+            results.append(before.wait())
+        before = pending
+    assert before is not None
+    return [*results, before.wait()], pool
+
+
+def run_references(decoder: Decoder, steps: list[Step]) -> list[StepResult]:
+    runner = DeviceRunner(
+        decoder, poisoned_pool(decoder), limits_for(decoder), torch_operations.OPERATIONS, graph_sizes(NUM_SLOTS)
+    )
+    return [runner.launch(step).wait() for step in steps]
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_and_references_sample_the_same_tokens(name: str, cost: SharingCost | None, tmp_path: Path) -> None:
+    folder = write_tiny_model(name, tmp_path)
+    steps = decode_steps(12 if HAS_GPU else 2)
+    ours, _ = run_kernels(decoder_on(DEVICE, folder), steps, cost)
+    expected = run_references(decoder_on(torch.device("cpu"), folder), steps)
+    assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
+    for result, reference in zip(ours, expected, strict=True):
+        for index, row in reference.logprobs.items():
+            assert list(result.logprobs[index].logprobs) == pytest.approx(list(row.logprobs), abs=1e-3)
+
+
+def test_blocks_swapped_out_and_in_again_and_copied_go_on_as_before(tmp_path: Path) -> None:
+    """A sequence leaves for the host while another computes, and comes back into other blocks; beams are ranked."""
+    folder = write_tiny_model("llama_gqa", tmp_path)
+    first = slot_state(0, PROMPT, [5, 6, 7], sampling=replace(DRAWN, num_prompt_logprobs=1))
+    other = slot_state(1, PROMPT[::-1], [6, 7, 5], sampling=SlotSampling(seed=1, top_k=5, top_p=0.9))
+    back = slot_state(2, PROMPT[-1:], [40, 41, 42], position=8, num_prompt_tokens=9, history=PROMPT[:8])
+    back.sampling = DRAWN
+    steps = [
+        Step(epoch=1, step_id=1, snapshot=True, whole=[first], rows=[0], num_tokens=[9]),
+        Step(epoch=1, step_id=2, freed_slots=[0], swap_out=[5, 2, 6, 0, 7, 3], whole=[other], rows=[1]),
+        Step(epoch=1, step_id=3, swap_in=[2, 40, 0, 41, 3, 42], whole=[back], rows=[2, 1]),
+        Step(epoch=1, step_id=4, copies=[42, 50], rows=[1], samples=[], candidates=[0, 4]),
+    ]
+    steps[1].num_tokens = [9]
+    ours, _ = run_kernels(decoder_on(DEVICE, folder), steps, None)
+    expected = run_references(decoder_on(torch.device("cpu"), folder), steps)
+    assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
+    assert [bool(result.swap_ns) for result in ours] == [False, True, True, False]
+    (found,), (wanted,) = ours[-1].candidates, expected[-1].candidates
+    assert list(found.token_ids) == list(wanted.token_ids)
+    assert list(found.logprobs) == pytest.approx(list(wanted.logprobs), abs=1e-3)
+    (found_prompt,), (wanted_prompt,) = ours[0].prompt_logprobs, expected[0].prompt_logprobs
+    assert list(found_prompt.rows.logprobs) == pytest.approx(list(wanted_prompt.rows.logprobs), abs=1e-3)

@@ -1,0 +1,106 @@
+"""What only the accelerator's runner does: steps launched before earlier ones are answered, and prefixes read together.
+
+That it gives what the CPU's runner gives is shown by the tests of runners, which run both.
+"""
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from common.slot_sampling import SlotSampling
+from common.step import Step, StepResult
+from kernels.attention.cascade_groups import SharingCost
+from kernels.attention.cascade_reference import CascadePlan
+from kernels.attention.shape import Attended, ScoreRule
+from tests.worker.device.sample_steps import comparable, decode_steps
+from tests.worker.runners import NUM_SLOTS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool
+from tests.worker.steps import slot_state
+from tests.worker.tiny_models import random_prompts, write_tiny_model
+from worker_svc.device.graphs import graph_sizes
+from worker_svc.device.runner import DeviceRunner, PendingDeviceStep
+from worker_svc.device.torch_operations import OPERATIONS
+from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.step_limits import InvalidStepError
+
+FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    torch.set_num_threads(1)
+    folder: Path = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
+    return load_decoder(folder, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_steps_launched_before_earlier_ones_are_answered_give_the_same(decoder: Decoder, depth: int) -> None:
+    plain, _ = make_cpu_runner(decoder)
+    pool, limits = poisoned_pool(decoder), limits_for(decoder)
+    runner = DeviceRunner(decoder, pool, limits, OPERATIONS, graph_sizes(limits.num_slots))
+    steps = decode_steps(8)
+    launched: deque[PendingDeviceStep] = deque()
+    results: list[StepResult] = []
+    for step in steps:
+        launched.append(runner.launch(step))
+        if len(launched) == depth:
+            results.append(launched.popleft().wait())
+    results += [pending.wait() for pending in launched]
+    expected = [plain.run(step) for step in steps]
+    assert [comparable(result) for result in results] == [comparable(result) for result in expected]
+    for ours, theirs in zip(results, expected, strict=True):
+        for index, row in theirs.logprobs.items():
+            assert list(ours.logprobs[index].logprobs) == pytest.approx(list(row.logprobs), abs=1e-4)
+
+
+def test_rows_that_begin_with_the_same_blocks_attend_to_them_together(decoder: Decoder) -> None:
+    """And only where they share: a batch of one row more, or less, goes the plain way when nothing is shared."""
+    seen: list[int] = []
+
+    def cascade(
+        query: Tensor, keys: Tensor, values: Tensor, plan: CascadePlan, rule: ScoreRule, out: Tensor | None = None
+    ) -> Attended:
+        seen.append(int((plan.groups.group_of_row >= 0).sum()))
+        return OPERATIONS.cascade_attention(query, keys, values, plan, rule, out)
+
+    plain, _ = make_device_runner(decoder)
+    pool, limits = poisoned_pool(decoder), limits_for(decoder)
+    operations = replace(OPERATIONS, cascade_attention=cascade)
+    sharing = DeviceRunner(decoder, pool, limits, operations, graph_sizes(NUM_SLOTS), cost=FREE)
+    steps = decode_steps(8)
+    results = [sharing.launch(step).wait() for step in steps]
+    assert [comparable(result) for result in results] == [comparable(plain.run(step)) for step in steps]
+    num_layers = decoder.config.num_layers
+    assert seen == [3] * num_layers * (len(steps) - 1)  # the prompt's step has none
+    alone = Step(epoch=1, step_id=len(steps) + 1, rows=[0, 3])
+    assert comparable(sharing.launch(alone).wait()) == comparable(plain.run(alone))
+    assert len(seen) == num_layers * (len(steps) - 1)
+
+
+def test_a_step_that_cannot_be_changes_nothing(decoder: Decoder) -> None:
+    runner, _ = make_device_runner(decoder)
+    steps = decode_steps(3)
+    expected, _ = make_device_runner(decoder)
+    for step in steps:
+        with pytest.raises(InvalidStepError):
+            runner.run(replace(step, rows=[*step.rows, 7], num_tokens=()))
+        assert comparable(runner.run(step)) == comparable(expected.run(step))
+
+
+def test_all_slots_can_be_filled_in_one_step_each_with_ids_of_its_own(decoder: Decoder) -> None:
+    """Prompts of many tokens, sampled by allowed ids, of which there are many."""
+    allowed = tuple(range(0, decoder.config.vocab_size, 2))
+    sampling = SlotSampling(seed=1, temperature=0.8, allowed_token_ids=allowed, top_p=0.9)
+    prompts = random_prompts([20] * 12, seed=5)
+    states = [
+        slot_state(slot, prompt, list(range(5 * slot, 5 * slot + 5)), sampling=replace(sampling, sample_index=slot))
+        for slot, prompt in enumerate(prompts)
+    ]
+    step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=list(range(12)), num_tokens=[20] * 12)
+    results = [runner.run(step) for runner in (make_cpu_runner(decoder)[0], make_device_runner(decoder)[0])]
+    assert comparable(results[0]) == comparable(results[1])
+    assert not np.isin(results[1].token_ids, allowed, invert=True).any()
