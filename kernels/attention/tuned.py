@@ -1,5 +1,54 @@
-"""Launch configurations of attention by shape; empty until `python -m benchmarks.tune_kernels` writes them."""
+"""Launch configurations of attention by shape: written by `benchmarks.tune_kernels`, not by hand.
+
+What has no row here is launched by rule. `ORIGIN` says where the rows are from; one without a time was chosen from what
+the compiler reports of registers and shared memory, and not measured.
+"""
 
 Row = tuple[str, str, int, int, int, int, int, int, int, int, int, int, int, float | None]
 
-ROWS: tuple[Row, ...] = ()
+ORIGIN = {
+    "source": "compile gate, not measured",
+    "command": "python -m benchmarks.tune_kernels --from-gate",
+    "device": "none",
+    "triton": "3.9.0",
+    "torch": "2.13.0+cpu",
+    "commit": "d7af1fde586ea312000c29422652e22a7ae29298",
+}
+
+# Kernel, family of devices, heads that share a key-value head, head dimension, bits of queries, bits of keys:
+# rows of a tile, keys, warps, stages, programs a multiprocessor, registers a thread, bytes shared, us
+ROWS: tuple[Row, ...] = (
+    ("decode", "sm_90", 1, 64, 16, 16, 16, 128, 4, 5, 3, 96, 72704, None),
+    ("decode", "sm_90", 1, 128, 16, 8, 16, 64, 4, 5, 2, 160, 39424, None),
+    ("decode", "sm_90", 1, 128, 16, 16, 16, 64, 4, 5, 3, 158, 72192, None),
+    ("decode", "sm_90", 2, 128, 16, 16, 16, 64, 4, 5, 3, 143, 72192, None),
+    ("decode", "sm_90", 4, 64, 16, 16, 16, 128, 4, 5, 3, 95, 72704, None),
+    ("decode", "sm_90", 4, 128, 16, 8, 16, 64, 4, 5, 2, 160, 39424, None),
+    ("decode", "sm_90", 4, 128, 16, 16, 16, 64, 4, 5, 3, 143, 72192, None),
+    ("decode", "sm_90", 5, 128, 16, 16, 16, 64, 4, 5, 3, 117, 72192, None),
+    ("decode", "sm_90", 7, 128, 16, 16, 16, 64, 4, 5, 3, 117, 72192, None),
+    ("decode", "sm_90", 8, 128, 16, 8, 16, 64, 4, 5, 2, 146, 39424, None),
+    ("decode", "sm_90", 8, 128, 16, 16, 16, 64, 4, 5, 3, 115, 72192, None),
+    ("prefill", "sm_90", 1, 64, 16, 16, 128, 64, 8, 5, 1, 127, 66560, None),
+    ("prefill", "sm_90", 1, 128, 16, 8, 128, 64, 8, 5, 1, 177, 82432, None),
+    ("prefill", "sm_90", 1, 128, 16, 16, 128, 64, 8, 5, 1, 187, 132096, None),
+    ("prefill", "sm_90", 2, 128, 16, 16, 128, 64, 8, 5, 1, 203, 132096, None),
+    ("prefill", "sm_90", 4, 64, 16, 16, 128, 64, 8, 5, 1, 124, 66560, None),
+    ("prefill", "sm_90", 4, 128, 16, 8, 128, 64, 8, 5, 1, 185, 82432, None),
+    ("prefill", "sm_90", 4, 128, 16, 16, 128, 64, 8, 5, 1, 203, 132096, None),
+    ("prefill", "sm_90", 5, 128, 16, 16, 128, 64, 8, 5, 1, 204, 132096, None),
+    ("prefill", "sm_90", 7, 128, 16, 16, 128, 64, 8, 5, 1, 215, 132096, None),
+    ("prefill", "sm_90", 8, 128, 16, 8, 128, 64, 8, 5, 1, 185, 82432, None),
+    ("prefill", "sm_90", 8, 128, 16, 16, 128, 64, 8, 5, 1, 203, 132096, None),
+    ("prefix", "sm_90", 1, 64, 16, 16, 64, 64, 4, 5, 2, 142, 57856, None),
+    ("prefix", "sm_90", 1, 128, 16, 8, 64, 64, 4, 5, 2, 199, 66048, None),
+    ("prefix", "sm_90", 1, 128, 16, 16, 64, 64, 4, 5, 2, 216, 115200, None),
+    ("prefix", "sm_90", 2, 128, 16, 16, 64, 64, 4, 5, 2, 232, 115200, None),
+    ("prefix", "sm_90", 4, 64, 16, 16, 64, 64, 4, 5, 2, 142, 57856, None),
+    ("prefix", "sm_90", 4, 128, 16, 8, 64, 64, 4, 5, 2, 247, 66048, None),
+    ("prefix", "sm_90", 4, 128, 16, 16, 64, 64, 4, 5, 2, 232, 115200, None),
+    ("prefix", "sm_90", 5, 128, 16, 16, 64, 64, 4, 5, 2, 233, 115200, None),
+    ("prefix", "sm_90", 7, 128, 16, 16, 64, 64, 4, 5, 2, 233, 115200, None),
+    ("prefix", "sm_90", 8, 128, 16, 8, 64, 64, 4, 5, 2, 247, 66048, None),
+    ("prefix", "sm_90", 8, 128, 16, 16, 64, 64, 4, 5, 2, 232, 115200, None),
+)

@@ -1,0 +1,177 @@
+"""Ways to launch attention kernels that are worth a trial, and what the compiler makes of them for each device.
+
+A way that spills, takes too much shared memory or misses Hopper's matrix units on any device is none.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+
+from kernels.attention.cascade_config import cascade_rule
+from kernels.attention.decode_config import decode_rule
+from kernels.attention.prefill_config import prefill_rule
+from kernels.attention.shape import AttentionShape
+from kernels.attention.tuned_lookup import HOPPER, AttentionKernel, TunedRow
+from kernels.gate.compile_gate import MAX_SHARED_BYTES, MachineCode, compile_for, faults
+from kernels.gate.tuned_launches import Tiling, launch_with
+
+KERNELS: tuple[AttentionKernel, ...] = ("decode", "prefill", "prefix")
+# Heads of queries, of keys and values, and their dimension: one model of each kind stands for all with its group.
+HEADS = (
+    (32, 8, 128),  # LLaMA 3 8B, Mistral 7B, Qwen3 8B
+    (64, 8, 128),  # LLaMA 3 70B, Qwen2 72B
+    (32, 32, 128),  # LLaMA 2 7B, OPT 6.7B
+    (28, 4, 128),  # Qwen2 7B
+    (40, 8, 128),  # Qwen2.5 14B
+    (16, 8, 128),  # Qwen3 0.6B
+    (32, 8, 64),  # LLaMA 3.2 1B
+    (12, 12, 64),  # GPT-2, OPT 125M
+)
+E4M3_HEADS = HEADS[:3]  # with caches of e4m3, too
+# A multiprocessor of Hopper; registers are given out in units of 8 for each thread.
+_REGISTERS, _SHARED_BYTES, _WARPS, _PROGRAMS = 65_536, 228 * 1024, 64, 32
+_RESERVED_BYTES, _REGISTER_UNIT, _WARP_SIZE = 1024, 8, 32
+_HOPPER = 90
+
+Resources = Callable[[AttentionKernel, AttentionShape, Tiling], "Compiled | None"]
+
+
+class Compiled(NamedTuple):
+    """A way that the gate lets pass."""
+
+    tiling: Tiling
+    programs_per_sm: int
+    registers: int
+    shared_bytes: int
+
+
+def shapes() -> list[AttentionShape]:
+    """Those that get an entry."""
+    bf16, e4m3 = torch.bfloat16, torch.float8_e4m3fn
+    kinds = [*((heads, bf16) for heads in HEADS), *((heads, e4m3) for heads in E4M3_HEADS)]
+    return [
+        AttentionShape(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], dtype=bf16, kv_dtype=kv_dtype)
+        for heads, kv_dtype in kinds
+    ]
+
+
+def tiling_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> Tiling:
+    match kernel:
+        case "decode":
+            decode = decode_rule(shape)
+            return Tiling(shape.dot_rows, decode.tile, decode.num_warps, decode.num_stages)
+        case "prefill":
+            prefill = prefill_rule(shape)
+            return Tiling(prefill.rows, prefill.tile, prefill.num_warps, prefill.num_stages)
+        case "prefix":
+            cascade = cascade_rule(shape)
+            return Tiling(cascade.rows, cascade.prefix.tile, cascade.prefix.num_warps, cascade.prefix.num_stages)
+
+
+def choices(kernel: AttentionKernel, shape: AttentionShape) -> dict[str, tuple[int, ...]]:
+    """What each field may be."""
+    return {
+        "tile": (32, 64, 128),
+        "num_stages": (3, 4, 5, 7),
+        "num_warps": (4, 8),
+        "rows": (shape.dot_rows,) if kernel == "decode" else (64, 128),
+    }
+
+
+def programs_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> int:
+    """How many at once the rule reckons with, whatever the compiler; a prefill's launch does not depend on it."""
+    match kernel:
+        case "decode":
+            return decode_rule(shape).programs_per_sm
+        case "prefix":
+            return cascade_rule(shape).prefix.programs_per_sm
+        case "prefill":
+            return 1
+
+
+def tilings(kernel: AttentionKernel, shape: AttentionShape) -> list[Tiling]:
+    """The rule's first, then the others, those that are most like it first."""
+    rule, fields = tiling_by_rule(kernel, shape), choices(kernel, shape)
+    others = {Tiling(**dict(zip(fields, each, strict=True))) for each in product(*fields.values())}
+    return [rule, *sorted(others - {rule}, key=lambda each: (_distance(each, rule), each))]
+
+
+def _distance(tiling: Tiling, rule: Tiling) -> int:
+    """How many fields differ; larger tiles count as further than smaller ones, which need less."""
+    return sum(own != other for own, other in zip(tiling, rule, strict=True)) + (tiling.tile > rule.tile)
+
+
+def compiled(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> Compiled | None:
+    """What the compiler says of it for Hopper; None if the gate stops it on any device."""
+    launch = launch_with(kernel, shape, tiling)
+    codes: dict[int, MachineCode] = {}
+    for capability in sorted(set(MAX_SHARED_BYTES) & set(launch.capabilities), reverse=True):
+        codes[capability] = compile_for(launch, capability)
+        if faults(launch, capability, codes[capability]):
+            return None
+    code = codes[_HOPPER]
+    programs = programs_at_once(code.registers, code.shared_bytes, tiling.num_warps)
+    return Compiled(tiling, programs, code.registers, code.shared_bytes)
+
+
+def programs_at_once(registers: int, shared_bytes: int, num_warps: int) -> int:
+    """That one multiprocessor of Hopper holds."""
+    registers = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * _WARP_SIZE * num_warps
+    return max(
+        1,
+        min(_REGISTERS // registers, _SHARED_BYTES // (shared_bytes + _RESERVED_BYTES), _WARPS // num_warps, _PROGRAMS),
+    )
+
+
+def first_sound(kernel: AttentionKernel, shape: AttentionShape, resources: Resources = compiled) -> Compiled:
+    """The rule's way, or the one most like it that the gate lets pass."""
+    ways = (resources(kernel, shape, tiling) for tiling in tilings(kernel, shape))
+    way = next((way for way in ways if way is not None), None)
+    assert way is not None, f"nothing passes the gate for {kernel} of {shape}"
+    return way
+
+
+def fastest(
+    kernel: AttentionKernel,
+    shape: AttentionShape,
+    trial: Callable[[Compiled], float],
+    resources: Resources = compiled,
+) -> tuple[Compiled, float]:
+    """A way that no change of one field makes faster, fields tried once each in turn; and its time.
+
+    `trial` says how long a way takes, infinitely where its result is wrong.
+    """
+    best = first_sound(kernel, shape, resources)
+    best_us = trial(best)
+    for field, values in choices(kernel, shape).items():
+        tried = [best.tiling._replace(**{field: value}) for value in values if value != getattr(best.tiling, field)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler lets go of the interpreter's lock
+            ways = list(pool.map(partial(resources, kernel, shape), tried))
+        for way in filter(None, ways):
+            us = trial(way)
+            if us < best_us:
+                best, best_us = way, us
+    assert best_us < float("inf"), f"no way of {kernel} computes what it should for {shape}"
+    return best, best_us
+
+
+def row_of(kernel: AttentionKernel, shape: AttentionShape, way: Compiled, us: float | None) -> TunedRow:
+    """The table's entry."""
+    return TunedRow(
+        kernel,
+        HOPPER,
+        shape.group,
+        shape.head_dim,
+        8 * shape.dtype.itemsize,
+        8 * shape.kv_dtype.itemsize,
+        *way.tiling,
+        way.programs_per_sm,
+        way.registers,
+        way.shared_bytes,
+        us,
+    )

@@ -1,0 +1,82 @@
+"""The tuned configurations of attention as the compile gate compiles them, and any other that is to be tried."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from kernels.attention import prefill_attention
+from kernels.attention.prefill_config import PrefillConfig
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.shape import AttentionShape
+from kernels.attention.tuned import ROWS
+from kernels.attention.tuned_lookup import AttentionKernel, TunedRow
+from kernels.gate.cascade_launches import prefix_launch
+from kernels.gate.decode_launches import decode_launch
+from kernels.gate.launch_config import LaunchConfig
+from kernels.gate.prefill_launches import prefill_launch
+
+_BLOCK_SIZE = 16
+
+
+class Tiling(NamedTuple):
+    """What of a launch can be chosen."""
+
+    rows: int  # of a tile: queries; for decode the group's heads, padded, and no choice
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+def launch_with(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> LaunchConfig:
+    """The launch of a kernel for a shape, tiled so."""
+    base = _base_launch(kernel, shape)
+    constants = {**base.constants, "TILE": tiling.tile}
+    if kernel == "prefix":
+        constants["ROWS"] = tiling.rows
+    elif kernel == "prefill":
+        constants = dict(
+            prefill_attention.launch_constants(_prefill_plan(shape, tiling), soft_cap=False, with_lse=False)
+        )
+    numbers = "/".join(map(str, tiling))
+    name = f"{kernel} {numbers} for {shape.group} x {shape.head_dim}, keys of {shape.kv_dtype.itemsize} bytes"
+    return replace(base, name=name, constants=constants, num_warps=tiling.num_warps, num_stages=tiling.num_stages)
+
+
+def shape_of(row: TunedRow) -> AttentionShape:
+    """A shape that the entry is for."""
+    dtype = torch.bfloat16
+    kv_dtype = dtype if row.kv_bits == row.bits else torch.float8_e4m3fn
+    return AttentionShape(
+        num_heads=row.group * 8, num_kv_heads=8, head_dim=row.head_dim, dtype=dtype, kv_dtype=kv_dtype
+    )
+
+
+def _base_launch(kernel: AttentionKernel, shape: AttentionShape) -> LaunchConfig:
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    match kernel:
+        case "decode":
+            return decode_launch(heads, shape.dtype, shape.kv_dtype)
+        case "prefill":
+            return prefill_launch(heads, shape.dtype, shape.kv_dtype)
+        case "prefix":
+            return prefix_launch(shape)
+
+
+def _prefill_plan(shape: AttentionShape, tiling: Tiling) -> PrefillPlan:
+    return PrefillPlan(
+        rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
+        shape=shape,
+        config=PrefillConfig(**tiling._asdict()),
+        block_size=_BLOCK_SIZE,
+        sliding_window=None,
+        tiles=torch.zeros(1, 2),
+    )
+
+
+def _launch_of(row: TunedRow) -> LaunchConfig:
+    kernel: AttentionKernel = "decode" if row.kernel == "decode" else "prefill" if row.kernel == "prefill" else "prefix"
+    return launch_with(kernel, shape_of(row), Tiling(row.rows, row.tile, row.num_warps, row.num_stages))
+
+
+TUNED = tuple(_launch_of(TunedRow(*row)) for row in ROWS)
