@@ -69,7 +69,7 @@ def missing_packages() -> dict[str, str]:
             missing[package] = f"{type(error).__name__}: {error}"
         else:
             least, there = LEAST.get(package), version_of(package)
-            if least is not None and there is not None and _numbers(there) < least:
+            if least is not None and there is not None and version_numbers(there) < least:
                 missing[package] = f"{there} is there, {'.'.join(map(str, least))} or later is needed"
     return missing
 
@@ -117,7 +117,8 @@ def main() -> None:
     print(json.dumps(environment))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Those at the beginning, without what says how it was built."""
     numbers = []
     for part in text.split("+", maxsplit=1)[0].split("."):
         if not part.isdigit():

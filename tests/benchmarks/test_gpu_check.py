@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.check_environment import NEEDED
+from benchmarks.check_environment import LEAST, NEEDED, version_numbers
 from benchmarks.check_stages import Stage
 from benchmarks.gpu_check import MAX_PLOTS, NOT_READY, Report, StagePlan, check, gpu_plan, smoke_plan
 from benchmarks.report import ROOT
@@ -98,6 +98,11 @@ def test_what_is_looked_for_is_what_the_project_installs() -> None:
     installed = "".join(file.read_text() for file in files).lower().replace("_", "-")
     unknown = [package for package in NEEDED.values() if package not in installed]
     assert not unknown
+
+
+def test_versions_are_compared_by_their_numbers() -> None:
+    assert version_numbers("2.11.0+cu130") == (2, 11, 0) >= LEAST["torch"] > version_numbers("2.9.1")
+    assert version_numbers("3.6.0") >= LEAST["triton"] > version_numbers("3.5.1rc1")
 
 
 def run(*arguments: str, path: str = "") -> "subprocess.CompletedProcess[str]":

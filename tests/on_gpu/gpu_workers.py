@@ -46,7 +46,7 @@ def all_serving(variants: Mapping[str, Variant]) -> Iterator[dict[str, Served]]:
         for name, variant in variants.items():
             scheduler, address = start_scheduler(*BUDGET, *SLOTS, *variant.scheduler_flags)
             stack.enter_context(scheduler)
-            flags = ("--device", DEVICE, "--threads", "1", *SLOTS, *variant.worker_flags)
+            flags = ("--device", DEVICE, "--runner", "device", "--threads", "1", *SLOTS, *variant.worker_flags)
             worker = stack.enter_context(start_worker(address, *flags, model=variant.model))
             served[name] = Served(scheduler, worker)
         yield served
