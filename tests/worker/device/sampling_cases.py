@@ -1,0 +1,190 @@
+"""Steps that sample and rank with all kinds of parameters, computed on the device and as the host computes them."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.slot_sampling import SlotSampling
+from common.step import LogprobRows, SlotState, StepResult
+from worker_svc.candidates import rank_candidates
+from worker_svc.device.device_candidates import DeviceRanker
+from worker_svc.device.device_sampler import DeviceSampler
+from worker_svc.device.operations import Operations
+from worker_svc.device.sampling_columns import SamplingColumns
+from worker_svc.device.step_upload import StepUpload
+from worker_svc.logit_edits import TokenHistory
+from worker_svc.prompt_logprobs import logprob_rows
+from worker_svc.sampler import Sampler
+from worker_svc.step_check import Forks
+
+NUM_SLOTS, WIDTH = 24, 40
+NO_FORKS = Forks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def random_sampling(generator: random.Random, vocab_size: int) -> SlotSampling:
+    """Each parameter is off more often than not, so that all mixes of them occur."""
+
+    def maybe(off: Any, *on: Any) -> Any:
+        return off if generator.random() < 0.6 else generator.choice(on)
+
+    def some_ids(most: int) -> tuple[int, ...]:
+        return tuple(generator.sample(range(vocab_size), min(vocab_size, generator.randint(1, most))))
+
+    return SlotSampling(
+        seed=generator.randrange(2**64),
+        sample_index=generator.randrange(4),
+        allowed_token_ids=maybe(None, (), some_ids(30)),
+        suppressed_token_ids=maybe((), some_ids(5)),
+        suppressed_until=generator.choice([0, WIDTH // 2, WIDTH]),
+        logit_bias=maybe((), tuple((token, generator.uniform(-5, 5)) for token in some_ids(4) * 2)),
+        repetition_penalty=maybe(1.0, 0.8, 1.5),
+        presence_penalty=maybe(0.0, 0.7, -0.4),
+        frequency_penalty=maybe(0.0, 0.3, -0.2),
+        temperature=generator.choice([0.0, 1.0, 0.3, 2.0, 1e-20, 1e20]),
+        min_p=maybe(0.0, 0.05, 1.0),
+        top_k=maybe(None, 1, 5, vocab_size, 10**6),
+        top_p=maybe(1.0, 0.9, 0.3, 1e-9),
+        num_logprobs=maybe(None, 0, 3, 500),
+    )
+
+
+@dataclass
+class SamplingCase:
+    """Slots that stand anywhere, whose tokens are known, and logits of which one row may serve several slots."""
+
+    operations: Operations
+    samplings: list[SlotSampling]
+    seed: int
+    vocab_size: int = 101
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        generator = random.Random(self.seed)
+        count = len(self.samplings)
+        self.slots = np.array(generator.sample(range(NUM_SLOTS), count))
+        self.positions = np.array([generator.randint(1, WIDTH) for _ in range(count)])
+        self.num_prompt = [generator.randint(0, position) for position in self.positions.tolist()]
+        num_rows = max(1, count - 2)
+        self.logit_rows = np.array([generator.randrange(num_rows) for _ in range(count)])
+        noise = torch.Generator().manual_seed(self.seed)
+        self.logits = torch.randn(num_rows, self.vocab_size, generator=noise) * 3
+        if generator.random() < 0.5:
+            self.logits = self.logits.round()
+        tokens = torch.randint(0, self.vocab_size, (NUM_SLOTS, WIDTH), generator=noise, dtype=torch.int32)
+        self.tokens = tokens.to(self.device)
+        self.columns = SamplingColumns(NUM_SLOTS, self.vocab_size)
+        self.columns.apply(
+            [
+                SlotState(
+                    slot=slot, position=0, block_table=(), token_ids=(), num_prompt_tokens=num_prompt, sampling=sampling
+                )
+                for slot, num_prompt, sampling in zip(self.slots.tolist(), self.num_prompt, self.samplings, strict=True)
+            ],
+            NO_FORKS,
+        )
+        self.upload = StepUpload(self.device, {}, 1 << 14)
+
+    def histories(self) -> list[TokenHistory | None]:
+        table = self.tokens.cpu()
+        return [
+            TokenHistory(table[slot, :position], num_prompt)
+            for slot, position, num_prompt in zip(
+                self.slots.tolist(), self.positions.tolist(), self.num_prompt, strict=True
+            )
+        ]
+
+    def sampled_on_device(self) -> StepResult:
+        sampler = DeviceSampler(self.columns, self.operations.choose_tokens, self.operations.penalise)
+        self.upload.begin()
+        packed = sampler.pack(self.upload, self.slots, self.positions, self.logit_rows)
+        assert packed is not None
+        self.upload.send()
+        samples = sampler.launch(self.logits.to(self.device), packed, self.tokens)
+        fetched, result = samples.fetch(), empty_result()
+        assert samples.token_ids.dtype == torch.int32
+        self._wait()
+        fetched.result(result)
+        return result
+
+    def sampled_on_host(self) -> StepResult:
+        rows = self.logits[torch.from_numpy(self.logit_rows)]
+        output = Sampler().sample(rows, self.samplings, self.positions.tolist(), self.histories())
+        result = empty_result()
+        result.token_ids = output.token_ids.tolist()
+        result.invalid_samples = (~output.valid).nonzero().flatten().tolist()
+        result.logprobs = {
+            index: logprob_rows(slice(None), row, self.samplings[index].num_logprobs or 0)
+            for index, row in enumerate(output.logprobs)
+            if row is not None
+        }
+        return result
+
+    def ranked_on_device(self, counts: list[int]) -> StepResult:
+        ranker = DeviceRanker(self.columns, self.operations.penalise)
+        self.upload.begin()
+        packed = ranker.pack(self.upload, self.slots, self.positions, self.logit_rows, np.array(counts))
+        assert packed is not None
+        self.upload.send()
+        fetched, result = ranker.launch(self.logits.to(self.device), packed, self.tokens).fetch(), empty_result()
+        self._wait()
+        fetched.result(result)
+        return result
+
+    def ranked_on_host(self, counts: list[int]) -> StepResult:
+        rows = self.logits[torch.from_numpy(self.logit_rows)]
+        result = empty_result()
+        result.candidates = rank_candidates(rows, counts, self.samplings, self.positions.tolist(), self.histories())
+        return result
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def random_case(operations: Operations, seed: int, count: int, device: torch.device | None = None) -> SamplingCase:
+    generator = random.Random(seed)
+    vocab_size = generator.choice([1, 7, 101, 208])
+    samplings = [random_sampling(generator, vocab_size) for _ in range(count)]
+    return SamplingCase(operations, samplings, seed, vocab_size, device or torch.device("cpu"))
+
+
+def empty_result() -> StepResult:
+    return StepResult(epoch=1, step_id=1)
+
+
+def assert_same_rows(found: LogprobRows, expected: LogprobRows) -> None:
+    assert (found.ranks, found.num_top, found.top_token_ids) == (
+        expected.ranks,
+        expected.num_top,
+        expected.top_token_ids,
+    )
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
+
+
+def assert_same_samples(found: StepResult, expected: StepResult) -> None:
+    """Of samples that are not valid only that they are not."""
+    assert found.token_ids == expected.token_ids
+    assert list(found.invalid_samples) == list(expected.invalid_samples)
+    assert found.logprobs.keys() == expected.logprobs.keys()
+    for index in expected.logprobs.keys() - set(expected.invalid_samples):
+        assert_same_rows(found.logprobs[index], expected.logprobs[index])
+
+
+def assert_same_candidates(found: StepResult, expected: StepResult) -> None:
+    for one, other in zip(found.candidates, expected.candidates, strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-6)
+        assert (one.rows is None) == (other.rows is None)
+        if one.rows is not None and other.rows is not None:
+            assert_same_rows(one.rows, other.rows)
+
+
+def spoil(logits: Tensor, row: int, bad: float) -> Tensor:
+    logits = logits.clone()
+    logits[row, -1] = bad
+    return logits

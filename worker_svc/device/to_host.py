@@ -1,0 +1,30 @@
+"""Copies from the device that the host does not wait for.
+
+They lie in pinned memory, which the allocator keeps until the copy is done. It knows nothing of who waits, or when.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.sampling.sampling import TokenLogprobs
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Queues a copy on the current stream; its content is there once an event recorded after it is reached.
+
+    On a CPU the copy is done at once.
+    """
+    if not tensor.is_cuda:
+        return tensor.clone()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def logprobs_to_host(logprobs: TokenLogprobs) -> TokenLogprobs:
+    """`to_host` of all its tensors."""
+    return TokenLogprobs(
+        to_host(logprobs.logprobs),
+        to_host(logprobs.ranks),
+        to_host(logprobs.top_token_ids),
+        to_host(logprobs.top_logprobs),
+    )
