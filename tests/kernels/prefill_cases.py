@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -73,6 +74,7 @@ class PrefillCase:
         )
 
 
+@cache
 def seen_keys(query_len: int, context: int, window: int | None) -> Tensor:
     """[query_len, context], true where a query sees a key: position by position."""
     return torch.tensor(
