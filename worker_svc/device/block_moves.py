@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.blocks.copy_order import copy_table
 from worker_svc.device.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, blocks_of
 from worker_svc.device.step_upload import StepUpload
-from worker_svc.device.streams import DeviceEvent, SideStream
+from worker_svc.device.streams import DeviceEvent, DeviceStreams
 from worker_svc.kv_pool import KVPool
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import BlockPairs, CheckedStep, IntArray, StepRows
@@ -62,14 +62,22 @@ class BlockMover:
     pool's blocks on another stream, or read host blocks.
     """
 
-    def __init__(self, kv_pool: KVPool, copy_by_table: CopyByTable, swap_blocks: SwapBlocks) -> None:
+    def __init__(
+        self,
+        kv_pool: KVPool,
+        copy_by_table: CopyByTable,
+        swap_blocks: SwapBlocks,
+        streams: DeviceStreams | None = None,
+    ) -> None:
+        """`streams` are those of the pool's device unless given."""
         self._kv_pool = kv_pool
+        self._streams = streams or DeviceStreams(kv_pool.device)
         self._copy_by_table = copy_by_table
         self._swap_blocks = swap_blocks
-        self._side = SideStream(kv_pool.device)
+        self._side = self._streams.side_stream()
         self._outstanding = OutstandingMoves(kv_pool.num_blocks)
         # Where the main stream is done with all before a step; by step, as many as can still be asked for.
-        self._main_points = [DeviceEvent(kv_pool.device) for _ in range(NUM_REMEMBERED + 1)]
+        self._main_points = [self._streams.event() for _ in range(NUM_REMEMBERED + 1)]
         self._swap_points: dict[int, DeviceEvent] = {}  # by swap
 
     def pack(self, upload: StepUpload, checked: CheckedStep) -> PackedMoves:
@@ -102,24 +110,23 @@ class BlockMover:
         return swaps
 
     def _swap(self, packed: PackedMoves, plan: MovePlan) -> PendingSwaps:
-        device = self._kv_pool.device
+        assert plan.side_after is not None
         device_blocks, host_blocks = self._kv_pool.blocks, self._kv_pool.host_blocks
-        swaps = PendingSwaps(DeviceEvent(device, timed=True), DeviceEvent(device, timed=True))
-        assert swaps.began is not None and swaps.ended is not None and plan.side_after is not None
+        began, ended = self._streams.event(timed=True), self._streams.event(timed=True)
         with self._side.current():
             self._main_point(plan.side_after).hold_stream()
-            swaps.began.record()
+            began.record()
             if plan.swap_out is not None:
                 self._swap_blocks(device_blocks, host_blocks, torch.from_numpy(_as_array(packed.swap_out)))
                 self._record_swap(plan.swap_out)
             if plan.swap_in is not None:
                 self._swap_blocks(host_blocks, device_blocks, torch.from_numpy(_as_array(packed.swap_in)))
                 self._record_swap(plan.swap_in)
-            swaps.ended.record()
-        return swaps
+            ended.record()
+        return PendingSwaps(began, ended)
 
     def _record_swap(self, swap: int) -> None:
-        self._swap_points[swap] = DeviceEvent(self._kv_pool.device)
+        self._swap_points[swap] = self._streams.event()
         self._swap_points[swap].record()
 
     def _main_point(self, step: int) -> DeviceEvent:

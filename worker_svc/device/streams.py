@@ -53,3 +53,16 @@ class SideStream:
     def current(self) -> AbstractContextManager[object]:
         """Within it, this stream is the current one."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+class DeviceStreams:
+    """Where a device's events and side streams come from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def event(self, *, timed: bool = False) -> DeviceEvent:
+        return DeviceEvent(self._device, timed=timed)
+
+    def side_stream(self) -> SideStream:
+        return SideStream(self._device)

@@ -1,11 +1,15 @@
 """Random steps of block moves through a `BlockMover`, beside a plain reading of what they say."""
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import torch
 
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
+from tests.worker.device.simulated_streams import SimulatedStreams
+from tests.worker.device.two_streams import Operation
 from worker_svc.device.block_moves import BlockMover, CopyByTable, PendingSwaps, SwapBlocks
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.kv_pool import BlockShape, KVPool
@@ -18,8 +22,15 @@ NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS, MAX_BLOCKS = 12, 8, 2, 2, 3
 class MovedPools:
     """Pools of random bytes; each step also has rows, which add 1 to every byte of the blocks that they write."""
 
-    def __init__(self, device: torch.device, copy_by_table: CopyByTable, swap_blocks: SwapBlocks, words: int) -> None:
-        """Blocks of 32 times `words` bytes."""
+    def __init__(
+        self,
+        device: torch.device,
+        copy_by_table: CopyByTable,
+        swap_blocks: SwapBlocks,
+        words: int,
+        simulated: SimulatedStreams | None = None,
+    ) -> None:
+        """Blocks of 32 times `words` bytes; on a CPU everything is done at once, unless streams are simulated."""
         shape = BlockShape(num_layers=2, num_kv_heads=words, head_dim=4, block_size=BLOCK_SIZE, dtype=torch.int8)
         self.pool = KVPool(shape, NUM_BLOCKS, device, NUM_HOST_BLOCKS)
         for blocks in (self.pool.blocks, self.pool.host_blocks):
@@ -37,7 +48,9 @@ class MovedPools:
         )
         self._table = SlotTable(limits)
         self._upload = StepUpload(device, {}, capacity_bytes=64)  # so small that some tables go apart
-        self._mover = BlockMover(self.pool, copy_by_table, swap_blocks)
+        self._mover = BlockMover(self.pool, copy_by_table, swap_blocks, simulated)
+        self._simulated = simulated
+        self._queue: Callable[[Operation], None] = _at_once if simulated is None else simulated.queue
 
     def execute(self, step: Step, *, delay_cycles: int = 0) -> PendingSwaps:
         """Queues it, the main stream held up for so many cycles of a GPU before its rows are computed."""
@@ -51,7 +64,7 @@ class MovedPools:
         rows = checked.rows
         for slot, start, end in zip(rows.slots.tolist(), rows.starts.tolist(), rows.ends.tolist(), strict=True):
             for block in self._table.block_tables[slot, start // BLOCK_SIZE : -(-end // BLOCK_SIZE)].tolist():
-                self.pool.blocks[block].add_(1)
+                self._queue(partial(self.pool.blocks[block].add_, 1))
                 self.expected[block] += 1
         return swaps
 
@@ -64,9 +77,17 @@ class MovedPools:
         ):
             destination[list(flat[1::2])] = source[list(flat[::2])]
 
+    def finish(self) -> None:
+        if self._simulated is not None:
+            self._simulated.both.run()
+
     def assert_equal(self) -> None:
         assert torch.equal(self.pool.blocks.cpu(), self.expected)
         assert torch.equal(self.pool.host_blocks, self.expected_host)
+
+
+def _at_once(operation: Operation) -> None:
+    operation()
 
 
 def random_step(random: Random, step_id: int) -> Step:
@@ -104,9 +125,9 @@ def _pairs(random: Random, num_sources: int, num_destinations: int) -> list[int]
     return [block for pair in zip(sources, destinations, strict=True) for block in pair]
 
 
-def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int = 0) -> None:
+def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int = 0, seed: int = 1) -> None:
     """Many steps on the way at once; asserts what they leave, and that swaps and nothing else took time."""
-    random = Random(1)
+    random = Random(seed)
     pending = []
     for step_id in range(1, num_steps + 1):
         step = random_step(random, step_id)
@@ -115,4 +136,5 @@ def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int =
         pending.append((swaps, bool(step.swap_out or step.swap_in)))
     for swaps, has_swaps in pending:
         assert (swaps.wait() > 0) == has_swaps
+    pools.finish()
     pools.assert_equal()

@@ -1,18 +1,38 @@
 """Blocks are where a plain reading of the steps says, and what a step's moves say of themselves."""
 
+from random import Random
+
 import numpy as np
+import pytest
 import torch
 
 from common.step import Step
 from kernels.blocks.copy_order import copy_table, grouped
 from kernels.blocks.kv_blocks import copy_by_table, swap_blocks
 from tests.worker.device.moved_pools import MovedPools, move_at_random
+from tests.worker.device.simulated_streams import SimulatedStreams
 
 CPU = torch.device("cpu")
 
 
 def test_any_moves_leave_both_pools_as_a_plain_reading_of_them_says() -> None:
     move_at_random(MovedPools(CPU, copy_by_table, swap_blocks, words=1), 80)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_on_two_streams_they_do_so_in_any_order_that_the_events_allow(seed: int) -> None:
+    streams = SimulatedStreams(Random(seed))
+    pools = MovedPools(CPU, streams.copy_by_table, streams.swap_blocks, words=1, simulated=streams)
+    move_at_random(pools, 40, seed=seed)
+
+
+def test_who_waits_for_swaps_finds_them_done() -> None:
+    streams = SimulatedStreams(Random(1))
+    pools = MovedPools(CPU, streams.copy_by_table, streams.swap_blocks, words=1, simulated=streams)
+    step = Step(epoch=1, step_id=1, snapshot=True, swap_out=[3, 0, 4, 1, 5, 2], swap_in=[0, 6])
+    pools.read_plainly(step)
+    assert pools.execute(step).wait() > 0
+    pools.assert_equal()
 
 
 def test_a_step_without_swaps_has_nothing_to_wait_for() -> None:

@@ -18,8 +18,8 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 def rows_of(slots: list[int], starts: list[int], ends: list[int]) -> StepRows:
-    columns = [np.array(column, dtype=np.int64) for column in (slots, starts, ends)]
-    return StepRows(*columns, NONE, NONE, NONE, NONE)
+    slot_array, start_array, end_array = (np.array(column, dtype=np.int64) for column in (slots, starts, ends))
+    return StepRows(slot_array, start_array, end_array, NONE, NONE, NONE, NONE)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-Operation = Callable[[], None]
+Operation = Callable[[], object]
 Event = tuple[str, int]
 
 
