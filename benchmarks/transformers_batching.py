@@ -10,16 +10,18 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.utils import WorkloadHints
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 _WARM_UP_TOKENS = 2
-_STOP_S = 5.0
+_WARM_UP_S = 60.0
 _NO_FETCHING = "auto_switch_to_flash"
 _CONFIG_FIELDS = frozenset(each.name for each in dataclasses.fields(ContinuousBatchingConfig))
 
@@ -34,8 +36,8 @@ def attention() -> str:
     return "sdpa" if _NO_FETCHING in _CONFIG_FIELDS else "paged|sdpa"
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds from the first submission, at each request's end; None for those that did not end in time."""
+def run(options: argparse.Namespace) -> NoReturn:
+    """Writes the seconds from the first submission to each request's end; None for those that did not end in time."""
     requests: list[tuple[list[int], int]] = json.loads(options.requests.read_text())
     implementation = attention()
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -50,19 +52,28 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with model.continuous_batching_context_manager(
         generation_config=generation,
         continuous_batching_config=batching_config(options),
-        block=False,
-        timeout=_STOP_S,
+        workload_hints=WorkloadHints(
+            max_prompt_length=max(len(prompt) for prompt, _ in requests),
+            max_generated_length=generation.max_new_tokens,
+            num_requests=len(requests),
+        ),
     ) as manager:
-        _run_requests(manager, [(requests[0][0], _WARM_UP_TOKENS)], {}, options.limit_s, "warm-up")
+        warm_up: dict[str, float] = {}
+        error = _run_requests(manager, [(requests[0][0], _WARM_UP_TOKENS)], warm_up, _WARM_UP_S, "warm-up")
+        if not warm_up:
+            raise SystemExit(f"the first request did not end: {error or f'not within {_WARM_UP_S} s'}")
         began_s = time.perf_counter()
         error = _run_requests(manager, requests, ends_s, options.limit_s, "request")
         seconds = time.perf_counter() - began_s
-    return {
-        "attention": implementation,
-        "seconds": seconds,
-        "ends_s": [ends_s.get(f"request {index}") for index in range(len(requests))],
-        "error": error,
-    }
+        result = {
+            "attention": implementation,
+            "seconds": seconds,
+            "ends_s": [ends_s.get(f"request {index}") for index in range(len(requests))],
+            "error": error,
+        }
+        options.output.write_text(json.dumps(result))
+        sys.stdout.flush()
+        os._exit(0)  # here, as a generation that was given up would be waited for
 
 
 def batching_config(options: argparse.Namespace) -> ContinuousBatchingConfig:
@@ -94,7 +105,7 @@ def _run_requests(
 
 
 def main() -> None:
-    """Runs, writes, and leaves whatever still runs."""
+    """Reads the command line and runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("requests", type=Path)
     parser.add_argument("output", type=Path)
@@ -103,9 +114,7 @@ def main() -> None:
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--num-blocks", type=int, help="of its cache; default: what fits")
-    options = parser.parse_args()
-    options.output.write_text(json.dumps(run(options)))
-    os._exit(0)  # a generation that was given up would be waited for
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":
