@@ -39,14 +39,15 @@ class StepUpload:
         self._first_free = end
         capacity = end + _aligned(capacity_bytes)
         self._on_device = torch.zeros(capacity, dtype=torch.uint8, device=device)
+        self._typed = {dtype: self._on_device.view(dtype) for dtype in _TORCH.values()}
         self._stages = [_Stage(capacity, device) for _ in range(_NUM_STAGES)]
         self._next_stage = 0
         self._stage = self._stages[0]
         self._end = end
         self._starts = starts
-        self.fixed = {
-            name: self._view(starts[name], (length,), dtype) for name, (length, dtype) in fixed.items()
-        }  # views on the device
+        self.fixed = {  # views on the device
+            name: self._view(starts[name], length, dtype) for name, (length, dtype) in fixed.items()
+        }
 
     def begin(self) -> None:
         """Forgets what was added. Waits only if four steps are on the way."""
@@ -72,16 +73,17 @@ class StepUpload:
             )
         self._stage.write(start, values)
         self._end = _aligned(end)
-        return self._view(start, values.shape, dtype)
+        view = self._view(start, values.size, dtype)
+        return view if values.ndim == 1 else view.view(values.shape)
 
     def send(self) -> None:
         """Queues the copy on the current stream."""
         self._on_device[: self._end].copy_(self._stage.memory[: self._end], non_blocking=True)
         self._stage.sent()
 
-    def _view(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_bytes = int(np.prod(shape)) * dtype.itemsize
-        return self._on_device[start : start + num_bytes].view(dtype).view(shape)
+    def _view(self, start: int, length: int, dtype: torch.dtype) -> Tensor:
+        first = start // dtype.itemsize
+        return self._typed[dtype][first : first + length]
 
 
 class _Stage:
