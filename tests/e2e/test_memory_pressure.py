@@ -87,3 +87,12 @@ def test_two_workers_under_pressure_give_the_same_answers(pressure: Pressure) ->
     with pressure.ample.start_worker("second", *pressure.pool, *AMPLE):
         run = pressure.run(pressure.ample, "--preemption", "swap", num_workers=2)
     assert all(worker.num_swaps > 0 for worker in run.stats.workers)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_the_runner_of_accelerators_gives_the_same_answers(pressure: Pressure, preemption: str) -> None:
+    """On a CPU, with the torch references of its kernels: steps launched ahead, and tokens that it keeps to itself."""
+    site = ModelSite(pressure.ample.folder)
+    with site.start_worker("accelerated", "--runner", "device", *pressure.pool, *AMPLE):
+        run = pressure.run(site, "--preemption", preemption)
+    assert (run.num_swaps > 0) == (preemption == "swap")
