@@ -115,13 +115,12 @@ def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
     equal_outputs = _tests("services/equal_outputs", "tests/e2e/test_equal_outputs.py", "-k", "not family")
     services = [_tests(f"services/{name}", f"tests/e2e/test_{name}.py") for name in SERVICE_TESTS]
     models = [_tests(f"models/{path.stem}", path) for path in _test_files("tests/on_gpu")]
-    runner = [_tests(f"runner/{path.stem}", path) for path in _test_files("tests/worker/device")]
     kernels = [_tests(f"kernels/{path.stem}", path) for path in _test_files("tests/kernels/on_device")]
     on_model = ("--device", "cuda", "--model", str(model), "--out", "{out}")
     small_enough = ("--device", "cuda", "--out", "{out}")
     peer = () if fa3_library is None else ("--fa3-library", str(fa3_library.resolve()))
     return StagePlan(
-        together=(*models, equal_outputs, *kernels, *services, *runner),
+        together=(*models, equal_outputs, *kernels, *services, _tests("runner", "tests/worker/device")),
         alone=(
             Stage(
                 name="kernel speed",

@@ -64,7 +64,7 @@ def test_the_stages_of_a_gpu_begin_with_correctness_and_run_files_that_exist() -
     assert len(set(names)) == len(names)
     assert {"kernels/test_decode_attention", "models/test_families", "services/equal_outputs"} <= set(names)
     for each in plan.together:
-        assert (ROOT / each.command[-1]).is_file(), each
+        assert (ROOT / each.command[-1]).exists(), each
     for each in (*plan.alone, *smoke_plan().alone):
         assert (ROOT / f"{each.command[1].replace('.', '/')}.py").is_file(), each
 
