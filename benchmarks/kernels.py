@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,55 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-def run(lab: Lab, peers: Peers, budget_s: float) -> tuple[Figures, dict[str, str]]:
-    """All figures, and for each section that could not end why."""
-    figures, failures = Figures(), {}
-    start = time.monotonic()
-    for name, measure in SECTIONS.items():
-        if time.monotonic() - start > budget_s:
-            failures[name] = "not begun: no time was left"
-            continue
+@dataclass(slots=True)
+class Run:
+    """What is known so far."""
+
+    lab: Lab
+    peers: Peers
+    figures: Figures = field(default_factory=Figures)
+    failures: dict[str, str] = field(default_factory=dict)  # by section, why it could not end
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    @property
+    def rows(self) -> list[Figure]:
+        """As they may be shown."""
+        return [only_tried(row) for row in self.figures.rows] if self.lab.is_tiny else self.figures.rows
+
+    @property
+    def is_good(self) -> bool:
+        """Every section ended, and all that is ours is right."""
+        return not self.failures and not any(row.is_wrong for row in self.figures.rows if row.by == "quire")
+
+    def measure(self, name: str, budget_s: float) -> None:
+        """One section; what it found before it failed is kept, and so are other sections."""
+        if self.seconds > budget_s:
+            self.failures[name] = "not begun: no time was left"
+            return
         try:
-            if lab.device.type == "cuda":
+            if self.lab.device.type == "cuda":
                 torch.cuda.empty_cache()
-            measure(lab, figures, peers)
-        except Exception:  # the figures of other sections are worth keeping
-            failures[name] = traceback.format_exc()
-    return figures, failures
+            SECTIONS[name](self.lab, self.figures, self.peers)
+        except Exception:
+            self.failures[name] = traceback.format_exc()
+
+    def write(self, folder: Path) -> None:
+        result = {
+            **device_facts(self.lab),
+            "seconds": round(self.seconds, 1),
+            "size": self.lab.size.value,
+            "is_smoke_test": self.lab.is_tiny,
+            "failures": self.failures,
+            "key_figures": key_figures(self.rows),
+            "rows": [row.as_json() for row in self.rows],
+        }
+        write_result(folder / "kernels.json", "kernels", result)
+        (folder / "kernels.md").write_text(markdown(self.rows))
+        (folder / "kernels.svg").write_text(plot(self.rows))
 
 
 def device_facts(lab: Lab) -> dict[str, Any]:
@@ -101,24 +136,15 @@ def main() -> int:
         print("--device cpu runs in Triton's interpreter: set TRITON_INTERPRET=1.")
         return 2
     lab = host_lab() if options.device == "cpu" else cuda_lab(Size.QUICK if options.quick else Size.FULL)
-    start = time.monotonic()
-    figures, failures = run(lab, all_peers(options.fa3_library), options.budget_s or default_budget_s(lab))
-    rows = [only_tried(row) for row in figures.rows] if lab.is_tiny else figures.rows
-    print(table(HEAD, map(cells, rows)))
-    for name, reason in failures.items():
+    run = Run(lab, all_peers(options.fa3_library))
+    budget_s = options.budget_s or (QUICK_BUDGET_S if options.quick else FULL_BUDGET_S)
+    for name in SECTIONS:
+        run.measure(name, budget_s)
+        run.write(options.out)  # each time, since whoever started this may end it
+    print(table(HEAD, map(cells, run.rows)))
+    for name, reason in run.failures.items():
         print(f"section {name}: {reason}")
-    result = {
-        **device_facts(lab),
-        "seconds": round(time.monotonic() - start, 1),
-        "size": lab.size.value,
-        "failures": failures,
-        "key_figures": key_figures(rows),
-        "rows": [row.as_json() for row in rows],
-    }
-    write_result(options.out / "kernels.json", "kernels", result)
-    (options.out / "kernels.md").write_text(markdown(rows))
-    (options.out / "kernels.svg").write_text(plot(rows))
-    return int(bool(failures) or any(row.is_wrong for row in figures.rows if row.by == "quire"))
+    return int(not run.is_good)
 
 
 def key_figures(rows: Sequence[Figure]) -> dict[str, float]:
@@ -129,10 +155,6 @@ def key_figures(rows: Sequence[Figure]) -> dict[str, float]:
         if row.target is not None
     }
     return {name: round(figure, 3) for name, figure in reached.items() if figure is not None}
-
-
-def default_budget_s(lab: Lab) -> float:
-    return QUICK_BUDGET_S if lab.size is Size.QUICK else FULL_BUDGET_S
 
 
 def parse_arguments() -> argparse.Namespace:

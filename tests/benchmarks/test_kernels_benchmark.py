@@ -9,8 +9,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.bar_chart import Bar, bar_chart
+from benchmarks.kernel_bench.clock import HostClock
 from benchmarks.kernel_bench.figures import (
     Check,
     Figure,
@@ -21,6 +23,9 @@ from benchmarks.kernel_bench.figures import (
     only_tried,
     times_faster,
 )
+from benchmarks.kernel_bench.lab import Lab, Size
+from benchmarks.kernel_bench.peers import all_peers
+from benchmarks.kernels import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = {"ceilings", "decode", "comparisons", "prefill", "cascade", "sampling", "layers"}
@@ -37,13 +42,25 @@ def test_every_path_runs_in_the_interpreter_and_nothing_is_shown_as_measured(tmp
     done = run(tmp_path, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "kernels.json").read_text())
-    assert result["failures"] == {}
+    assert result["failures"] == result["key_figures"] == {} and result["is_smoke_test"]
     assert {row["section"] for row in result["rows"]} == SECTIONS
     assert all(row["value"] is row["us"] is row["is_met"] is None and row["note"] for row in result["rows"])
     checks = [row["check"] for row in result["rows"] if row["check"] is not None]
     assert len(checks) >= 20 and all(check["max_error"] <= check["allowed"] for check in checks)
     assert "only tried" in (tmp_path / "kernels.md").read_text()
     ET.parse(tmp_path / "kernels.svg")
+
+
+def test_a_section_that_fails_or_comes_too_late_takes_no_figure_of_others_away(tmp_path: Path) -> None:
+    (tmp_path / "no.so").write_text("")
+    half = Run(Lab(torch.device("meta"), torch.float16, HostClock(), Size.FULL), all_peers(tmp_path / "no.so"))
+    half.figures.add(DECODE)
+    half.measure("layers", budget_s=60.0)  # nothing runs on a device of that name
+    half.measure("sampling", budget_s=0.0)
+    half.write(tmp_path)
+    result = json.loads((tmp_path / "kernels.json").read_text())
+    assert [row["value"] for row in result["rows"]] == [2550.0] and not half.is_good
+    assert "Traceback" in result["failures"]["layers"] and "not begun" in result["failures"]["sampling"]
 
 
 def test_without_the_interpreter_a_run_on_the_cpu_is_refused(tmp_path: Path) -> None:
