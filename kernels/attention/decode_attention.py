@@ -26,7 +26,7 @@ MERGE_SPLITS = 16
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     b_q: tl.tensor,  # [ROWS, PADDED_DIM]
     p_key: tl.tensor,  # one head's, at block 0 and offset 0
     p_value: tl.tensor,
@@ -125,9 +125,11 @@ def decode_kernel(
     num_work_ptr: tl.tensor,  # [1] int32
     out_ptr: tl.tensor,  # [R, num_heads, head_dim], contiguous
     lse_ptr: tl.tensor,  # [R, num_heads] float32
-    partial_out_ptr: tl.tensor,  # [max_work, num_heads, head_dim] float32
-    partial_lse_ptr: tl.tensor,  # [max_work, num_heads] float32
+    partial_out_ptr: tl.tensor,  # [max_work + max_partials, num_heads, head_dim] float32
+    partial_lse_ptr: tl.tensor,  # [max_work + max_partials, num_heads] float32
     num_arrived_ptr: tl.tensor,  # [R, num_kv_heads] int32
+    num_partials_ptr: tl.tensor,  # [R] int32
+    first_partials_ptr: tl.tensor,  # [R] int32
     stride_qr: tl.tensor,
     stride_qh: tl.tensor,
     stride_kb: tl.tensor,
@@ -150,11 +152,15 @@ def decode_kernel(
     WITH_LSE: tl.constexpr,
     HEADS: tl.constexpr,
     SPLITS: tl.constexpr,
+    WITH_PREFIX: tl.constexpr,
 ) -> None:
     """Softmax(score(q K^T)) V for one key-value head's group of heads, over one split of one row's keys.
 
     Neighbouring programs read neighbouring heads of the same tokens. Where a row has several splits, each program
-    leaves its result in partial_out and counts itself as arrived; the one that finds all others there merges.
+    leaves its result in partial_out and counts itself as arrived; the one that finds all others there merges, also with
+    what another kernel has left there for the row's prefix before this launch.
+
+    partial_out  | splits of row 0 | prefix of row 0 | splits of row 1 | prefix of row 1 | ...
     """
     i_head = tl.program_id(0)
     i_work = tl.program_id(1)
@@ -164,13 +170,17 @@ def decode_kernel(
     i_row = tl.load(p_work).to(tl.int64)
     i_first, i_end = tl.load(p_work + 1), tl.load(p_work + 2)
     i_first_work, num_splits = tl.load(p_work + 3).to(tl.int64), tl.load(p_work + 4)
+    i_first_partial, num_partials = i_first_work, num_splits
+    if WITH_PREFIX:
+        i_first_partial = tl.load(first_partials_ptr + i_row).to(tl.int64) - num_splits
+        num_partials += tl.load(num_partials_ptr + i_row)
 
     o_group, o_dim = tl.arange(0, ROWS), tl.arange(0, PADDED_DIM)
     m_group = o_group < GROUP
     m_q = m_group[:, None] & (o_dim < HEAD_DIM)[None, :]
     p_q = query_ptr + i_row * stride_qr + (i_head * GROUP + o_group)[:, None] * stride_qh + o_dim[None, :]
     b_q = tl.load(p_q, mask=m_q, other=0.0)
-    b_acc, b_max, b_sum = _attend_keys(
+    b_acc, b_max, b_sum = attend_keys(
         b_q,
         key_ptr + i_head.to(tl.int64) * stride_kh,
         value_ptr + i_head.to(tl.int64) * stride_vh,
@@ -194,19 +204,19 @@ def decode_kernel(
 
     i_first_head = i_row * NUM_KV_HEADS * GROUP + i_head * GROUP
     o_out = o_group[:, None] * HEAD_DIM + o_dim[None, :]
-    if num_splits == 1:
+    if num_partials == 1:
         tl.store(out_ptr + i_first_head * HEAD_DIM + o_out, b_out.to(out_ptr.dtype.element_ty), mask=m_q)
         if WITH_LSE:
             tl.store(lse_ptr + i_first_head + o_group, b_lse * LN_2, mask=m_group)
     else:
         stride_lse: tl.constexpr = NUM_KV_HEADS * GROUP
-        i_partial = i_work.to(tl.int64) * stride_lse + i_head * GROUP
+        i_partial = (i_first_partial + (i_work - i_first_work)) * stride_lse + i_head * GROUP
         tl.store(partial_out_ptr + i_partial * HEAD_DIM + o_out, b_out, mask=m_q)
         tl.store(partial_lse_ptr + i_partial + o_group, b_lse, mask=m_group)
         tl.debug_barrier()  # all threads have stored before one of them counts
         p_arrived = num_arrived_ptr + i_row * NUM_KV_HEADS + i_head
         if tl.atomic_add(p_arrived, 1, sem="acq_rel") == num_splits - 1:
-            i_partial = i_first_work * stride_lse + i_head * GROUP
+            i_partial = i_first_partial * stride_lse + i_head * GROUP
             for i_group in range(0, GROUP, HEADS):
                 o_head = i_group + tl.arange(0, HEADS)
                 b_merged, b_merged_lse = _merge_splits(
@@ -216,7 +226,7 @@ def decode_kernel(
                     stride_lse,
                     o_head,
                     o_dim,
-                    num_splits,
+                    num_partials,
                     GROUP,
                     HEAD_DIM,
                     SPLITS,
@@ -269,6 +279,8 @@ def decode_attention(
         plan.partial_out,
         plan.partial_lse,
         plan.num_arrived,
+        plan.num_work if plan.prefixes is None else plan.prefixes.num_partials,
+        plan.num_work if plan.prefixes is None else plan.prefixes.first_partials,
         *query.stride()[:2],
         *key_cache.stride()[:3],
         *value_cache.stride()[:3],
@@ -304,4 +316,5 @@ def launch_constants(plan: DecodePlan, soft_cap: bool, with_lse: bool) -> dict[s
         "WITH_LSE": with_lse,
         "HEADS": heads,
         "SPLITS": min(MERGE_SPLITS, MERGE_ELEMENTS // (heads * shape.padded_dim)),
+        "WITH_PREFIX": plan.prefixes is not None,
     }

@@ -31,6 +31,20 @@ class DecodeRows:
     block_tables: Tensor  # [R, max_blocks] int32; entries beyond a row's context are never read
 
 
+@dataclass(frozen=True, slots=True)
+class RowPrefixes:
+    """Keys at the start of each row that another kernel attends, whose results are merged with the row's own.
+
+    That kernel's plan fills `lens` and `num_partials` before decode's plan is filled, which fills `first_partials`;
+    the kernel leaves its results there before decode attention is launched.
+    """
+
+    lens: Tensor  # [R] int32: keys that decode attention leaves out
+    num_partials: Tensor  # [R] int32: partial results that stand for them
+    first_partials: Tensor  # [R] int32: where these lie in `partial_out`, right after those of the row's own splits
+    max_partials: int  # of all rows together
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
     """What all layers with the same shape and sliding window share, and the memory they work in.
@@ -47,9 +61,10 @@ class DecodePlan:
     num_programs: int  # that run at once on the device
     work: Tensor  # [max_work, 5] int32: row, first key, end of keys, the row's first work, its number of splits
     num_work: Tensor  # [1] int32: how many are filled
-    partial_out: Tensor  # [max_work, num_heads, head_dim] float32
-    partial_lse: Tensor  # [max_work, num_heads] float32, in units of log2
+    partial_out: Tensor  # [max_work + max_partials, num_heads, head_dim] float32
+    partial_lse: Tensor  # [max_work + max_partials, num_heads] float32, in units of log2
     num_arrived: Tensor  # [R, num_kv_heads] int32: splits that are done
+    prefixes: RowPrefixes | None = None
 
 
 def empty_plan(
@@ -59,15 +74,18 @@ def empty_plan(
     block_size: int,
     num_programs: int,
     sliding_window: int | None = None,
+    prefixes: RowPrefixes | None = None,
 ) -> DecodePlan:
     """The memory of a plan, sized by what the host knows: the most work that any context lengths can make."""
     device = rows.context_lens.device
     num_rows, max_blocks = rows.block_tables.shape
     assert num_rows == len(rows.context_lens) > 0, "a plan is of one row at least, and of one table for each"
+    assert prefixes is None or sliding_window is None, "queries at different positions see different parts of a prefix"
     max_tiles = -(-max_blocks * block_size // config.tile) + 1  # a window may begin inside a tile
     # A row has at most one split more than its tiles fill, and a share is at least SHARES[-1] twelfths.
     max_extra = -(-num_programs * SHARE_UNIT // (SHARES[-1] * shape.num_kv_heads))
     max_work = min(num_rows * max_tiles, num_rows + max_extra)
+    num_partials = max_work + (prefixes.max_partials if prefixes is not None else 0)
     return DecodePlan(
         rows=rows,
         shape=shape,
@@ -77,9 +95,10 @@ def empty_plan(
         num_programs=num_programs,
         work=torch.zeros((max_work, 5), dtype=torch.int32, device=device),
         num_work=torch.zeros(1, dtype=torch.int32, device=device),
-        partial_out=torch.empty((max_work, shape.num_heads, shape.head_dim), dtype=torch.float32, device=device),
-        partial_lse=torch.empty((max_work, shape.num_heads), dtype=torch.float32, device=device),
+        partial_out=torch.empty((num_partials, shape.num_heads, shape.head_dim), dtype=torch.float32, device=device),
+        partial_lse=torch.empty((num_partials, shape.num_heads), dtype=torch.float32, device=device),
         num_arrived=torch.zeros((num_rows, shape.num_kv_heads), dtype=torch.int32, device=device),
+        prefixes=prefixes,
     )
 
 
@@ -87,8 +106,7 @@ def fill_plan(plan: DecodePlan) -> None:
     """Split the rows' keys into work of nearly equal size, as `split_tiles` says, row by row."""
     tile = plan.config.tile
     contexts: list[int] = plan.rows.context_lens.tolist()
-    window = plan.sliding_window
-    firsts = [0 if window is None else max(0, context - window) for context in contexts]
+    firsts = _first_keys(plan, contexts)
     tiles = [-(-context // tile) - first // tile for context, first in zip(contexts, firsts, strict=True)]
     size = split_tiles(tiles, plan.shape.num_kv_heads, plan.num_programs)
     work: list[tuple[int, ...]] = []
@@ -99,12 +117,25 @@ def fill_plan(plan: DecodePlan) -> None:
         work += [(row, *keys, first_work, num_splits) for keys in pairwise(starts)]
     plan.work[: len(work)] = torch.tensor(work, dtype=torch.int32)
     plan.num_work[0] = len(work)
+    if plan.prefixes is not None:
+        splits = torch.tensor([even_splits(count, size)[1] for count in tiles]).to(plan.prefixes.num_partials)
+        own_and_before = splits + plan.prefixes.num_partials
+        plan.prefixes.first_partials.copy_(own_and_before.cumsum(0) - plan.prefixes.num_partials)
 
 
-def split_tiles(tiles: list[int], num_kv_heads: int, num_programs: int) -> int:
+def _first_keys(plan: DecodePlan, contexts: list[int]) -> list[int]:
+    """The first key that each row attends itself."""
+    if plan.prefixes is not None:
+        lens: list[int] = plan.prefixes.lens.tolist()
+        return lens
+    window = plan.sliding_window
+    return [0 if window is None else max(0, context - window) for context in contexts]
+
+
+def split_tiles(tiles: list[int], num_kv_heads: int, num_programs: int, shares: tuple[int, ...] = SHARES) -> int:
     """The size of splits, in tiles, with the least estimated time; the larger of equals."""
     total = sum(tiles) * num_kv_heads
-    sizes = [max(tiles), *(-(-total * share // (num_programs * SHARE_UNIT)) for share in SHARES)]
+    sizes = [max(tiles), *(-(-total * share // (num_programs * SHARE_UNIT)) for share in shares)]
     return min((max(1, size) for size in sizes), key=lambda size: split_cost(tiles, size, num_kv_heads, num_programs))
 
 
@@ -149,15 +180,25 @@ def decode_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = torch.zeros_like(query) if out is None else out.zero_()
     lse = torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
-    for row, context in enumerate(plan.rows.context_lens.tolist()):
+    contexts: list[int] = plan.rows.context_lens.tolist()
+    for row, (context, first) in enumerate(zip(contexts, _first_keys(plan, contexts), strict=True)):
         if context:
-            first = 0 if plan.sliding_window is None else max(0, context - plan.sliding_window)
             positions = torch.arange(first, context, device=query.device)
             blocks = plan.rows.block_tables[row, positions // plan.block_size].long()
             keys = key_cache[blocks, positions % plan.block_size].to(dtype)
             values = value_cache[blocks, positions % plan.block_size].to(dtype)
-            out[row], lse[row] = _attend(query[row].to(dtype), keys, values, rule)
+            own = _attend(query[row].to(dtype), keys, values, rule)
+            out[row], lse[row] = own if plan.prefixes is None else _merged(*own, plan, row, plan.prefixes)
     return Attended(out, lse if with_lse else None)
+
+
+def _merged(out: Tensor, lse: Tensor, plan: DecodePlan, row: int, prefixes: RowPrefixes) -> tuple[Tensor, Tensor]:
+    """A row's own result with those of its prefix: sum(out_s * exp(lse_s)) / sum(exp(lse_s))."""
+    first = int(prefixes.first_partials[row])
+    partials = slice(first, first + int(prefixes.num_partials[row]))
+    outs = torch.cat((out[None], plan.partial_out[partials].to(out.dtype)))
+    lses = torch.cat((lse[None], plan.partial_lse[partials].to(lse.dtype) * math.log(2.0)))
+    return torch.einsum("sh,shd->hd", lses.softmax(0), outs), lses.logsumexp(0)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:

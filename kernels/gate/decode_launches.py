@@ -16,7 +16,7 @@ _TYPES = {
     torch.float16: "fp16",
     torch.float8_e4m3fn: "fp8e4nv",
 }
-_INT_POINTERS = ("table_ptr", "work_ptr", "num_work_ptr", "num_arrived_ptr")
+_INT_POINTERS = ("table_ptr", "work_ptr", "num_work_ptr", "num_arrived_ptr", "num_partials_ptr", "first_partials_ptr")
 _MATRIX_UNIT_ROWS = 64  # from which on Hopper's matrix units can be used
 
 
@@ -66,10 +66,15 @@ def _plan_launch(padded_rows: int) -> LaunchConfig:
             "context_lens_ptr": "*i32",
             "work_ptr": "*i32",
             "num_work_ptr": "*i32",
+            "prefix_lens_ptr": "*i32",
+            "num_partials_ptr": "*i32",
+            "first_partials_ptr": "*i32",
             "num_rows": "i32",
             "window": "i32",
         },
-        constants=decode_plan.plan_constants(tile=64, padded_rows=padded_rows, num_kv_heads=8, num_programs=396),
+        constants=decode_plan.plan_constants(
+            tile=64, padded_rows=padded_rows, num_kv_heads=8, num_programs=396, with_prefix=False
+        ),
         num_warps=decode_plan.plan_warps(padded_rows),
         wide_loads=False,
     )

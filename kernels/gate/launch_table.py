@@ -6,6 +6,7 @@ A new kernel adds its configurations here, each with the numbers its wrapper wou
 import triton
 
 from kernels.blocks import block_copy
+from kernels.gate.cascade_launches import CASCADES
 from kernels.gate.decode_launches import DECODES
 from kernels.gate.launch_config import LaunchConfig
 from kernels.gate.prefill_launches import PREFILLS
@@ -143,4 +144,5 @@ LAUNCHES: tuple[LaunchConfig, ...] = (
     *PREFILLS,
     *STEP_INPUTS,
     *SAMPLINGS,
+    *CASCADES,
 )

@@ -1,0 +1,52 @@
+"""How shared-prefix attention is launched for each shape: the tile of queries that attend a prefix together, and keys,
+warps and stages of both its kernels.
+
+By the table of tuned shapes, or by a rule from what the compiler reports of registers and shared memory. It imports no
+Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.decode_config import DecodeConfig, decode_config
+from kernels.attention.shape import AttentionShape
+from kernels.attention.tuned_lookup import tuned_row
+
+_MATRIX_UNIT_ROWS = 64  # from which on Hopper's matrix units can be used
+_WIDE_HEAD = 256  # padded dimension from which on a tile's sums would spill with four warps
+_TILE = 64  # keys; half of it where masks of a head dimension that is no power of two take registers as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeConfig:
+    """One way to launch the two kernels."""
+
+    rows: int  # queries of a tile, each of one member and one head
+    prefix: DecodeConfig
+    suffix: DecodeConfig
+
+
+def cascade_config(shape: AttentionShape) -> CascadeConfig:
+    """The configuration for a shape; the counts of programs are for Hopper."""
+    row = tuned_row("prefix", shape)
+    if row is None:
+        return cascade_rule(shape)
+    prefix = DecodeConfig(
+        tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages, programs_per_sm=row.programs_per_sm
+    )
+    return CascadeConfig(rows=row.rows, prefix=prefix, suffix=decode_config(shape))
+
+
+def cascade_rule(shape: AttentionShape) -> CascadeConfig:
+    """The configuration of a shape that was not tuned."""
+    suffix = decode_config(shape)
+    if shape.dtype == torch.float32:  # without tensor cores, so that products are exact
+        prefix = DecodeConfig(tile=16, num_warps=8, num_stages=2, programs_per_sm=1)
+        return CascadeConfig(rows=32, prefix=prefix, suffix=suffix)
+    if shape.padded_dim >= _WIDE_HEAD:
+        prefix = DecodeConfig(tile=32, num_warps=8, num_stages=5, programs_per_sm=1)
+    else:
+        tile = _TILE if shape.head_dim == shape.padded_dim else _TILE // 2
+        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=5, programs_per_sm=2)
+    return CascadeConfig(rows=_MATRIX_UNIT_ROWS, prefix=prefix, suffix=suffix)

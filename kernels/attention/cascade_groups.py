@@ -1,0 +1,182 @@
+"""Which rows begin with the same blocks, found on the host from block tables, and whether sharing their keys pays.
+
+Pure numpy; it knows no device and nothing of what blocks hold. A row is in one group at most (one level of sharing): of
+rows that share little with many and more with few, what saves more is chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.attention.shape import AttentionShape
+
+IntArray = npt.NDArray[np.int32]
+
+MIN_SHARERS = 2
+GROUPS, MEMBERS, GROUP_OF_ROW = "cascade_groups", "cascade_members", "cascade_group_of_row"
+GROUP_FIELDS = 3  # first member, number of members, keys of the prefix
+
+# Estimates, not measured. With 32/8/128 heads in two bytes a key is 4 KiB, and sharing pays from some 8 rows with 500
+# keys in common on.
+_PASS_BYTES = 12 * 2**20  # that a device reads while one more kernel starts and ends (4 us of 3 TB/s)
+_GROUP_KEYS = 128  # two tiles: a group's programs start and end
+_PARTIALS_PER_ROW = 5  # written and read again where a row without sharing has none
+
+
+class SharedPrefix(NamedTuple):
+    """Rows whose first blocks are the same."""
+
+    rows: tuple[int, ...]
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingCost:
+    """What sharing costs, counted in keys that could be read in its time."""
+
+    per_step: int
+    per_group: int
+    per_row: int
+
+    def gain(self, num_rows: int, num_keys: int) -> int:
+        """Key reads that a group saves in a step that has others."""
+        return (num_rows - 1) * num_keys - num_rows * self.per_row - self.per_group
+
+
+def sharing_cost(shape: AttentionShape) -> SharingCost:
+    """The cost for a model's shape on a data-center GPU."""
+    key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.kv_dtype.itemsize
+    partial_bytes = 2 * shape.num_heads * shape.head_dim * torch.float32.itemsize
+    return SharingCost(
+        per_step=_PASS_BYTES // key_bytes,
+        per_group=_GROUP_KEYS,
+        per_row=_PARTIALS_PER_ROW * partial_bytes // key_bytes,
+    )
+
+
+def num_shareable_blocks(context_lens: IntArray, block_size: int) -> IntArray:
+    """Blocks of each row [R] that lie wholly before its last token, whose block is the row's own to write."""
+    return np.asarray(np.maximum(context_lens - 1, 0) // block_size, dtype=np.int32)
+
+
+def find_shared_prefixes(
+    block_tables: IntArray, num_shareable: IntArray, block_size: int, cost: SharingCost
+) -> list[SharedPrefix]:
+    """The groups that save most key reads in a step; none if that is less than it costs.
+
+    block_tables:  [R, max_blocks], what lies beyond a row's blocks does not matter
+    num_shareable: [R], the first blocks of each row that may be read for others too: those already computed
+    """
+    candidates = _rows_with_equal_starts(block_tables, num_shareable)
+    if len(candidates) == 0 or int(num_shareable[candidates].sum()) * block_size < cost.per_step:
+        return []
+    rows, depths = _sorted_by_table(block_tables, num_shareable, candidates)
+    prefixes, gain = _best_groups(depths, block_size, cost)
+    if gain < cost.per_step:
+        return []
+    return [SharedPrefix(tuple(rows[first:end].tolist()), depth) for first, end, depth in prefixes]
+
+
+def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> npt.NDArray[np.intp]:
+    """Rows whose first block is also another's. One column is looked at, so that steps without sharing cost little."""
+    if block_tables.shape[1] == 0:
+        return np.empty(0, dtype=np.intp)
+    rows = np.flatnonzero(num_shareable)
+    starts = block_tables[rows, 0]
+    order = starts.argsort()
+    equal = starts[order[1:]] == starts[order[:-1]]
+    if not equal.any():
+        return np.empty(0, dtype=np.intp)
+    shared = np.zeros(len(rows), dtype=np.bool_)
+    shared[:-1] |= equal
+    shared[1:] |= equal
+    return rows[order[shared]]
+
+
+def _sorted_by_table(
+    block_tables: IntArray, num_shareable: IntArray, rows: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Rows so that equal beginnings are neighbours, and how many blocks each shares with the one after it."""
+    lens = num_shareable[rows]
+    width = int(np.partition(lens, -2)[-2])  # no two rows share more than the second longest has
+    tables = block_tables[rows, :width]
+    # A number of the row's own ends what it can share.
+    late = np.arange(min(int(lens.min()), width), width)
+    own = -1 - np.arange(len(rows), dtype=np.int32)
+    tables[:, late] = np.where(late < lens[:, None], tables[:, late], own[:, None])
+    order = tables.view(f"V{tables.itemsize * width}").ravel().argsort()  # as strings of bytes
+    tables = tables[order]
+    differs = tables[1:] != tables[:-1]
+    depths = differs.argmax(1)
+    depths[~differs[np.arange(len(depths)), depths]] = width
+    return rows[order], depths
+
+
+@dataclass(slots=True)
+class _Node:
+    """Neighbouring rows that share `depth` blocks, while they are gone through; the best groups within them so far."""
+
+    first: int
+    depth: int
+    groups: list[tuple[int, int, int]]
+    gain: int
+
+
+def _best_groups(
+    depths: npt.NDArray[np.intp], block_size: int, cost: SharingCost
+) -> tuple[list[tuple[int, int, int]], int]:
+    """Groups (first, end, depth) of sorted rows with the greatest gain, and that gain.
+
+    The rows that share a depth are the nodes of a tree; each is one group, or falls into the best of its children.
+    """
+    padded = np.append(depths, 0)
+    changes = np.flatnonzero(np.diff(padded, prepend=-1))
+    stack = [_Node(0, 0, [], 0)]
+    for row, depth in zip(changes.tolist(), padded[changes].tolist(), strict=True):
+        closed = _Node(row, depth, [], 0)
+        while stack[-1].depth > depth:
+            node = stack.pop()
+            node.groups += closed.groups
+            node.gain += closed.gain
+            whole = cost.gain(row + 1 - node.first, node.depth * block_size)
+            if whole >= max(node.gain, 1):
+                node.groups, node.gain = [(node.first, row + 1, node.depth)], whole
+            closed = node
+        if stack[-1].depth == depth:
+            stack[-1].groups += closed.groups
+            stack[-1].gain += closed.gain
+        else:
+            closed.depth = depth
+            stack.append(closed)
+    return stack[0].groups, stack[0].gain
+
+
+def max_groups(num_rows: int) -> int:
+    """How many groups a batch can have; room for one at least."""
+    return max(1, num_rows // MIN_SHARERS)
+
+
+def cascade_arrays(max_rows: int) -> dict[str, tuple[int, torch.dtype]]:
+    """The fixed arrays that tell a device of groups: names, lengths and types."""
+    lengths = {GROUPS: GROUP_FIELDS * max_groups(max_rows), MEMBERS: max_rows, GROUP_OF_ROW: max_rows}
+    return {name: (length, torch.int32) for name, length in lengths.items()}
+
+
+def fill_cascade_arrays(prefixes: Sequence[SharedPrefix], max_rows: int, block_size: int) -> dict[str, IntArray]:
+    """Whole arrays for these groups; all are alike empty beyond them, so they serve batches of any size that fits."""
+    arrays = {name: np.zeros(length, dtype=np.int32) for name, (length, _) in cascade_arrays(max_rows).items()}
+    arrays[GROUP_OF_ROW][:] = -1
+    if prefixes:
+        counts = np.array([len(rows) for rows, _ in prefixes])
+        members = np.concatenate([rows for rows, _ in prefixes])
+        groups = arrays[GROUPS].reshape(-1, GROUP_FIELDS)[: len(prefixes)]
+        groups[:, 0] = counts.cumsum() - counts
+        groups[:, 1] = counts
+        groups[:, 2] = [num_blocks * block_size for _, num_blocks in prefixes]
+        arrays[MEMBERS][: len(members)] = members
+        arrays[GROUP_OF_ROW][members] = np.repeat(np.arange(len(prefixes)), counts)
+    return arrays

@@ -1,0 +1,120 @@
+"""The configurations of shared-prefix attention and its planning that the compile gate compiles."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernels.attention import cascade_attention, cascade_plan, decode_attention, decode_plan
+from kernels.attention.cascade_config import cascade_config
+from kernels.attention.cascade_groups import GROUP_FIELDS
+from kernels.attention.cascade_reference import CascadePlan, PrefixGroups, empty_cascade_plan
+from kernels.attention.decode_config import DecodeConfig
+from kernels.attention.decode_reference import DecodeRows
+from kernels.attention.shape import AttentionShape
+from kernels.gate.launch_config import LaunchConfig
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+_HOPPER_PROCESSORS = 132
+
+
+def _shape(
+    heads: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
+) -> AttentionShape:
+    """`heads` are of the query, of keys and values, and their dimension."""
+    num_heads, num_kv_heads, head_dim = heads
+    return AttentionShape(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
+    )
+
+
+def _plan(shape: AttentionShape) -> CascadePlan:
+    """Of one row; blocks are of 16 tokens."""
+    entry = torch.zeros(1, dtype=torch.int32)
+    groups = PrefixGroups(entry.expand(1, GROUP_FIELDS), entry, entry)
+    rows = DecodeRows(entry, entry.expand(1, 1))
+    return empty_cascade_plan(rows, groups, shape, cascade_config(shape), 16, _HOPPER_PROCESSORS)
+
+
+def prefix_launch(shape: AttentionShape, *, soft_cap: bool = False) -> LaunchConfig:
+    """The kernel that attends prefixes."""
+    plan = _plan(shape)
+    constants = cascade_attention.launch_constants(plan, soft_cap)
+    return _launch("prefix", shape, cascade_attention.prefix_kernel, constants, plan.config.prefix, wgmma=True)
+
+
+def _suffix_launch(shape: AttentionShape) -> LaunchConfig:
+    """Decode attention that merges results of prefixes."""
+    plan = _plan(shape)
+    constants = decode_attention.launch_constants(plan.suffixes, soft_cap=False, with_lse=False)
+    return _launch("decode suffix", shape, decode_attention.decode_kernel, constants, plan.config.suffix, wgmma=False)
+
+
+def _launch(
+    name: str,
+    shape: AttentionShape,
+    kernel: Any,
+    constants: Mapping[str, object],
+    config: DecodeConfig,
+    *,
+    wgmma: bool,
+) -> LaunchConfig:
+    types = _argument_types(shape, [name for name in kernel.arg_names if name not in constants])
+    return LaunchConfig(
+        name=f"{name} {_TYPES[shape.dtype]} {shape.num_heads}/{shape.num_kv_heads}/{shape.head_dim} "
+        f"cache {_TYPES[shape.kv_dtype]}",
+        kernel=kernel,
+        arguments=types,
+        constants=constants,
+        divisible_by_16=tuple(name for name in types if name.startswith("stride_")),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        capabilities=(90,) if shape.kv_dtype == torch.float8_e4m3fn else (80, 90),
+        wgmma=wgmma and shape.dtype != torch.float32,
+    )
+
+
+def _argument_types(shape: AttentionShape, names: list[str]) -> Mapping[str, str]:
+    """As the wrappers pass them."""
+    known = dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
+    known |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
+    known |= dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")
+    known |= dict.fromkeys(("scale", "soft_cap"), "fp32")
+    return {name: known.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
+
+
+def _prefix_plan_launch(padded_groups: int) -> LaunchConfig:
+    constants = cascade_plan.plan_constants(_plan(_shape((32, 8, 128))), padded_groups)
+    names = [name for name in cascade_plan.prefix_plan_kernel.arg_names if name not in constants]
+    return LaunchConfig(
+        name=f"plan cascade of {padded_groups} groups",
+        kernel=cascade_plan.prefix_plan_kernel,
+        arguments={name: "*i32" if name.endswith("_ptr") else "i32" for name in names},
+        constants=constants,
+        num_warps=decode_plan.plan_warps(padded_groups),
+        wide_loads=False,
+    )
+
+
+CASCADES = (
+    prefix_launch(_shape((32, 8, 128))),
+    prefix_launch(_shape((32, 8, 128), kv_dtype=torch.float8_e4m3fn)),
+    prefix_launch(_shape((32, 32, 128), torch.float16)),
+    prefix_launch(_shape((32, 8, 128), torch.float16)),
+    prefix_launch(_shape((128, 1, 128))),
+    prefix_launch(_shape((12, 12, 64))),
+    prefix_launch(_shape((40, 8, 80))),
+    prefix_launch(_shape((16, 8, 256)), soft_cap=True),
+    prefix_launch(_shape((16, 8, 256), kv_dtype=torch.float8_e4m3fn)),
+    prefix_launch(_shape((32, 8, 128), torch.float32)),
+    prefix_launch(_shape((16, 8, 256), torch.float32)),
+    _suffix_launch(_shape((32, 8, 128))),
+    _suffix_launch(_shape((32, 32, 128), torch.float16)),
+    _suffix_launch(_shape((40, 8, 80))),
+    _prefix_plan_launch(128),
+)
