@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from common.step import Step, StepResult, StepStatus
-from worker_svc.step_runner import PendingStep
+from worker_svc.step_runner import DeviceLostError, PendingStep
 from worker_svc.task_thread import TaskThread
 
 # One runs, one waits behind it on the device, one is being answered: a scheduler has two on the way. A runner keeps
@@ -37,7 +37,8 @@ class LaunchedStep:
 class Completion:
     """`add` and `wait_for_room` belong to the execution thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, abandon: Callable[[], None]) -> None:
+        self._abandon = abandon  # the process, whose device is lost
         self._thread = TaskThread("completion")
         self._changed = threading.Condition()
         # Changed under the condition. Only `add` counts up, so while its thread finds nothing unfinished it is alone.
@@ -111,7 +112,7 @@ class Completion:
         try:
             result = launched.pending.wait()
         except Exception as error:
-            result = failure(launched.step, error)
+            result = failure(launched.step, error, self._abandon)
         # The device takes steps in order, and what it spent on the one before is not this one's.
         began_ns = max(launched.began_ns, self._completed_ns)
         self._completed_ns = time.perf_counter_ns()
@@ -120,9 +121,12 @@ class Completion:
         return result
 
 
-def failure(step: Step, error: Exception) -> StepResult:
+def failure(step: Step, error: Exception, abandon: Callable[[], None]) -> StepResult:
     """The answer to a step that broke off. Called where the exception is being handled, which is logged."""
     log.exception("step failed", epoch=step.epoch, step_id=step.step_id)
+    if isinstance(error, DeviceLostError):
+        log.critical("device lost: this process can do nothing more with it, and ends")
+        abandon()
     return StepResult(
         epoch=step.epoch, step_id=step.step_id, status=StepStatus.FAILED, error=f"{type(error).__name__}: {error}"
     )

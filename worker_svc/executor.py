@@ -24,10 +24,12 @@ class StepExecutor:
     those launched behind it before that was known are answered with NEED_SNAPSHOT.
     """
 
-    def __init__(self, runner: StepRunner, thread: TaskThread) -> None:
+    def __init__(self, runner: StepRunner, thread: TaskThread, abandon: Callable[[], None]) -> None:
+        """`abandon` is called, on any thread, when the runner's device is lost."""
         self._runner = runner
         self._thread = thread
-        self._completion = Completion()
+        self._abandon = abandon
+        self._completion = Completion(abandon)
         self._room = asyncio.Semaphore(MAX_QUEUED_STEPS)
         # Of the execution thread:
         self._fence = StepFence()
@@ -99,7 +101,7 @@ class StepExecutor:
         except InvalidStepError as error:
             return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.INVALID, error=str(error))
         except Exception as error:
-            launched.result = failure(step, error)
+            launched.result = failure(step, error, self._abandon)
             self._fence.failed()
         else:
             if isinstance(answer, StepResult):

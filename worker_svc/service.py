@@ -1,6 +1,7 @@
 """The life of a worker process: listen, load, register, serve, drain. Whatever executes its steps is handed in."""
 
 import asyncio
+import os
 import socket
 import uuid
 from collections.abc import Callable, Coroutine
@@ -54,7 +55,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         engine = await _unless_ended(end, thread.call(load))
         if engine is None:
             return False
-        executor = StepExecutor(engine.runner, thread)
+        executor = StepExecutor(engine.runner, thread, _exit_at_once)
         servicer.serve(LoadedWorker(engine.description, executor))
         await _set_serving(server, True)
         _log_ready(engine)
@@ -99,6 +100,11 @@ async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, Eng
         return load.result()
     load.cancel()
     return None
+
+
+def _exit_at_once() -> None:
+    """Nothing is waited for: whatever asks a lost device does not come back. Whoever started us starts us again."""
+    os._exit(1)
 
 
 async def _set_serving(server: GrpcServer, serving: bool) -> None:

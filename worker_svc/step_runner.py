@@ -8,13 +8,18 @@ from typing import Protocol
 from common.step import Step, StepResult
 
 
+class DeviceLostError(RuntimeError):
+    """The device answers nothing any more, whoever asks it in this process: only another process can use it again."""
+
+
 class PendingStep(Protocol):
     """A step that the device has yet to do."""
 
     def wait(self) -> StepResult:
         """Waits for the device, without the interpreter's lock. Called once, on another thread than `launch`.
 
-        Whatever it raises, the step broke off, and so did those that were launched after it.
+        Whatever it raises, the step broke off, and so did those that were launched after it; DeviceLostError says
+        that all later ones will.
         """
 
 
@@ -24,7 +29,8 @@ class StepRunner(Protocol):
     def launch(self, step: Step) -> StepResult | PendingStep:
         """Begins a step, and gives its result if it is done at once.
 
-        Raises InvalidStepError if nothing of the step was done, anything else if it broke off.
+        Raises InvalidStepError if nothing of the step was done, DeviceLostError if none will be done any more, anything
+        else if it broke off.
         """
 
 

@@ -31,7 +31,7 @@ class Harness:
     def __init__(self) -> None:
         self.runner = ScriptedRunner()
         self.thread = TaskThread("execution")
-        self.executor = StepExecutor(self.runner, self.thread)
+        self.executor = StepExecutor(self.runner, self.thread, abandon=pytest.fail)
 
     async def send(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepResult:
         answer: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ from common.step import Step, StepResult, StepStatus
 from worker_svc.completion import MAX_LAUNCHED_STEPS
 from worker_svc.executor import StepExecutor
 from worker_svc.step_limits import InvalidStepError
-from worker_svc.step_runner import PendingStep, result_of
+from worker_svc.step_runner import DeviceLostError, PendingStep, result_of
 from worker_svc.task_thread import TaskThread
 
 OK, FAILED, INVALID, NEED_SNAPSHOT = StepStatus.OK, StepStatus.FAILED, StepStatus.INVALID, StepStatus.NEED_SNAPSHOT
@@ -77,7 +77,8 @@ class Harness:
     def __init__(self) -> None:
         self.device = Device()
         self.thread = TaskThread("execution")
-        self.executor = StepExecutor(self.device, self.thread)
+        self.num_abandoned = 0
+        self.executor = StepExecutor(self.device, self.thread, self._abandon)
         self.answered: list[int] = []
 
     async def send(self, step_id: int, *, snapshot: bool = False) -> asyncio.Future[StepResult]:
@@ -89,6 +90,9 @@ class Harness:
 
         await self.executor.submit(Step(epoch=1, step_id=step_id, snapshot=snapshot), deliver)
         return answer
+
+    def _abandon(self) -> None:
+        self.num_abandoned += 1
 
     async def launch(self, *step_ids: int) -> list[asyncio.Future[StepResult]]:
         """Sends steps, the first as a snapshot, and waits until all are launched."""
@@ -263,3 +267,18 @@ def test_a_result_is_itself_or_waited_for() -> None:
     device.done_at_once = {2}
     launched = [device.launch(Step(epoch=1, step_id=step_id)) for step_id in (1, 2)]
     assert [result_of(each).token_ids for each in launched] == [[1], [2]]
+
+
+async def test_a_process_whose_device_is_lost_is_abandoned_whoever_finds_out(harness: Harness) -> None:
+    harness.device.wait_errors[1] = DeviceLostError("illegal access")
+    harness.device.launch_errors[2] = DeviceLostError("illegal access")
+    harness.device.wait_errors[4] = RuntimeError("short of memory")
+    answers = await harness.launch(1, 2)
+    harness.device.finish(1)
+    assert (await answers[0]).status is FAILED
+    assert (await answers[1]).status in (FAILED, NEED_SNAPSHOT)
+    assert harness.num_abandoned == 2
+    answers = await harness.launch(4)
+    harness.device.finish(4)
+    assert await statuses(answers) == [FAILED]
+    assert harness.num_abandoned == 2

@@ -99,7 +99,7 @@ class Worker:
     def __init__(self) -> None:
         self.runner = GatedRunner()
         self.thread = TaskThread("execution")
-        self.executor = StepExecutor(self.runner, self.thread)
+        self.executor = StepExecutor(self.runner, self.thread, abandon=pytest.fail)
         self.servicer = WorkerServicer("w1", "i1")
         self.server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.servicer, self.server.grpc)

@@ -4,7 +4,8 @@ Tokens that are sampled stay on the device, where the next step finds them; thei
 wants the answer, not before the next step is launched. It knows nothing of epochs or streams of the wire.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,19 @@ from worker_svc.prompt_logprobs import find_prompt_spans
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import CheckedStep, StepRows
 from worker_svc.step_limits import StepLimits
+from worker_svc.step_runner import DeviceLostError
 
 _MAX_PROMPT_LOGITS = 1 << 26  # at a time: 256 MiB in float32
 _UPLOAD_BYTES = 1 << 20  # beside slots and positions; steps with more, such as long prompts, send it apart
+
+
+@contextmanager
+def _device_lost_if_it_says_so() -> Iterator[None]:
+    """An error of the device spoils all that this process has there; to be short of memory is not one."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceLostError(str(error)) from error
 
 
 Finish = Callable[[StepResult], None]  # once what was copied to the host is there
@@ -50,11 +61,12 @@ class PendingDeviceStep:
     finish: tuple[Finish, ...]
 
     def wait(self) -> StepResult:
-        """Waits for the device alone; raises what the device has to say."""
-        self.done.synchronize()
-        for finish in self.finish:
-            finish(self.result)
-        self.result.swap_ns = self.swaps.wait()
+        """Waits for the device alone."""
+        with _device_lost_if_it_says_so():
+            self.done.synchronize()
+            for finish in self.finish:
+                finish(self.result)
+            self.result.swap_ns = self.swaps.wait()
         return self.result
 
 
@@ -106,9 +118,9 @@ class DeviceRunner:
         """Queues a step and waits for nothing that the device does.
 
         Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an
-        unknown state, which only a snapshot ends.
+        unknown state, which only a snapshot ends, unless it is DeviceLostError.
         """
-        with torch.inference_mode():
+        with torch.inference_mode(), _device_lost_if_it_says_so():
             checked = self._table.apply(step)
             self._columns.apply(step.whole, checked.forks)
             result = StepResult(epoch=step.epoch, step_id=step.step_id)
