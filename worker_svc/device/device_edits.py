@@ -56,7 +56,7 @@ def pack_edits(
         penalties=_pack_penalties(upload, columns, slots, positions, features & Feature.PENALTIES != 0),
     )
     kinds = (packed.allowed, packed.suppressed, packed.biased, packed.penalties)
-    return None if all(kind is None for kind in kinds) else packed
+    return packed if any(kind is not None for kind in kinds) else None
 
 
 def apply_edits(logits: Tensor, edits: PackedEdits, penalise: Penalise, token_table: Tensor) -> None:
