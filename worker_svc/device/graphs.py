@@ -9,15 +9,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-_FINE_UP_TO = 16  # powers of two; from there on multiples of it
+_FINEST = 16  # below it powers of two, from there on multiples of it
+_PADDING = 8  # at most about one row in so many is padding, where batches are large
 _NUM_WARM_UPS = 2  # before a capture: kernels are compiled and libraries take their workspaces
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """Powers of two, then multiples of 16, up to the first that holds `max_rows`; at most 15 rows are padding."""
+    """Powers of two, then multiples of 16, farther apart from 256 on, up to the first that holds `max_rows`."""
     sizes = [1]
     while sizes[-1] < max_rows:
-        sizes.append(sizes[-1] * 2 if sizes[-1] < _FINE_UP_TO else sizes[-1] + _FINE_UP_TO)
+        last = sizes[-1]
+        coarse = last // _PADDING // _FINEST * _FINEST
+        sizes.append(last * 2 if last < _FINEST else last + max(_FINEST, coarse))
     return tuple(sizes)
 
 
