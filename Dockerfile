@@ -1,7 +1,8 @@
-# Quire as two images: `scheduler` without torch, `worker` with it.
+# Quire as images: `scheduler` without torch, `worker` with it, `worker-gpu` with what Triton compiles kernels by.
 #
 #   docker build --target scheduler -t quire-scheduler .
 #   docker build --target worker -t quire-worker .
+#   docker build --target worker-gpu -t quire-worker-gpu .    with a torch built for CUDA, which brings Triton
 #
 # Build arguments:
 #   BASE          image with Python 3.11 or later and its venv module.
@@ -62,3 +63,11 @@ EXPOSE 7848
 # Healthy once the model is loaded.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s CMD ["quire", "health", "127.0.0.1:7848", "--service", "quire.v1.Worker"]
 ENTRYPOINT ["python", "-m", "worker_svc"]
+
+FROM worker AS worker-gpu
+USER root
+# Triton compiles its launchers when the worker starts, and keeps them and the kernels where they can be executed.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+  && install --directory --owner=10001 --group=10001 /var/cache/quire
+ENV TRITON_CACHE_DIR=/var/cache/quire NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001:10001

@@ -49,11 +49,12 @@ class CapturedPass:
         if self._device.type != "cuda":
             return
         graphs = {} if sharing is None else dict(sharing._graphs)
+        stream = torch.cuda.Stream(self._device)  # one for all, since libraries keep a workspace for each
         for size in reversed(self._sizes):
-            self._warm_up(size)
+            self._warm_up(size, stream)
             pool = next((graph.pool() for graph in graphs.values()), None)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 self._run(size)
             graphs[size] = self._graphs[size] = graph
 
@@ -69,12 +70,10 @@ class CapturedPass:
         else:
             graph.replay()
 
-    def _warm_up(self, size: int) -> None:
-        """On a side stream, as captures are: what a library allocates for a stream must not be met first there."""
-        stream = torch.cuda.Stream(self._device)
+    def _warm_up(self, size: int, stream: torch.cuda.Stream) -> None:
+        """On the stream of the capture: what a library allocates for a stream must not be met first there."""
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for _ in range(_NUM_WARM_UPS):
                 self._run(size)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
