@@ -1,7 +1,8 @@
 """Which rows begin with the same blocks, found on the host from block tables, and whether sharing their keys pays.
 
 Pure numpy; it knows no device and nothing of what blocks hold. A row is in one group at most (one level of sharing): of
-rows that share little with many and more with few, what saves more is chosen.
+rows that share little with many and more with few, what saves more is chosen, by estimates from the leaves of their
+tree on, which is not always the very best choice.
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def sharing_cost(shape: AttentionShape) -> SharingCost:
 
 def num_shareable_blocks(context_lens: IntArray, block_size: int) -> IntArray:
     """Blocks of each row [R] that lie wholly before its last token, whose block is the row's own to write."""
-    return np.asarray(np.maximum(context_lens - 1, 0) // block_size, dtype=np.int32)
+    return np.maximum(context_lens - 1, 0) // block_size
 
 
 def find_shared_prefixes(
@@ -75,10 +76,19 @@ def find_shared_prefixes(
     if len(candidates) == 0 or int(num_shareable[candidates].sum()) * block_size < cost.per_step:
         return []
     rows, depths = _sorted_by_table(block_tables, num_shareable, candidates)
-    prefixes, gain = _best_groups(depths, block_size, cost)
-    if gain < cost.per_step:
+    groups = _best_groups(depths, block_size, cost)
+    if sum(group.gain for group in groups) < cost.per_step:
         return []
-    return [SharedPrefix(tuple(rows[first:end].tolist()), depth) for first, end, depth in prefixes]
+    groups.sort()  # deeper ones, which lie within others, last
+    owners = np.full(len(rows), len(groups))
+    for i, group in enumerate(groups):
+        owners[group.first : group.end] = i
+    members: list[list[int]] = [[] for _ in (*groups, "none")]
+    for row, owner in zip(rows.tolist(), owners.tolist(), strict=True):
+        members[owner].append(row)
+    return sorted(
+        SharedPrefix(tuple(sorted(own)), group.depth) for own, group in zip(members[:-1], groups, strict=True)
+    )
 
 
 def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> npt.NDArray[np.intp]:
@@ -94,7 +104,8 @@ def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> 
     shared = np.zeros(len(rows), dtype=np.bool_)
     shared[:-1] |= equal
     shared[1:] |= equal
-    return rows[order[shared]]
+    sharing: npt.NDArray[np.intp] = rows[order[shared]]
+    return sharing
 
 
 def _sorted_by_table(
@@ -103,7 +114,7 @@ def _sorted_by_table(
     """Rows so that equal beginnings are neighbours, and how many blocks each shares with the one after it."""
     lens = num_shareable[rows]
     width = int(np.partition(lens, -2)[-2])  # no two rows share more than the second longest has
-    tables = block_tables[rows, :width]
+    tables = np.ascontiguousarray(block_tables[rows, :width])
     # A number of the row's own ends what it can share.
     late = np.arange(min(int(lens.min()), width), width)
     own = -1 - np.arange(len(rows), dtype=np.int32)
@@ -116,43 +127,56 @@ def _sorted_by_table(
     return rows[order], depths
 
 
+class _Group(NamedTuple):
+    """Rows of sorted order `first` to `end` - 1, without those of deeper groups among them."""
+
+    depth: int
+    first: int
+    end: int
+    num_rows: int
+    gain: int
+
+
 @dataclass(slots=True)
 class _Node:
     """Neighbouring rows that share `depth` blocks, while they are gone through; the best groups within them so far."""
 
     first: int
     depth: int
-    groups: list[tuple[int, int, int]]
-    gain: int
+    groups: list[_Group]
 
 
-def _best_groups(
-    depths: npt.NDArray[np.intp], block_size: int, cost: SharingCost
-) -> tuple[list[tuple[int, int, int]], int]:
-    """Groups (first, end, depth) of sorted rows with the greatest gain, and that gain.
-
-    The rows that share a depth are the nodes of a tree; each is one group, or falls into the best of its children.
+def _best_groups(depths: npt.NDArray[np.intp], block_size: int, cost: SharingCost) -> list[_Group]:
+    """The rows that share a depth are the nodes of a tree. Nodes are closed from the leaves on: each becomes a group of
+    its rows, but for those that inner groups serve better, unless the inner groups alone save more.
     """
     padded = np.append(depths, 0)
     changes = np.flatnonzero(np.diff(padded, prepend=-1))
-    stack = [_Node(0, 0, [], 0)]
+    stack = [_Node(0, 0, [])]
     for row, depth in zip(changes.tolist(), padded[changes].tolist(), strict=True):
-        closed = _Node(row, depth, [], 0)
+        first = row
+        groups: list[_Group] = []
         while stack[-1].depth > depth:
             node = stack.pop()
-            node.groups += closed.groups
-            node.gain += closed.gain
-            whole = cost.gain(row + 1 - node.first, node.depth * block_size)
-            if whole >= max(node.gain, 1):
-                node.groups, node.gain = [(node.first, row + 1, node.depth)], whole
-            closed = node
+            first = node.first
+            groups = _closed(node, groups, row + 1, block_size, cost)
         if stack[-1].depth == depth:
-            stack[-1].groups += closed.groups
-            stack[-1].gain += closed.gain
+            stack[-1].groups += groups
         else:
-            closed.depth = depth
-            stack.append(closed)
-    return stack[0].groups, stack[0].gain
+            stack.append(_Node(first, depth, groups))
+    return stack[0].groups
+
+
+def _closed(node: _Node, last: list[_Group], end: int, block_size: int, cost: SharingCost) -> list[_Group]:
+    """The best groups of a node whose rows end here; `last` are those of its last child."""
+    inner = node.groups + last
+    keys = node.depth * block_size
+    kept = [group for group in inner if group.gain >= group.num_rows * (keys - cost.per_row)]
+    num_rows = end - node.first - sum(group.num_rows for group in kept)
+    gain = cost.gain(num_rows, keys)
+    if num_rows < MIN_SHARERS or gain + sum(group.gain for group in kept) < max(1, sum(group.gain for group in inner)):
+        return inner
+    return [*kept, _Group(node.depth, node.first, end, num_rows, gain)]
 
 
 def max_groups(num_rows: int) -> int:
