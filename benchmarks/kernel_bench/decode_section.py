@@ -32,10 +32,10 @@ MIN_GAIN = Target("value", 1.0)
 def cases(lab: Lab) -> list[PagedCase]:
     """In the order of their worth, the first two being those that peers and paging are compared on."""
     if lab.is_tiny:
-        small = (32, 17)
+        small = (17,)
         return [
             PagedCase(name=MAIN, heads=(4, 2, 32), contexts=(32, 32)),
-            PagedCase(name=CONTIGUOUS, heads=(4, 2, 32), contexts=(32, 32), block_size=32, shuffled=False),
+            PagedCase(name=CONTIGUOUS, heads=(4, 2, 32), contexts=(32,), block_size=32, shuffled=False),
             PagedCase(name=MULTI_HEAD, heads=(2, 2, 32), contexts=small),
             PagedCase(name="tiny, e4m3 cache", heads=(4, 2, 32), contexts=small, kv_dtype=torch.float8_e4m3fn),
         ]
@@ -139,7 +139,7 @@ def _figure(figures: Figures, case: PagedCase, inputs: PagedInputs, us: float) -
 
 def _latencies(lab: Lab) -> list[Figure]:
     """One row: with its keys in the L2 cache, and as the layers of a model find them, each its own."""
-    heads, contexts = ((4, 2, 32), (48,)) if lab.is_tiny else (GQA, (4096,))
+    heads, contexts = ((4, 2, 32), (20,)) if lab.is_tiny else (GQA, (4096,))
     single = PagedCase(name="GQA 1 x 4096, cached", heads=heads, contexts=contexts)
     kv_bytes = 2 * sum(contexts) * heads[1] * heads[2] * lab.dtype.itemsize
     layers = replace(single, name="GQA 1 x 4096, layer after layer", num_layers=rotated(kv_bytes, lab))
@@ -159,7 +159,7 @@ def _latencies(lab: Lab) -> list[Figure]:
 
 def _planning(lab: Lab) -> Figure:
     """Once a step for all layers."""
-    num_rows = 4 if lab.is_tiny else 256
+    num_rows = 1 if lab.is_tiny else 256
     inputs = make_inputs(lab, PagedCase(name="plan", heads=(4, 2, 32), contexts=tuple(range(1, 4 * num_rows, 4))))
     plan = plan_of(lab, inputs)
     us = lab.clock.launch_us([lambda: decode_plan.fill_plan(plan)])

@@ -39,8 +39,8 @@ def contiguous(case: PagedCase) -> PagedCase:
 
 def cases(lab: Lab) -> list[PagedCase]:
     if lab.is_tiny:
-        chunk = PagedCase(name="chunks of 9 of 40", heads=(4, 2, 32), contexts=(40, 40), query_lens=(9, 9))
-        return [whole(lab, 33), chunk]
+        chunk = PagedCase(name="chunk of 9 of 40", heads=(4, 2, 32), contexts=(40,), query_lens=(9,))
+        return [whole(lab, 17), chunk]
     lengths = (4096, 16384) if lab.size is Size.QUICK else (1024, 2048, 4096, 8192, 16384)
     return [
         *(whole(lab, length) for length in lengths),

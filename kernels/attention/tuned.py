@@ -12,7 +12,7 @@ ORIGIN = {
     "device": "none",
     "triton": "3.9.0",
     "torch": "2.13.0+cpu",
-    "commit": "d7af1fde586ea312000c29422652e22a7ae29298",
+    "commit": "0ae12528acfa814e2410a8935f786d02be252435",
 }
 
 # Kernel, family of devices, heads that share a key-value head, head dimension, bits of queries, bits of keys:

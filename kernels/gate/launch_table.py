@@ -12,6 +12,7 @@ from kernels.gate.launch_config import LaunchConfig
 from kernels.gate.prefill_launches import PREFILLS
 from kernels.gate.sampling_launches import SAMPLINGS
 from kernels.gate.step_input_launches import STEP_INPUTS
+from kernels.gate.tuned_launches import TUNED
 from kernels.layers import activations, norms, rotary_write
 from kernels.layers.layer_ops import Activation
 
@@ -145,4 +146,5 @@ LAUNCHES: tuple[LaunchConfig, ...] = (
     *STEP_INPUTS,
     *SAMPLINGS,
     *CASCADES,
+    *TUNED,
 )
