@@ -50,7 +50,7 @@ _PYTEST = (
     "3",
 )
 # What services and models have to answer, on whatever device the workers find: the same files as without a GPU.
-SERVICE_TESTS = ("parallel_sampling", "beam_search", "parameters", "memory_pressure")
+SERVICE_TESTS = ("parallel_sampling", "beam_search", "parameters")
 _TESTS_S = 200
 
 
@@ -113,6 +113,7 @@ def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
     """For a machine with a GPU. `model` is where the random model of 8 B parameters is put, once for all."""
     # Families have tests of their own here, which start all their workers at once.
     equal_outputs = _tests("services/equal_outputs", "tests/e2e/test_equal_outputs.py", "-k", "not family")
+    pressure = _tests("services/memory_pressure", "tests/e2e/test_memory_pressure.py", "-k", "swapped or recomputed")
     services = [_tests(f"services/{name}", f"tests/e2e/test_{name}.py") for name in SERVICE_TESTS]
     models = [_tests(f"models/{path.stem}", path) for path in _test_files("tests/on_gpu")]
     kernels = [_tests(f"kernels/{path.stem}", path) for path in _test_files("tests/kernels/on_device")]
@@ -120,7 +121,7 @@ def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
     small_enough = ("--device", "cuda", "--out", "{out}")
     peer = () if fa3_library is None else ("--fa3-library", str(fa3_library.resolve()))
     return StagePlan(
-        together=(*models, equal_outputs, *kernels, *services, _tests("runner", "tests/worker/device")),
+        together=(*models, equal_outputs, pressure, *kernels, *services, _tests("runner", "tests/worker/device")),
         alone=(
             Stage(
                 name="kernel speed",
