@@ -14,7 +14,8 @@ from torch import Tensor
 from kernels.sampling.noise import gumbel, noise_bits
 
 NO_THRESHOLD = torch.finfo(torch.float32).min  # keeps all but barred tokens, which are at -inf
-_CHUNK_ELEMENTS = 1 << 17  # of logits handled together on a CPU
+_CHUNK_ELEMENTS = 1 << 17  # of logits handled together on a CPU, so that their scratch stays in its cache
+_DEVICE_CHUNK_ELEMENTS = 1 << 24  # elsewhere, so that scratch stays below a few hundred megabytes
 _FIXED_POINT = 2.0**40  # one, where probabilities are integers
 _NARROW = 128  # up to here topk beats a sort
 
@@ -211,9 +212,9 @@ def _best_by_key(logits: Tensor, num_best: int) -> Tensor:
 
 
 def _row_chunks(scaled: Tensor) -> list[slice]:
-    """Runs of rows to handle together: on a CPU so few that their scratch stays in its cache."""
+    """Runs of rows to handle together."""
     num_rows, vocab_size = scaled.shape
-    size = max(1, _CHUNK_ELEMENTS // vocab_size if scaled.is_cpu else num_rows)
+    size = max(1, (_CHUNK_ELEMENTS if scaled.is_cpu else _DEVICE_CHUNK_ELEMENTS) // vocab_size)
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 

@@ -19,9 +19,8 @@ NUM_WARPS = 4
 SELECT_TILE = 1024
 SELECT_WARPS = 8
 WAYS = 8  # into which a search splits what is left, at each pass
-MAX_PARTS = 64
-MAX_SELECTED = 128  # samples whose threshold is sought at once, each on a multiprocessor and with V words of scratch
-_ENOUGH_PROGRAMS = 512  # to keep any GPU busy
+NUM_PARTS = ((8, 64), (64, 8), (math.inf, 2))  # of rows, for at most so many samples: enough programs for any GPU
+MAX_SELECTED = 128  # samples whose threshold is sought at once, each by one program, with V words of scratch
 
 # What a row contains, as flags.
 _HAS_MINUS_INF = tl.constexpr(1)
@@ -380,7 +379,7 @@ def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None
     """
     num_samples, vocab_size = len(rows), logits.shape[1]
     device = logits.device
-    assert logits.stride(1) == 1 and vocab_size < 2**31 - MAX_PARTS * TILE
+    assert logits.stride(1) == 1 and vocab_size < 2**30
     assert edited is None or (edited.shape == (num_samples, vocab_size) and edited.stride(1) == 1)
     token_ids = torch.empty(num_samples, dtype=torch.int32, device=device)
     valid = torch.empty(num_samples, dtype=torch.bool, device=device)
@@ -435,11 +434,11 @@ def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None
 def split(num_samples: int, vocab_size: int) -> tuple[int, int]:
     """Into how many parts a row is split, a power of two, and the size of a part, in whole tiles.
 
-    The last parts may be empty.
+    The last parts may be empty. There are few numbers of parts, since each is a kernel to compile.
     """
     num_tiles = triton.cdiv(vocab_size, TILE)
-    wanted = min(MAX_PARTS, num_tiles, triton.cdiv(_ENOUGH_PROGRAMS, num_samples))
-    parts = triton.next_power_of_2(wanted)
+    wanted = next(parts for most, parts in NUM_PARTS if num_samples <= most)
+    parts = min(wanted, triton.next_power_of_2(num_tiles))
     return parts, triton.cdiv(num_tiles, parts) * TILE
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from common.step import StepResult
 from kernels.sampling.choice_reference import ChosenTokens, SampleRows
-from kernels.sampling.sampling import TokenLogprobs, token_logprobs
+from kernels.sampling.penalty_reference import PenaltyRows
+from kernels.sampling.sampling import NO_THRESHOLD, TokenLogprobs, token_logprobs
 from worker_svc.device.device_edits import PackedEdits, Penalise, apply_edits, pack_edits
 from worker_svc.device.sampling_columns import Feature, SamplingColumns
 from worker_svc.device.step_upload import StepUpload
@@ -143,6 +144,37 @@ class DeviceSampler:
         token_ids = chosen.token_ids.index_select(0, samples).to(torch.int64)
         num_top = int(packed.logprobs.num_top.max())
         return DeviceSamples(chosen, _logprobs(logits, logit_rows, token_ids, num_top), packed.logprobs)
+
+    def warm_up(self, logits: Tensor, token_table: Tensor) -> None:
+        """Has all kernels compiled, for batches of any size, which would hold up the first steps otherwise.
+
+        `logits` [L, V] have dtype and stride of those to come; they are only read.
+        """
+        num_slots, vocab_size = len(self._columns.features), logits.shape[1]
+        for num_samples in sorted({1, min(16, num_slots), num_slots}):
+            edited = torch.zeros((num_samples, vocab_size), device=logits.device)
+            for all_greedy in (False, True):
+                rows = _top_p_rows(num_samples, vocab_size, logits.device, all_greedy=all_greedy)
+                self._choose_tokens(logits, rows, None)
+                self._choose_tokens(logits, rows, edited)
+        one = torch.ones(1, dtype=torch.int32, device=logits.device)
+        penalties = torch.ones((1, 3), device=logits.device)
+        self._penalise(edited, PenaltyRows(one * 0, one * 0, one, one, penalties, max_length=1), token_table)
+
+
+def _top_p_rows(num_samples: int, vocab_size: int, device: torch.device, *, all_greedy: bool) -> SampleRows:
+    """Samples of the first row of logits, with top-p on."""
+    ones = torch.ones(num_samples, dtype=torch.int32, device=device)
+    return SampleRows(
+        logit_rows=ones * 0,
+        temperatures=ones.to(torch.float32),
+        floors=ones * NO_THRESHOLD,
+        top_k=ones * vocab_size,
+        top_p=ones.to(torch.float64) * 0.5,
+        keys=ones.to(torch.int64),
+        selecting=torch.arange(num_samples, dtype=torch.int32, device=device),
+        all_greedy=all_greedy,
+    )
 
 
 def _rows_of(logits: Tensor, logit_rows: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from kernels.sampling import token_choice
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.sampling_cases import assert_same_candidates, assert_same_samples, random_case
 from worker_svc.device import torch_operations, triton_operations
+from worker_svc.device.device_sampler import DeviceSampler
+from worker_svc.device.sampling_columns import SamplingColumns
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -23,6 +25,14 @@ def test_any_mix_of_candidates_is_the_references(seed: int) -> None:
     found = case.ranked_on_device(counts)
     case.operations = torch_operations.OPERATIONS
     assert_same_candidates(found, case.ranked_on_device(counts))
+
+
+def test_a_warm_up_runs_every_kernel() -> None:
+    case = random_case(triton_operations.OPERATIONS, 3, count=1, device=DEVICE)
+    columns = SamplingColumns(2, case.vocab_size)
+    operations = case.operations
+    sampler = DeviceSampler(columns, operations.choose_tokens, operations.penalise)
+    sampler.warm_up(case.logits.to(DEVICE), case.tokens)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="only a GPU can be waited for")

@@ -71,7 +71,7 @@ def check(logits: Tensor, rows: SampleRows, edited: Tensor | None = None) -> Cho
     return found
 
 
-@pytest.mark.parametrize("vocab_size", [1, 17, 1000])
+@pytest.mark.parametrize("vocab_size", [1, 1000])
 def test_any_mix_of_samples_gets_the_references_tokens(vocab_size: int) -> None:
     rows = sample_rows(KINDS, [i % 3 for i in range(len(KINDS))], vocab_size)
     assert bool(check(random_logits(3, vocab_size, seed=vocab_size), rows).valid.all())
@@ -79,13 +79,13 @@ def test_any_mix_of_samples_gets_the_references_tokens(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_survive_together_and_the_lowest_id_wins(dtype: torch.dtype) -> None:
-    kinds = KINDS[:6] + KINDS[11:13]
+    kinds = [*KINDS[:5], KINDS[11]]
     logits = random_logits(2, 300, seed=1, dtype=dtype).round()
     logits[1] = 0.0
-    check(logits, sample_rows(kinds + kinds, [0] * 8 + [1] * 8, 300))
+    check(logits, sample_rows(kinds + kinds, [0] * 6 + [1] * 6, 300))
 
 
-@pytest.mark.parametrize("vocab_size", [TILE, 2 * TILE - 1, 3 * TILE + 1, 8 * TILE + 5])
+@pytest.mark.parametrize("vocab_size", [TILE, 2 * TILE - 1, 4 * TILE + 1])
 def test_a_row_in_parts_gives_the_token_of_the_whole_row(vocab_size: int) -> None:
     rows = sample_rows(PLAIN, [0, 1, 1], vocab_size)
     logits = random_logits(2, vocab_size, seed=2)
@@ -102,9 +102,9 @@ def test_a_threshold_deep_in_a_row_is_found(kind: tuple[float, float, int, float
 
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
     vocab_size = TILE + 3
-    kinds = [KINDS[i] for i in (1, 2, 0, 4, 8)]
+    kinds = [KINDS[i] for i in (1, 0, 4)]
     logits = random_logits(5, vocab_size, seed=4)
-    together = choose_tokens(logits, sample_rows(kinds, [4, 3, 2, 1, 0], vocab_size))
+    together = choose_tokens(logits, sample_rows(kinds, [4, 3, 2], vocab_size))
     for i, kind in enumerate(kinds):
         alone = sample_rows([kind], [0], vocab_size)
         alone = dataclasses.replace(alone, keys=row_keys([i], [0], [17]).to(DEVICE))
@@ -113,12 +113,12 @@ def test_a_token_does_not_depend_on_its_neighbours() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_is_not_valid_and_disturbs_no_other(bad: float) -> None:
-    kinds = [KINDS[i] for i in (0, 1, 3, 6)]
+    kinds = [KINDS[i] for i in (0, 4)]
     logits = random_logits(2, 100, seed=5)
     logits[1, 70] = bad
-    found = check(logits, sample_rows([*kinds, *kinds], [0] * 4 + [1] * 4, 100))
-    assert found.valid.tolist() == [True] * 4 + [False] * 4
-    assert found.token_ids[4:].tolist() == [0] * 4
+    found = check(logits, sample_rows([*kinds, *kinds], [0, 0, 1, 1], 100))
+    assert found.valid.tolist() == [True, True, False, False]
+    assert found.token_ids[2:].tolist() == [0, 0]
 
 
 def test_edited_logits_are_chosen_from_and_raw_ones_say_what_is_valid() -> None:
