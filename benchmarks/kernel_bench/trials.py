@@ -47,7 +47,7 @@ def _decode_trials(lab: Lab, shape: AttentionShape) -> list[Trial]:
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
     key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.kv_dtype.itemsize
     workloads = []
-    for context in (40, 20) if lab.is_tiny else (4096, 512):
+    for context in (20,) if lab.is_tiny else (4096, 512):
         num_rows = 2 if lab.is_tiny else min(MAX_ROWS, max(1, KV_BYTES // (key_bytes * context)))
         inputs = make_inputs(lab, _case(lab, shape, heads, (context,) * num_rows))
         workloads.append(_decode_trial(lab, inputs))
@@ -70,7 +70,7 @@ def _decode_trial(lab: Lab, inputs: PagedInputs) -> Trial:
 def _prefill_trials(lab: Lab, shape: AttentionShape) -> list[Trial]:
     """Whole prompts, and chunks at the end of contexts."""
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    kinds = ((40,), (9,)), ((4096,) * 4, (4096,) * 4), ((2048,) * 16, (512,) * 16)
+    kinds = ((20,), (9,)), ((4096,) * 4, (4096,) * 4), ((2048,) * 16, (512,) * 16)
     workloads = []
     for contexts, query_lens in kinds[:1] if lab.is_tiny else kinds[1:]:
         inputs = make_inputs(lab, _case(lab, shape, heads, contexts, query_lens))
