@@ -15,6 +15,7 @@ from kernels.attention.tuned_lookup import tuned_row
 
 _MATRIX_UNIT_ROWS = 64  # from which on Hopper's matrix units can be used
 _WIDE_HEAD = 256  # padded dimension from which on a tile's sums would spill with four warps
+_NUM_STAGES = 4  # the next tile is on its way while one is worked on; with one more, Ampere's code spills
 _TILE = 64  # keys; half of it where masks of a head dimension that is no power of two take registers as well
 
 
@@ -45,8 +46,8 @@ def cascade_rule(shape: AttentionShape) -> CascadeConfig:
         prefix = DecodeConfig(tile=16, num_warps=8, num_stages=2, programs_per_sm=1)
         return CascadeConfig(rows=32, prefix=prefix, suffix=suffix)
     if shape.padded_dim >= _WIDE_HEAD:
-        prefix = DecodeConfig(tile=32, num_warps=8, num_stages=5, programs_per_sm=1)
+        prefix = DecodeConfig(tile=32, num_warps=8, num_stages=_NUM_STAGES, programs_per_sm=1)
     else:
         tile = _TILE if shape.head_dim == shape.padded_dim else _TILE // 2
-        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=5, programs_per_sm=2)
+        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=_NUM_STAGES, programs_per_sm=2)
     return CascadeConfig(rows=_MATRIX_UNIT_ROWS, prefix=prefix, suffix=suffix)
