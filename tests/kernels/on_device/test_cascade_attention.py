@@ -19,8 +19,8 @@ from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
 RULE = ScoreRule(0.2)
 E4M3 = torch.float8_e4m3fn
 # Padding, a row alone, and suffixes of one key, of part of a block, of whole blocks and of several tiles.
-LENGTHS = (33, 0, 100, 130, 49, 97, 34, 80, 81, 0)
-PREFIXES = (SharedPrefix((2, 5, 3), 6), SharedPrefix((0, 6), 2), SharedPrefix((8, 7), 4))
+LENGTHS = (17, 0, 100, 81, 49, 65, 34, 0)
+PREFIXES = (SharedPrefix((2, 5, 3), 4), SharedPrefix((0, 6), 1))
 
 
 def check(case: DecodeCase, plan: CascadePlan, rule: ScoreRule = RULE) -> None:
@@ -53,12 +53,12 @@ def num_partials(plan: CascadePlan) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (5, 1), (20, 1)])
+@pytest.mark.parametrize("heads", [(2, 2), (5, 1), (20, 1)])
 def test_several_groups_in_splits(heads: tuple[int, int], dtype: torch.dtype) -> None:
     case = shared_case(LENGTHS, PREFIXES, heads=heads, dtype=dtype).to(DEVICE)
     plan = filled_plan(case, PREFIXES, 40)
     assert max(num_partials(plan)) > 1
-    assert [count > 0 for count in num_partials(plan)] == [length not in (0, 49) for length in LENGTHS]
+    assert [count > 0 for count in num_partials(plan)] == [row in (0, 2, 3, 5, 6) for row in range(len(LENGTHS))]
     check(case, plan)
 
 
@@ -97,8 +97,9 @@ def test_scores_are_capped(dtype: torch.dtype) -> None:
     check(case, filled_plan(case, PREFIXES, 8), ScoreRule(0.5, soft_cap=1.5))
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16, E4M3], ids=str)
-@pytest.mark.parametrize("head_dim", [128, 80])
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"), [(128, torch.float32), (128, torch.float16), (128, E4M3), (80, torch.float16)], ids=str
+)
 def test_the_configurations_that_are_launched(head_dim: int, kv_dtype: torch.dtype) -> None:
     dtype = torch.float16 if kv_dtype == E4M3 else kv_dtype
     prefix = SharedPrefix((0, 3, 1), 9)
@@ -199,12 +200,13 @@ if HAS_GPU:
         plan = filled_plan(case, PREFIXES, 132)
         out = torch.empty_like(case.query).contiguous()
         arguments = (case.query, case.key_cache, case.value_cache, plan, RULE, out)
+        cascade_plan.fill_cascade_plan(plan)  # compiles, which a capture must not
         cascade_attention.cascade_attention(*arguments)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             cascade_plan.fill_cascade_plan(plan)
             cascade_attention.cascade_attention(*arguments)
-        for prefixes in (PREFIXES[1:], (), (SharedPrefix((3, 2), 5), SharedPrefix((7, 8), 1))):
+        for prefixes in (PREFIXES[1:], (), (SharedPrefix((3, 2), 3), SharedPrefix((6, 0), 1))):
             refill(plan, prefixes)
             out.fill_(math.nan)
             plan.suffixes.partial_out.fill_(math.nan)
