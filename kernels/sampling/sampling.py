@@ -51,14 +51,14 @@ def finite_rows(logits: Tensor) -> Tensor:
 def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     """Bar, in the rows that are named, every token that is not."""
     kept = logits[rows, token_ids]
-    named = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-    named[rows] = True
+    named = torch.zeros(len(logits), dtype=torch.bool, device=logits.device).index_fill_(0, rows, True)
     logits.masked_fill_(named[:, None], -torch.inf)
     logits[rows, token_ids] = kept
 
 
 def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    logits[rows, token_ids] = -torch.inf
+    # A plain number, assigned by index, would be sent to the device, and the host would wait for that.
+    logits[rows, token_ids] = logits.new_full((), -torch.inf)
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
