@@ -6,6 +6,7 @@ What is captured reads and writes at fixed places, which is its own care. On a C
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
@@ -49,7 +50,7 @@ class CapturedPass:
         if self._device.type != "cuda":
             return
         graphs = {} if sharing is None else dict(sharing._graphs)
-        stream = torch.cuda.Stream(self._device)  # one for all, since libraries keep a workspace for each
+        stream = _capture_stream(self._device)
         for size in reversed(self._sizes):
             self._warm_up(size, stream)
             pool = next((graph.pool() for graph in graphs.values()), None)
@@ -77,3 +78,11 @@ class CapturedPass:
             for _ in range(_NUM_WARM_UPS):
                 self._run(size)
         torch.cuda.synchronize(self._device)
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures of this process: libraries keep a workspace for each stream for good, and what one stream
+    left free in a pool, the allocator does not give to another.
+    """
+    return torch.cuda.Stream(device)
