@@ -17,7 +17,7 @@ from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import SchedulerStats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.step_plan import StepPlan, slot_of
 from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
 from scheduler_svc.core.undoing import undo_steps
@@ -171,6 +171,7 @@ class Scheduler:
             self._admission.admit(worker, self._workers.values(), step, budget, now_s)
         if not plan.sequences:
             return None
+        plan.slots = [slot_of(sequence) for sequence in plan.sequences]
         if not plan.snapshot:
             plan.freed_slots = worker.freed_slots
         else:

@@ -17,6 +17,7 @@ class StepPlan:
     step_id: int  # consecutive per worker, from 1; never used twice, so a rollback leaves a gap
     snapshot: bool  # every live slot is in `whole`; the worker drops all others first
     sequences: list[Sequence] = field(default_factory=list)  # one a row
+    slots: list[int] = field(default_factory=list)  # beside sequences: each one's, which it may have lost by the answer
     num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1
     positions: list[int] = field(default_factory=list)  # beside sequences: position of the row's first token
     sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens
@@ -29,3 +30,9 @@ class StepPlan:
     swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all that follows
     swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after swap_out, before copies
     copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write
+
+
+def slot_of(sequence: Sequence) -> int:
+    """Of a sequence that a step being planned is about."""
+    assert sequence.slot is not None, "a scheduled sequence has a slot"
+    return sequence.slot

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.step_plan import StepPlan, slot_of
 
 
 def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSampling]) -> Step:
@@ -30,11 +30,10 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
             )
             for sequence in plan.whole
         ]
-    rows = [_slot_of(sequence) for sequence in plan.sequences]
     samples: list[int] | None = None
     if plan.sampled_sequences != plan.sequences:  # rows that feed no sample, or several
         pairs = zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
-        samples = [number for row, sequence in pairs for number in (row, _slot_of(sequence))]
+        samples = [number for row, sequence in pairs for number in (row, slot_of(sequence))]
     candidates = [n for row in plan.candidate_rows for n in (row, plan.sequences[row].group.num_candidates)]
     all_single = len(plan.num_tokens) == sum(plan.num_tokens)
     return Step(
@@ -47,7 +46,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
         swap_out=plan.swap_out,
         swap_in=plan.swap_in,
         copies=plan.copies,
-        rows=rows,
+        rows=plan.slots,
         num_tokens=() if all_single else plan.num_tokens,
         samples=samples,
         candidates=candidates,
@@ -56,7 +55,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
 
 def _slot_state(sequence: Sequence, position: int, sampling: SlotSampling) -> SlotState:
     return SlotState(
-        slot=_slot_of(sequence),
+        slot=slot_of(sequence),
         position=position,
         block_table=sequence.block_table,
         token_ids=sequence.token_ids[position:],
@@ -64,8 +63,3 @@ def _slot_state(sequence: Sequence, position: int, sampling: SlotSampling) -> Sl
         num_prompt_tokens=sequence.num_prompt_tokens,
         sampling=sampling,
     )
-
-
-def _slot_of(sequence: Sequence) -> int:
-    assert sequence.slot is not None, "a scheduled sequence has a slot"
-    return sequence.slot

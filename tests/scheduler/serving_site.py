@@ -19,6 +19,7 @@ from protos import inference_pb2 as pb
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.stats import StatsReporter
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
@@ -44,6 +45,7 @@ class Site:
         *,
         pipeline_depth: int = 2,
         preempt_every: int | None = None,
+        preemption: PreemptionMode = "auto",
         grace_s: float = 30.0,
         max_queue_requests: int = 1000,
         max_queue_tokens: int = 1_000_000,
@@ -56,7 +58,10 @@ class Site:
         self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
         self.records = Records(store, close_timeout_s=0.2)
         config = SchedulerConfig(
-            preempt_every=preempt_every, pipeline_depth=pipeline_depth, enable_prefix_cache=prefix_cache
+            preempt_every=preempt_every,
+            preemption=preemption,
+            pipeline_depth=pipeline_depth,
+            enable_prefix_cache=prefix_cache,
         )
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)

@@ -131,6 +131,25 @@ async def test_preempted_again_and_again_all_samples_come_as_if_they_had_not(dep
         await site.idle()
 
 
+async def test_swapped_out_while_its_prompt_is_computed_a_request_keeps_the_log_probabilities_of_that_step() -> None:
+    """In chunks of 16 tokens, of which the last one is on its way when the request gives way."""
+    async with running_site(pipeline_depth=2, preempt_every=1, preemption="swap") as site:
+        worker = ScriptedWorker()
+        worker.description.pool.num_host_blocks = 64
+        worker.description.max_batched_tokens = 16
+        worker.tells_prompt_logprobs = True
+        await site.start_worker(worker)
+        requests = [sampled(0, 8, 1, f"r{i}") for i in range(4)]
+        for i, request in enumerate(requests):
+            request.token_ids.ids[:] = range(1000 * i, 1000 * i + 20 + i)
+            request.output.prompt_logprobs = 0
+        for request, seen in zip(requests, await asyncio.gather(*(see(site, each) for each in requests)), strict=True):
+            told = [each.token_id for each in seen.samples[0].prompt_logprobs]
+            assert told == request.token_ids.ids[1:]
+        assert any(step.swap_in for step in worker.steps)
+        await site.idle()
+
+
 async def test_a_lost_worker_costs_no_sample_a_token(site: Site) -> None:
     first = await site.add_worker("first")
     first.silence_after(4)
