@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NEVER = {
     "scheduler_svc.__main__": ("torch", "transformers", "triton", "kernels", "worker_svc", "quire"),
-    "worker_svc.__main__": ("redis", "scheduler_svc", "quire", "jinja2"),
+    "worker_svc.__main__": ("redis", "scheduler_svc", "quire", "jinja2", "triton"),
+    "worker_svc.device.torch_operations": ("triton", "redis", "scheduler_svc", "quire"),
     "kernels.attention.paged_attention": ("protos", "common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
     "kernels.sampling.sampling": ("protos", "common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
     "scheduler_svc.core.scheduler": ("asyncio", "grpc", "google", "redis", "structlog", "protos", "common"),
