@@ -40,7 +40,7 @@ class FreeMemory:
     """What is there to be taken, in bytes."""
 
     device: int
-    host: int | None = None  # None: the device is the host
+    host: int | None = None  # beside a device, where the host pool is pinned; None: the device is the host
 
 
 def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory, bytes_per_block: int) -> PoolPlan:
@@ -82,14 +82,21 @@ def longest_sequence(sequences: SequenceLimits) -> int:
 
 def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_block: int) -> int:
     """What the device has left for the KV pool."""
-    host_bytes = free.device if free.host is None else free.host
     wanted = num_host_blocks * bytes_per_block
-    if wanted > host_bytes:
+    host_bytes, taken = free.device, wanted
+    if free.host is not None:  # pinned memory, which torch takes from the host in powers of two
+        host_bytes, taken = _floor_to_power_of_2(free.host), _floor_to_power_of_2(2 * wanted - 1)
+    if taken > host_bytes:
         raise PoolSizeError(
-            f"{num_host_blocks} host blocks of {bytes_per_block:,} bytes need {gib(wanted)}, and {gib(host_bytes)} of "
-            f"the host's memory are free: give at most --num-host-blocks {host_bytes // bytes_per_block}"
+            f"{num_host_blocks} host blocks of {bytes_per_block:,} bytes need {gib(taken)}, and "
+            f"{gib(free.device if free.host is None else free.host)} of the host's memory are free: "
+            f"give at most --num-host-blocks {host_bytes // bytes_per_block}"
         )
     return free.device - wanted if free.host is None else free.device
+
+
+def _floor_to_power_of_2(number: int) -> int:
+    return 1 << (number.bit_length() - 1) if number > 0 else 0
 
 
 def _num_blocks(

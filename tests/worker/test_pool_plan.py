@@ -72,12 +72,21 @@ def test_on_a_cpu_the_host_pool_is_taken_first_and_the_pool_has_its_part_of_the_
 
 
 def test_beside_a_device_the_host_pool_takes_nothing_of_its_memory() -> None:
-    free = FreeMemory(device=20_000, host=6_000)
+    free = FreeMemory(device=20_000, host=8_192)
     asked = replace(NOTHING_ASKED, num_blocks=20, num_host_blocks=6)
     assert plan_pool(asked, SEQUENCES, free, BLOCK_BYTES).num_blocks == 20
 
 
-@pytest.mark.parametrize("free", [FreeMemory(device=6_999), FreeMemory(device=1_000_000, host=6_999)])
+@pytest.mark.parametrize("free", [FreeMemory(device=6_999), FreeMemory(device=1_000_000, host=8_191)])
 def test_a_host_pool_that_does_not_fit_is_refused_with_what_would(free: FreeMemory) -> None:
-    with pytest.raises(PoolSizeError, match=r"7 host blocks .* at most --num-host-blocks 6$"):
-        plan_pool(replace(NOTHING_ASKED, num_host_blocks=7), SEQUENCES, free, BLOCK_BYTES)
+    most = 6 if free.host is None else 4  # pinned memory is taken in powers of two: 4,096 bytes fit
+    asked = replace(NOTHING_ASKED, num_host_blocks=most + 1)
+    with pytest.raises(PoolSizeError, match=rf"{most + 1} host blocks .* at most --num-host-blocks {most}$"):
+        plan_pool(asked, SEQUENCES, free, BLOCK_BYTES)
+
+
+def test_pinned_host_blocks_are_counted_as_the_power_of_two_that_is_taken_for_them() -> None:
+    asked = replace(NOTHING_ASKED, num_host_blocks=4)
+    plan_pool(asked, SEQUENCES, FreeMemory(device=1_000_000, host=4_096), BLOCK_BYTES)
+    with pytest.raises(PoolSizeError, match="at most --num-host-blocks 2$"):
+        plan_pool(asked, SEQUENCES, FreeMemory(device=1_000_000, host=4_095), BLOCK_BYTES)
