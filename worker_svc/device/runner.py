@@ -40,12 +40,23 @@ _UPLOAD_BYTES = 1 << 20  # beside slots and positions; steps with more, such as 
 
 
 @contextmanager
-def _device_lost_if_it_says_so() -> Iterator[None]:
-    """An error of the device spoils all that this process has there; to be short of memory is not one."""
+def _device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[None]:
+    """An error of the device spoils all that this process has there; to be short of memory is not one.
+
+    Triton and torch's libraries raise any RuntimeError for both, so then `device`, if given, is asked whether it still
+    does its work.
+    """
     try:
         yield
     except torch.AcceleratorError as error:
         raise DeviceLostError(str(error)) from error
+    except RuntimeError as error:
+        if device is not None and device.type == "cuda":
+            try:
+                torch.cuda.synchronize(device)
+            except torch.AcceleratorError as lost:
+                raise DeviceLostError(f"{error}: {lost}") from error
+        raise
 
 
 Finish = Callable[[StepResult], None]  # once what was copied to the host is there
@@ -120,7 +131,7 @@ class DeviceRunner:
         Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an
         unknown state, which only a snapshot ends, unless it is DeviceLostError.
         """
-        with torch.inference_mode(), _device_lost_if_it_says_so():
+        with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
             checked = self._table.apply(step)
             self._columns.apply(step.whole, checked.forks)
             result = StepResult(epoch=step.epoch, step_id=step.step_id)
