@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.gate.launch_config import LaunchConfig
+from kernels.gate.launch_recorder import RecordedLaunch
 from kernels.gate.launch_table import LAUNCHES
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that one thread block may use
@@ -50,24 +51,40 @@ def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, _WARP_SIZE), options=options)
-    registers, local_bytes = _resources(compiled.asm["cubin"])
-    return MachineCode(registers, local_bytes, compiled.metadata.shared, compiled.asm["ptx"])
+    return _machine_code(source, options, capability)
+
+
+def compile_recorded(launch: RecordedLaunch, capability: int) -> MachineCode:
+    """Compile what was launched, for that device."""
+    source = ASTSource(launch.kernel, launch.signature, constexprs=launch.constants, attrs=launch.attributes)
+    return _machine_code(source, launch.options, capability)
 
 
 def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str]:
     """What is wrong with the code, in words; nothing if it may pass."""
+    found = resource_faults(capability, code)
+    if launch.wgmma and capability == 90 and "wgmma.mma_async" not in code.ptx:
+        found.append("no wgmma")
+    if launch.wide_loads and not _WIDE_LOAD.search(code.ptx):
+        found.append("no 16-byte loads from global memory")
+    return found
+
+
+def resource_faults(capability: int, code: MachineCode) -> list[str]:
+    """What no launch may need, whatever its shape."""
     found = []
     if code.local_bytes:
         found.append(f"{code.local_bytes} bytes per thread spilled to local memory")
     limit = MAX_SHARED_BYTES[capability]
     if code.shared_bytes > limit:
         found.append(f"{code.shared_bytes:,} bytes of shared memory, over the limit of {limit:,}")
-    if launch.wgmma and capability == 90 and "wgmma.mma_async" not in code.ptx:
-        found.append("no wgmma")
-    if launch.wide_loads and not _WIDE_LOAD.search(code.ptx):
-        found.append("no 16-byte loads from global memory")
     return found
+
+
+def _machine_code(source: ASTSource, options: Mapping[str, object], capability: int) -> MachineCode:
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, _WARP_SIZE), options=dict(options))
+    registers, local_bytes = _resources(compiled.asm["cubin"])
+    return MachineCode(registers, local_bytes, compiled.metadata.shared, compiled.asm["ptx"])
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -46,8 +46,7 @@ def _rotary_write(name: str, dtype: str, cache_dtype: str, heads: tuple[int, int
             "query_ptr": f"*{dtype}",
             "key_ptr": f"*{dtype}",
             "value_ptr": f"*{dtype}",
-            "cos_ptr": "*fp32",
-            "sin_ptr": "*fp32",
+            **dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32" if half else f"*{dtype}"),
             "key_cache_ptr": f"*{cache_dtype}",
             "value_cache_ptr": f"*{cache_dtype}",
             "slot_ptr": "*i64",
@@ -76,6 +75,7 @@ ROTARY_WRITES = (
     _rotary_write("bf16 32/8/128 cache e4m3", "bf16", "fp8e4nv", (32, 8, 128), 64),
     _rotary_write("bf16 32/32/80, 32 of 80", "bf16", "bf16", (32, 32, 80), 16),
     _rotary_write("fp32 12/12/64 without rotation", "fp32", "fp32", (12, 12, 64), 0),
+    _rotary_write("fp16 32/32/128 without rotation", "fp16", "fp16", (32, 32, 128), 0),
 )
 
 

@@ -64,7 +64,7 @@ def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
     types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
     types |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
     types |= dict.fromkeys(("scale", "soft_cap"), "fp32")
-    return types | {"lse_ptr": "*fp32", "window": "i32"}
+    return types | {"lse_ptr": types["out_ptr"], "window": "i32"}  # unused, and another in its place
 
 
 _E4M3 = torch.float8_e4m3fn

@@ -22,7 +22,7 @@ _TYPES = {
     "key_ptr": "*i64",
     "depths_ptr": "*i32",
     "token_ids_ptr": "*i32",
-    "valid_ptr": "*i1",
+    "valid_ptr": "*u1",
     "logit_row_ptr": "*i32",
     "slot_ptr": "*i32",
     "length_ptr": "*i32",
@@ -48,6 +48,8 @@ def _launch(
     wide_loads: bool = True,
 ) -> LaunchConfig:
     types = {"logits_ptr": f"*{logits}", **_TYPES}
+    if not constants.get("DRAWN", True):
+        types["part_score_ptr"] = "*fp32"  # unused, and another in its place
     return LaunchConfig(
         name=f"{name} {logits}",
         kernel=kernel,
@@ -66,6 +68,7 @@ def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
     tiled = constants | {"TILE": token_choice.TILE}
     selecting = constants | {"TILE": token_choice.SELECT_TILE, "WAYS": token_choice.WAYS}
     finish = {"EDITED": logits == "fp32", "DRAWN": True, "PARTS": parts}
+    greedy = finish | {"DRAWN": False}
     warps = token_choice.NUM_WARPS
     return (
         _launch(f"row maxima x{parts}", token_choice.row_maxima_kernel, tiled, logits=logits, num_warps=warps),
@@ -79,6 +82,7 @@ def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
         ),
         _launch(f"draw x{parts}", token_choice.draw_kernel, tiled, logits=logits, num_warps=warps),
         _launch(f"finish x{parts}", token_choice.finish_kernel, finish, logits=logits, num_warps=1, wide_loads=False),
+        _launch(f"argmax x{parts}", token_choice.finish_kernel, greedy, logits=logits, num_warps=1, wide_loads=False),
     )
 
 

@@ -1,0 +1,97 @@
+"""Records how kernels are launched, as Triton itself would compile them for a GPU that need not be there.
+
+Wrappers run as ever, with tensors of any device; Triton types and specialises what they pass, and before it would
+compile, the launch is noted and dropped. So what a kernel writes is not written. It knows no kernel.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+_NO_DEVICE = -1  # its number, so that nothing is remembered for a device that is there
+_WARP_SIZE = 32
+_OPTIONS = ("num_warps", "num_ctas", "num_stages", "enable_fp_fusion")
+_CONSTANT = "constexpr"
+
+Path = tuple[int, ...]
+LaunchKey = tuple[str, str]  # kernel, and what Triton's cache of compiled kernels goes by
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLaunch:
+    """All that one compilation depends on; launches alike in it share their machine code."""
+
+    kernel: Any
+    signature: Mapping[str, str]  # type of each argument
+    constants: Mapping[Path, object]  # by place among the arguments
+    attributes: Mapping[Path, list[list[object]]]
+    options: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """Of the arguments that are no constants."""
+        return {name: kind for name, kind in self.signature.items() if kind != _CONSTANT}
+
+    def __str__(self) -> str:
+        """One line, for people."""
+        names = list(self.signature)
+        aligned = {names[path[0]] for path, attributes in self.attributes.items() if attributes}
+        arguments = [f"{name}: {kind}{' %16' * (name in aligned)}" for name, kind in self.types.items()]
+        constants = [f"{names[path[0]]}={value!r}" for path, value in self.constants.items()]
+        return f"{self.name}({', '.join(arguments + constants)}) {dict(self.options)}"
+
+
+class LaunchRecorder:
+    """The distinct launches so far."""
+
+    def __init__(self) -> None:
+        self._launches: dict[LaunchKey, RecordedLaunch] = {}
+
+    @property
+    def launches(self) -> dict[LaunchKey, RecordedLaunch]:
+        """In the order in which they came."""
+        return dict(self._launches)
+
+    def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
+        """Triton's hook before it compiles; true: it should not."""
+        self._launches[fn.name, key] = RecordedLaunch(
+            kernel=fn.jit_function,
+            signature=compile["signature"],
+            constants=compile["constants"],
+            attributes=compile["configs"][0],
+            options={name: compile[name] for name in _OPTIONS},
+        )
+        return True
+
+
+@contextmanager
+def recorded_launches(capability: int = 90) -> Iterator[LaunchRecorder]:
+    """Notes all launches of kernels, in this thread and others, as for a GPU of that compute capability."""
+    recorder = LaunchRecorder()
+    hook = triton.knobs.runtime.jit_cache_hook
+    driver.set_active(_driver_of_no_gpu(capability))
+    triton.knobs.runtime.jit_cache_hook = recorder.note
+    try:
+        yield recorder
+    finally:
+        triton.knobs.runtime.jit_cache_hook = hook
+        driver.set_active(None)  # the machine's own, once it is asked for
+
+
+def _driver_of_no_gpu(capability: int) -> Any:
+    """What Triton asks of its driver before it compiles."""
+    return SimpleNamespace(
+        get_current_device=lambda: _NO_DEVICE,
+        get_current_stream=lambda _device: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, _WARP_SIZE),
+    )
