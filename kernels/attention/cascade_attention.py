@@ -158,6 +158,7 @@ def attend_prefixes(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         **launch_constants(plan, rule.soft_cap is not None),
         num_warps=plan.config.prefix.num_warps,
         num_stages=plan.config.prefix.num_stages,
+        enable_fp_fusion=True,
     )
 
 

@@ -88,7 +88,7 @@ def fill_cascade_plan(plan: CascadePlan) -> None:
     assert prefixes is not None
     num_rows, num_groups = len(prefixes.lens), len(plan.groups.groups)
     assert num_groups <= num_rows, "each group's work is written by the program of a row"
-    padded_groups = triton.next_power_of_2(num_groups)
+    padded_groups = decode_plan.padded(num_groups)
     prefix_plan_kernel[(num_rows,)](
         plan.groups.groups,
         plan.groups.group_of_row,
@@ -99,6 +99,7 @@ def fill_cascade_plan(plan: CascadePlan) -> None:
         num_groups,
         **plan_constants(plan, padded_groups),
         num_warps=decode_plan.plan_warps(padded_groups),
+        enable_fp_fusion=True,
     )
     decode_plan.fill_plan(plan.suffixes)
 

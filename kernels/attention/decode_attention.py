@@ -289,6 +289,7 @@ def decode_attention(
         **launch_constants(plan, rule.soft_cap is not None, with_lse),
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
+        enable_fp_fusion=True,
     )
     return Attended(out, lse)
 

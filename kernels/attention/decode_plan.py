@@ -24,6 +24,7 @@ from kernels.attention.shape import AttentionShape
 
 WORK_FIELDS = tl.constexpr(5)
 WRITE_WIDTH = 64  # entries of a row written at once
+_WARP_SIZE = 32
 
 
 @triton.jit
@@ -139,7 +140,7 @@ def plan_kernel(
 def fill_plan(plan: DecodePlan) -> None:
     """Split the rows' keys into work of nearly equal size. Queues one launch and waits for nothing."""
     num_rows = len(plan.rows.context_lens)
-    padded_rows = triton.next_power_of_2(num_rows)
+    padded_rows = padded(num_rows)
     plan_kernel[(num_rows,)](
         plan.rows.context_lens,
         plan.work,
@@ -155,6 +156,7 @@ def fill_plan(plan: DecodePlan) -> None:
             with_prefix=plan.prefixes is not None,
         ),
         num_warps=plan_warps(padded_rows),
+        enable_fp_fusion=True,
     )
 
 
@@ -180,6 +182,12 @@ def plan_constants(
         "WIDTH": WRITE_WIDTH,
         "WITH_PREFIX": with_prefix,
     }
+
+
+def padded(num_rows: int) -> int:
+    """A power of two that holds the rows; few, since each is a kernel to compile. A warp is as fast as less of it."""
+    power: int = triton.next_power_of_2(num_rows)
+    return max(_WARP_SIZE, power)
 
 
 def plan_warps(padded_rows: int) -> int:
