@@ -14,7 +14,7 @@ _NUM_DECODED = 2  # after the prompt of a warm-up
 def warm_up_steps(limits: StepLimits) -> list[Step]:
     """A prompt, a decode step, and both in one with a copied block and ranked candidates; as far as limits allow."""
     held = min(limits.num_blocks * limits.block_size, limits.max_model_len)
-    num_tokens = max(1, min(limits.block_size, held - _NUM_DECODED, limits.max_batched_tokens - 1))
+    num_tokens = max(1, min(_prompt_tokens(limits), held - _NUM_DECODED, limits.max_batched_tokens - 1))
     table = list(range(min(limits.num_blocks, -(-(num_tokens + _NUM_DECODED) // limits.block_size))))
     first = _prompt(0, num_tokens, table, _GREEDY)
     steps = [Step(epoch=0, step_id=0, snapshot=True, whole=[first], rows=[0], num_tokens=[num_tokens])]
@@ -53,8 +53,13 @@ def largest_step(limits: StepLimits) -> Step:
 
 def num_trial_blocks(limits: StepLimits) -> int:
     """Enough for the steps above, whatever number of blocks the limits name."""
-    warm_up = limits.block_size + _NUM_DECODED
+    warm_up = _prompt_tokens(limits) + _NUM_DECODED
     return -(-max(*_most_tokens(limits), warm_up) // limits.block_size)
+
+
+def _prompt_tokens(limits: StepLimits) -> int:
+    """More than one, which would be a decode step."""
+    return max(2, limits.block_size)
 
 
 def _most_tokens(limits: StepLimits) -> list[int]:

@@ -101,13 +101,21 @@ class BatchPass:
             lambda size: self._decode_pass(size, self._shared_plans[size]), list(self._shared_plans), device
         )
 
+    @property
+    def logits(self) -> Tensor:
+        """[largest size, vocab_size]: where graphs leave them."""
+        return self._logits
+
+    def warm_up(self) -> None:
+        """Computes padding at all sizes, launch by launch, which has the kernels of decode passes compiled."""
+        self._send_padding()
+        for plans in (self._decode_plans, self._shared_plans):
+            for size in plans:
+                self._decode_pass(size, plans[size])
+
     def capture(self) -> None:
         """Captures the graphs; what they compute meanwhile is padding."""
-        max_rows = self._decode.max_rows
-        self._upload.begin()
-        self._put_tokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), max_rows)
-        self._put_prefixes([])
-        self._upload.send()
+        self._send_padding()
         self._decode.capture()
         self._shared.capture(sharing=self._decode)
 
@@ -144,6 +152,14 @@ class BatchPass:
         state = self._mixed_pass(packed)
         logits = None if packed.logit_tokens is None else self._forward.logits(state, packed.logit_tokens)
         return Computed(logits, state)
+
+    def _send_padding(self) -> None:
+        """As many rows as there can be, none of them real."""
+        nothing = np.zeros(0, dtype=np.int64)
+        self._upload.begin()
+        self._put_tokens(nothing, nothing, self._decode.max_rows)
+        self._put_prefixes([])
+        self._upload.send()
 
     def _put_tokens(self, slots: IntArray, positions: IntArray, size: int) -> None:
         """Padded to `size`."""

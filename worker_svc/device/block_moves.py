@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.blocks.copy_order import copy_table
+from kernels.blocks.copy_order import apart, copy_table
 from worker_svc.device.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, blocks_of
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.device.streams import DeviceEvent, DeviceStreams
@@ -79,6 +79,12 @@ class BlockMover:
         # Where the main stream is done with all before a step; by step, as many as can still be asked for.
         self._main_points = [self._streams.event() for _ in range(NUM_REMEMBERED + 1)]
         self._swap_points: dict[int, DeviceEvent] = {}  # by swap
+
+    def warm_up(self) -> None:
+        """Copies a block onto itself, which has the kernel compiled that moves blocks."""
+        array, num_groups = apart(np.zeros((1, 2), dtype=np.int64))
+        pool = self._kv_pool.blocks
+        self._copy_by_table(pool, pool, torch.from_numpy(array).to(pool.device), num_groups)
 
     def pack(self, upload: StepUpload, checked: CheckedStep) -> PackedMoves:
         """Between the upload's `begin` and `send`."""

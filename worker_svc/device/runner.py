@@ -117,6 +117,16 @@ class DeviceRunner:
         self._prompt_rows_at_once = max(1, max_prompt_logits // limits.vocab_size)
         self._device = device
 
+    def warm_up(self) -> None:
+        """Launches every kernel that steps without prompts may need, so that none is compiled while requests wait.
+
+        Those of prompts have one form each, which any prompt has compiled. What is computed is padding.
+        """
+        with torch.inference_mode(), _device_lost_if_it_says_so():
+            self._batch.warm_up()
+            self._sampler.warm_up(self._batch.logits, self._slots.tokens)
+            self._mover.warm_up()
+
     def capture_graphs(self) -> None:
         """Captures the decode pass at all sizes; until then, and on a CPU, its kernels are launched one by one."""
         with torch.inference_mode():

@@ -27,6 +27,9 @@ log = structlog.get_logger()
 class GraphRunner(StepRunner, Protocol):
     """A runner that can launch a whole decode step at once."""
 
+    def warm_up(self) -> None:
+        """Has the kernels compiled that only some steps without prompts need."""
+
     def capture_graphs(self) -> None:
         """Until then each kernel is launched by itself."""
 
@@ -72,7 +75,7 @@ def _try(
         limits = replace(limits, num_blocks=num_trial_blocks(limits), num_host_blocks=0)
         pool = KVPool(shape, limits.num_blocks, device)
         runner = make(pool, limits)
-        _run(runner, warm_up_steps(limits))
+        compile_kernels(runner, limits)
     with clock.phase("profile"):
         free = _settled_free_bytes(device)
         return MemoryProfile(
@@ -84,6 +87,12 @@ def _try(
             activations=_activation_bytes(runner, limits, device),
             graphs=_graph_bytes(runner, device) if graphs else 0,
         )
+
+
+def compile_kernels(runner: GraphRunner, limits: StepLimits) -> None:
+    """Launches all that steps can, in all the forms that a compiler would tell apart, with graphs or without."""
+    runner.warm_up()
+    _run(runner, warm_up_steps(limits))
 
 
 def _activation_bytes(runner: GraphRunner, limits: StepLimits, device: torch.device) -> int:

@@ -36,6 +36,9 @@ class FakeRunner:
         self._note("launch")
         return StepResult(epoch=step.epoch, step_id=step.step_id)
 
+    def warm_up(self) -> None:
+        self._note("warm_up")
+
     def capture_graphs(self) -> None:
         self._note("capture")
 
