@@ -88,5 +88,5 @@ def test_a_host_pool_that_does_not_fit_is_refused_with_what_would(free: FreeMemo
 def test_pinned_host_blocks_are_counted_as_the_power_of_two_that_is_taken_for_them() -> None:
     asked = replace(NOTHING_ASKED, num_host_blocks=4)
     plan_pool(asked, SEQUENCES, FreeMemory(device=1_000_000, host=4_096), BLOCK_BYTES)
-    with pytest.raises(PoolSizeError, match="at most --num-host-blocks 2$"):
+    with pytest.raises(PoolSizeError, match=r"at most --num-host-blocks 2$"):
         plan_pool(asked, SEQUENCES, FreeMemory(device=1_000_000, host=4_095), BLOCK_BYTES)
