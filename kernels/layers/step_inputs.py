@@ -15,7 +15,18 @@ BLOCKS = 1024  # of a row's table per program
 NUM_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["row_stride", "width", "num_tokens", "num_token_programs", "num_parts"])
+# Strides go with the longest sequence, which a worker may shorten between its trial and its start.
+@triton.jit(
+    do_not_specialize=[
+        "tokens_stride",
+        "blocks_stride",
+        "row_stride",
+        "width",
+        "num_tokens",
+        "num_token_programs",
+        "num_parts",
+    ]
+)
 def step_inputs_kernel(
     table_tokens_ptr: tl.tensor,  # [num_slots, any] int32
     table_blocks_ptr: tl.tensor,  # [num_slots, max_blocks] int32

@@ -31,7 +31,7 @@ def _load_history(  # the tokens of one tile of one history, and where it is one
     return tl.load(p_history + o_place, mask=m_place, other=0), o_place, m_place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def count_kernel(
     slot_ptr: tl.tensor,  # [E] int32
     length_ptr: tl.tensor,  # [E] int32
@@ -51,7 +51,7 @@ def count_kernel(
     tl.atomic_add(p_count, tl.full((TILE,), 1, tl.int32), mask=m_output, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def penalise_kernel(
     logits_ptr: tl.tensor,  # [S, V] float32
     logit_row_ptr: tl.tensor,  # [E] int32

@@ -33,7 +33,7 @@ from worker_svc.step_limits import StepLimits
 from worker_svc.trial_steps import num_trial_blocks
 
 VOCAB_SIZE = 20_000  # so that rows of logits are split as their number says
-MAX_MODEL_LEN = 128
+MAX_MODEL_LEN = 128  # of the models
 NUM_SLOTS = 70  # so that samples fall into all classes by which rows of logits are split
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
 _SHAPE: dict[str, Any] = {
@@ -73,8 +73,9 @@ class LaunchCase:
         return DeviceRunner(decoder, pool, limits, _launched_and_computed(), graph_sizes(limits.num_slots), cost=FREE)
 
     def launches_of_start(self, decoder: Decoder) -> Mapping[LaunchKey, RecordedLaunch]:
-        """As a start on a GPU compiles them, beside a pool for trial."""
-        trial = replace(LIMITS, num_blocks=num_trial_blocks(LIMITS), num_host_blocks=0)
+        """As a start on a GPU compiles them, beside a pool for trial; the real pool may shorten sequences."""
+        trial = replace(LIMITS, num_host_blocks=0, max_model_len=MAX_MODEL_LEN)
+        trial = replace(trial, num_blocks=num_trial_blocks(trial))
         with recorded_launches() as recorder:
             compile_kernels(self.runner(decoder, trial), trial)
         return recorder.launches
@@ -91,7 +92,7 @@ LIMITS = StepLimits(
     num_host_blocks=16,
     block_size=16,
     vocab_size=VOCAB_SIZE,
-    max_model_len=MAX_MODEL_LEN,
+    max_model_len=MAX_MODEL_LEN - 1,  # the table of tokens is a token wider, 16-byte aligned
     max_batched_tokens=200,
 )
 
