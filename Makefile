@@ -41,9 +41,10 @@ check: $(VENV)/.dev kernels-gate
 	$(BIN)/python -m pytest -q tests/test_protos.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 
-# Needs no GPU: compiles every kernel for some, and looks at the machine code.
+# Needs no GPU: compiles every kernel for some, and looks at the machine code; then what a worker launches as it starts.
 kernels-gate: $(VENV)/.dev
 	$(BIN)/python -m kernels.gate.compile_gate
+	$(BIN)/python -m tests.worker.device.launch_gate
 
 # For a machine with one NVIDIA GPU: uses $(PYTHON) and what it has, installs nothing, needs no network.
 gpu-check:
