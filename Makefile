@@ -18,7 +18,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test check kernels-gate gpu-check format protos bench soak compose-smoke clean
+.PHONY: demo serve test check kernels-gate launches-gate gpu-check format protos bench soak compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -41,9 +41,12 @@ check: $(VENV)/.dev kernels-gate
 	$(BIN)/python -m pytest -q tests/test_protos.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 
-# Needs no GPU: compiles every kernel for some, and looks at the machine code; then what a worker launches as it starts.
+# Needs no GPU: compiles every kernel for some, and looks at the machine code.
 kernels-gate: $(VENV)/.dev
 	$(BIN)/python -m kernels.gate.compile_gate
+
+# The same of all that a worker launches as it starts, exactly as it launches it; `make test` holds both to the same types.
+launches-gate: $(VENV)/.dev
 	$(BIN)/python -m tests.worker.device.launch_gate
 
 # For a machine with one NVIDIA GPU: uses $(PYTHON) and what it has, installs nothing, needs no network.
