@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernels.gate.launch_config import LaunchConfig
-from kernels.sampling import logit_penalties, token_choice
+from kernels.sampling import logit_penalties, token_choice, token_selection
 
 _VOCAB_SIZE = 128_256
 _TYPES = {
@@ -66,7 +66,7 @@ def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
     parts, _ = token_choice.split(num_samples, _VOCAB_SIZE)
     constants = {"INDEXED": logits != "fp32", "PARTS": parts}
     tiled = constants | {"TILE": token_choice.TILE}
-    selecting = constants | {"TILE": token_choice.SELECT_TILE, "WAYS": token_choice.WAYS}
+    selecting = constants | {"TILE": token_selection.SELECT_TILE, "WAYS": token_selection.WAYS}
     finish = {"EDITED": logits == "fp32", "DRAWN": True, "PARTS": parts}
     greedy = finish | {"DRAWN": False}
     warps = token_choice.NUM_WARPS
@@ -74,10 +74,10 @@ def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
         _launch(f"row maxima x{parts}", token_choice.row_maxima_kernel, tiled, logits=logits, num_warps=warps),
         _launch(
             f"top-k, top-p x{parts}",
-            token_choice.select_kernel,
+            token_selection.select_kernel,
             selecting,
             logits=logits,
-            num_warps=token_choice.SELECT_WARPS,
+            num_warps=token_selection.SELECT_WARPS,
             wide_loads=logits == "fp32",  # 4 logits for each thread
         ),
         _launch(f"draw x{parts}", token_choice.draw_kernel, tiled, logits=logits, num_warps=warps),

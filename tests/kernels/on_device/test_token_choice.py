@@ -11,7 +11,8 @@ from kernels.sampling import choice_reference
 from kernels.sampling.choice_reference import ChosenTokens, SampleRows
 from kernels.sampling.noise import row_keys
 from kernels.sampling.sampling import min_p_thresholds
-from kernels.sampling.token_choice import SELECT_TILE, TILE, choose_tokens, split
+from kernels.sampling.token_choice import TILE, choose_tokens, split
+from kernels.sampling.token_selection import SELECT_TILE
 from tests.kernels.on_device.devices import DEVICE, DTYPES
 
 OFF = 1 << 30  # top-k
