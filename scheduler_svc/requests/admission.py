@@ -293,10 +293,6 @@ class Admission:
             self._engine.withdraw(live)
 
     def _start(self, live: LiveRequest) -> None:
-        if live.group.deadline_s is not None:
-            live.deadline = asyncio.get_running_loop().call_later(
-                live.group.deadline_s - time.monotonic(), self._engine.end, live, pb.REQUEST_STATE_EXPIRED
-            )
         self.readers.watch(live)
         self._engine.start(live)
         log.info(
