@@ -17,6 +17,7 @@ class StepPlan:
     step_id: int  # consecutive per worker, from 1; never used twice, so a rollback leaves a gap
     snapshot: bool  # every live slot is in `whole`; the worker drops all others first
     sequences: list[Sequence] = field(default_factory=list)  # one a row
+    slots: list[int] = field(default_factory=list)  # beside sequences, once it is sent: later they may have others
     num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1
     positions: list[int] = field(default_factory=list)  # beside sequences: position of the row's first token
     sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens

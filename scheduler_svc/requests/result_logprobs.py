@@ -25,7 +25,7 @@ def keep_logprobs(
 
 def keep_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping[SequenceGroup, LiveRequest]) -> None:
     """Those of prompt tokens; what is computed again, after a preemption or on another worker, is known."""
-    by_slot = {sequence.slot: sequence for sequence in plan.sequences}
+    by_slot = dict(zip(plan.slots, plan.sequences, strict=True))  # as it was sent: some are preempted by now
     for item in result.prompt_logprobs:
         sequence = by_slot.get(item.slot)
         request = request_of.get(sequence.group) if sequence is not None else None

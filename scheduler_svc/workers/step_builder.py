@@ -30,7 +30,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
             )
             for sequence in plan.whole
         ]
-    rows = [_slot_of(sequence) for sequence in plan.sequences]
+    rows = plan.slots = [_slot_of(sequence) for sequence in plan.sequences]
     samples: list[int] | None = None
     if plan.sampled_sequences != plan.sequences:  # rows that feed no sample, or several
         pairs = zip(plan.sampled_rows, plan.sampled_sequences, strict=True)

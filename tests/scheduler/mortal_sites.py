@@ -19,22 +19,30 @@ from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
 
 
 class SlowStore(MemoryStore):
-    """Takes its time before and behind a write, so that a death may come before, between and after."""
+    """Takes its time, so that entries are of every size, and may be the last to see a scheduler alive."""
 
     def __init__(self, random_: random.Random) -> None:
         super().__init__()
-        self.num_entries = 0
+        self.is_fatal = asyncio.Event()
+        self._num_left: int | None = None
         self._random = random_
 
-    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
-        await self._linger()
-        await super().append(entry_id, payload, create=create)
-        self.num_entries += 1
-        await self._linger()
+    def stop_after(self, num_entries: int | None) -> None:
+        """The write of this one, from now on, is never acknowledged, whether it is made or not; then `is_fatal`."""
+        self._num_left = num_entries
+        self.is_fatal.clear()
 
-    async def _linger(self) -> None:
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         for _ in range(self._random.choice([0, 1, 5, 40])):
             await asyncio.sleep(0)
+        if self._num_left is not None:
+            self._num_left -= 1
+        is_last = self._num_left == 0
+        if not is_last or self._random.random() < 0.5:
+            await super().append(entry_id, payload, create=create)
+        if is_last:
+            self.is_fatal.set()
+            await asyncio.Event().wait()
 
 
 def speaking_worker(worker_id: str = "w1", **options: Any) -> ScriptedWorker:
@@ -54,6 +62,7 @@ class Lives:
         self.store = store
         self.workers: list[ScriptedWorker] = []
         self.num_lives = 0
+        self.num_recovered = 0  # of the dead, in all
         self._options = options
         self._site: Site | None = None
 
@@ -79,6 +88,7 @@ class Lives:
     async def die(self) -> None:
         """Nothing is written any more, nobody is told."""
         site, self._site = self.site, None
+        self.num_recovered += site.recovery.num_recovered
         site.readers.closed = True
         for task in site.writing:
             task.cancel()
@@ -148,6 +158,7 @@ async def run_through_deaths(lives: Lives, clients: Sequence[Client], deaths: Se
     assert isinstance(store, SlowStore)
     for num_entries in [*deaths, None]:
         site = await lives.begin()
+        store.stop_after(num_entries)
         coming = [asyncio.create_task(client.come(site)) for client in clients if client.is_accepted]
         await lives.add_workers()
         coming += [asyncio.create_task(client.come(site)) for client in clients if not client.is_accepted]
@@ -155,8 +166,7 @@ async def run_through_deaths(lives: Lives, clients: Sequence[Client], deaths: Se
             await asyncio.gather(*coming)
             await until(lambda: all(client.is_done for client in clients))
             return
-        last = store.num_entries + num_entries
-        await until(lambda last=last: store.num_entries >= last or all(each.is_done for each in clients))  # type: ignore[misc]
+        await until(lambda: store.is_fatal.is_set() or all(client.is_done for client in clients))
         await lives.die()
         for task in coming:
             task.cancel()

@@ -68,7 +68,7 @@ async def test_mixed_requests_survive_deaths_at_any_moment_and_every_client_sees
     async with lives_on(SlowStore(random_), preempt_every=preempt_every) as undisturbed:
         expected = [Client(each) for each in requests]
         await run_through_deaths(undisturbed, expected, [])
-    deaths = [random_.randrange(1, 40) for _ in range(6)]
+    deaths = [random_.randrange(1, 20) for _ in range(6)]
     async with lives_on(SlowStore(random_), num_blocks=40 if seed % 2 else 64, preempt_every=preempt_every) as lives:
         clients = [Client(each) for each in requests]
         await run_through_deaths(lives, clients, deaths)
@@ -79,6 +79,6 @@ async def test_mixed_requests_survive_deaths_at_any_moment_and_every_client_sees
                 assert (seen.logprobs, seen.prompt_logprobs) == (wanted.logprobs, wanted.prompt_logprobs)
             assert_recorded(await record_of(lives.site, client.request.request_id), client.seen)
         assert lives.num_lives == 7
-        assert lives.site.recovery.num_recovered, "the last death came too late to mean anything"
+        assert lives.num_recovered > 30, "deaths that came too late mean nothing"
         await lives.site.idle()
         assert not lives.site.recovery.num_waiting
