@@ -18,12 +18,12 @@ from tests.services import Service, start_scheduler
 from tests.valkey import ValkeyProcess
 from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
 
-NUM_TOKENS = 150  # long enough that nothing ends before the first death
+NUM_TOKENS = 130  # long enough that nothing ends before the first death
 NUM_DEATHS = 3
 PROMPTS = random_prompts((1, 15, 16, 33, 5, 12, 30, 44, 60, 21, 8, 27), seed=9)
 DRAWINGS = [
-    *(Drawing(prompt, SlotSampling(seed=20 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:8])),
-    *(Drawing(prompt, SlotSampling(seed=40 + i), NUM_TOKENS, n=4) for i, prompt in enumerate(PROMPTS[:4])),
+    *(Drawing(prompt, SlotSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:8])),
+    *(Drawing(prompt, SlotSampling(seed=80 + i), NUM_TOKENS, n=4) for i, prompt in enumerate(PROMPTS[:4])),
     Drawing(PROMPTS[4], SlotSampling(seed=50, sample_index=2, repetition_penalty=1.2), NUM_TOKENS, n=2),
     Drawing(PROMPTS[5], SlotSampling(seed=51, presence_penalty=0.5, frequency_penalty=0.1), NUM_TOKENS, n=2),
 ]
