@@ -61,9 +61,7 @@ class Watched:
     async def run(self, prompt: list[int], params: GenerateParams) -> quire.Completion:
         stream = self._client.stream(prompt, **params)
         positions: dict[int, int] = {}
-        chunks: list[quire.Chunk] = []
-        async for chunk in self._checked(stream, positions):
-            chunks.append(chunk)
+        chunks = [chunk async for chunk in self._checked(stream, positions)]
         completion = await stream.completion()
         for sample in completion.samples:  # what was delivered on the way is what there is at the end
             mine = [chunk for chunk in chunks if chunk.index == sample.index]
