@@ -64,7 +64,7 @@ def entries(arguments: argparse.Namespace, fingerprint: str) -> Iterator[journal
     for start in range(0, len(numbers), BATCH):
         batch = numbers[start : start + BATCH]
         for position in range(arguments.tokens):
-            tokens = [100 + (number + position) % 300 for number in batch]
+            tokens = [700 + (number + position) % 800 for number in batch]
             yield journal_pb2.JournalEntry(delta_sequences=pack_int64(batch), delta_tokens=pack_int32(tokens))
 
 

@@ -14,7 +14,7 @@ from common.arrays import pack_int32, pack_int64
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
 
-_READ_ENTRIES = 256
+_READ_ENTRIES = 64  # an entry may have a megabyte
 _DELTA_BYTES = 12
 _LOGPROBS_BYTES = 128  # a rough guess; counting them exactly costs more than it is worth
 

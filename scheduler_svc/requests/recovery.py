@@ -209,6 +209,7 @@ class Recovery:
         if waiting:
             seconds = round(time.monotonic() - started_s, 3)
             log.info("requests recovered", num_requests=len(waiting), seconds=seconds)
+            waiting.clear()
         await asyncio.sleep(max(0.0, self._patient_until_s - time.monotonic()))
         for each in list(self._waiting.values()):
             if each.fingerprint != model.fingerprint:
