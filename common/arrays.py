@@ -1,4 +1,4 @@
-"""Little-endian arrays on the wire: int32 and float32 as bytes, and back as `array.array`.
+"""Little-endian arrays as bytes, on the wire and in the journal: int32, int64 and float32, and back as `array.array`.
 
 Sixty times cheaper than repeated fields at batch 256. Knows nothing of what the numbers mean.
 """
@@ -22,6 +22,16 @@ def unpack_int32(data: bytes) -> "array[int]":
     return _unpack(array("i"), data)
 
 
+def pack_int64(values: Iterable[int]) -> bytes:
+    """Encodes integers as little-endian int64. Raises OverflowError if one does not fit."""
+    return _pack(values if isinstance(values, array) and values.typecode == "q" else array("q", values))
+
+
+def unpack_int64(data: bytes) -> "array[int]":
+    """Decodes little-endian int64. Raises ValueError if the length is not a multiple of 8."""
+    return _unpack(array("q"), data)
+
+
 def pack_float32(values: Iterable[float]) -> bytes:
     """Encodes numbers as little-endian float32."""
     return _pack(array("f", values))
@@ -40,8 +50,8 @@ def _pack(values: "array[int] | array[float]") -> bytes:
 
 
 def _unpack(empty: "array[T]", data: bytes) -> "array[T]":
-    if len(data) % 4:
-        raise ValueError(f"an array of 4-byte numbers cannot be {len(data)} bytes long")
+    if len(data) % empty.itemsize:
+        raise ValueError(f"an array of {empty.itemsize}-byte numbers cannot be {len(data)} bytes long")
     empty.frombytes(data)
     if _SWAP:
         empty.byteswap()

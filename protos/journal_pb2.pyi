@@ -26,7 +26,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class JournalEntry(_message.Message):
     """JournalEntry is one group commit: all that happened while the entry before it was on its way.
-    A reader applies admissions, then deltas and beam steps, then sample finishes, then finishes.
+    A reader applies admissions, then prompt_logprobs, deltas and beam steps, then sample finishes, then finishes.
+    What names a sequence whose admission was trimmed away is of a request that has ended, and is passed over.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -39,8 +40,11 @@ class JournalEntry(_message.Message):
     FINISHES_FIELD_NUMBER: _builtins.int
     BEAM_STEPS_FIELD_NUMBER: _builtins.int
     SAMPLE_FINISHES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     delta_sequences: _builtins.bytes
-    """delta_sequences, int32[n]: the sequence of each new token. A sequence may stand here several times, in order."""
+    """delta_sequences, int64[n], little-endian: the sequence of each new token. A sequence may stand here several times,
+    in order.
+    """
     delta_tokens: _builtins.bytes
     """delta_tokens, int32[n]: the tokens, beside delta_sequences."""
     @_builtins.property
@@ -67,6 +71,10 @@ class JournalEntry(_message.Message):
     def sample_finishes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleEnd]:
         """sample_finishes since the last entry: of samples whose last token is in this entry or was in an earlier one."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptTokenLogprobs]:
+        """prompt_logprobs of requests that asked for them, once each: with the first token, or the end of one without."""
+
     def __init__(
         self,
         *,
@@ -78,10 +86,11 @@ class JournalEntry(_message.Message):
         finishes: _abc.Iterable[Global___Finish] | None = ...,
         beam_steps: _abc.Iterable[Global___BeamStep] | None = ...,
         sample_finishes: _abc.Iterable[Global___SampleEnd] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptTokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader_start", b"leader_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_start", b"leader_start", "sample_finishes", b"sample_finishes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_start", b"leader_start", "prompt_logprobs", b"prompt_logprobs", "sample_finishes", b"sample_finishes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,9 +134,11 @@ class Admission(_message.Message):
     ARRIVED_UNIX_NS_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_NS_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """sequence is the number by which deltas and finishes name it; never used twice within an epoch. Sample i that it
-    draws has the number sequence + i, so that best_of numbers (beam_width of a beam search) belong to it.
+    """sequence is the number by which deltas and finishes name it, from 1. It rises from admission to admission, over all
+    epochs in the journal: a new leader counts on from the highest that it finds. Sample i that it draws has the number
+    sequence + i, so that best_of numbers (beam_width of a beam search) belong to it.
     """
     prompt_token_ids: _builtins.bytes
     """prompt_token_ids, int32[n]."""
@@ -137,6 +148,8 @@ class Admission(_message.Message):
     """deadline_unix_ns; absent: none."""
     request_digest: _builtins.bytes
     """request_digest of the request as it was submitted, so that a repeated submission is recognised."""
+    model_fingerprint: _builtins.str
+    """model_fingerprint of the model that it was accepted for: no other can go on with it."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
         """request with every default settled: request_id, seed, max_tokens."""
@@ -150,16 +163,45 @@ class Admission(_message.Message):
         arrived_unix_ns: _builtins.int = ...,
         deadline_unix_ns: _builtins.int | None = ...,
         request_digest: _builtins.bytes = ...,
+        model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns", "arrived_unix_ns", b"arrived_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "prompt_token_ids", b"prompt_token_ids", "request", b"request", "request_digest", b"request_digest", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns", "arrived_unix_ns", b"arrived_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "model_fingerprint", b"model_fingerprint", "prompt_token_ids", b"prompt_token_ids", "request", b"request", "request_digest", b"request_digest", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_unix_ns: _TypeAlias = _typing.Literal["deadline_unix_ns"]  # noqa: Y015
     _WhichOneofArgType__deadline_unix_ns: _TypeAlias = _typing.Literal["_deadline_unix_ns", b"_deadline_unix_ns"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_unix_ns) -> _WhichOneofReturnType__deadline_unix_ns | None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
+@_typing.final
+class PromptTokenLogprobs(_message.Message):
+    """PromptTokenLogprobs are the log-probabilities of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence of the request, as in its admission."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """logprobs of its tokens from the second on, as far as they were computed."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTokenLogprobs: _TypeAlias = PromptTokenLogprobs  # noqa: Y015
 
 @_typing.final
 class DeltaLogprobs(_message.Message):
@@ -191,8 +233,8 @@ Global___DeltaLogprobs: _TypeAlias = DeltaLogprobs  # noqa: Y015
 
 @_typing.final
 class BeamStep(_message.Message):
-    """BeamStep is one decision of a beam search: of what it chose among, all that can matter. The search is a pure function of these, so a reader
-    that takes them in order has the same live beams, parents, scores and finished hypotheses.
+    """BeamStep is one decision of a beam search: of what it chose among, all that can matter. The search is a pure function
+    of these, so a reader that takes them in order has the same live beams, parents, scores and finished hypotheses.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -268,22 +310,32 @@ class Finish(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    FINISHED_UNIX_NS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """sequence of the request, as in its admission."""
     state: _inference_pb2.RequestState.ValueType
     """state is terminal."""
     error: _builtins.str
     """error is a sentence for people."""
+    withdrawn: _builtins.bool
+    """withdrawn says that its client was told to come back before it was durable: it never owned its request_id, and
+    nothing is kept of it.
+    """
+    finished_unix_ns: _builtins.int
+    """finished_unix_ns is when the end was decided."""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         state: _inference_pb2.RequestState.ValueType = ...,
         error: _builtins.str = ...,
+        withdrawn: _builtins.bool = ...,
+        finished_unix_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished_unix_ns", b"finished_unix_ns", "sequence", b"sequence", "state", b"state", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,7 @@ from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.readers import Readers
+from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers
@@ -75,7 +76,9 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     records = Records(store, ttl_s=settings.record_ttl_s)
     engine = Engine(Scheduler(_scheduler_config(settings)), journal, records)
     readers = Readers(engine, grace_s=settings.disconnect_grace_s)
-    admission = Admission(engine, _admission_limits(settings), readers)
+    recovery = Recovery(engine, readers, model_patience_s=settings.model_patience_s)
+    await recovery.read(store, settings.record_ttl_s)
+    admission = Admission(engine, _admission_limits(settings), readers, recovery)
     keeper = PrefixKeeper(engine, admission.keeps_its_word)
     prefixes = Prefixes(admission, keeper, is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -114,6 +117,7 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     finally:
         admission.closed = admission.readers.closed = True
         keeper.close()
+        await recovery.close()
         await workers.close()
         await server.stop(1.0)
         await journal.close()

@@ -45,6 +45,12 @@ class SchedulerSettings(Settings):
     max_queue_requests: int = Field(1000, ge=1, description="requests that may wait")
     max_queue_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait")
     disconnect_grace_s: float = Field(5.0, ge=0, description="life of a request whose last reader has gone")
+    model_patience_s: float = Field(
+        30.0,
+        ge=0,
+        description="how long, after a start, requests of the journal wait for a worker of their model while workers "
+        "of another one ask to serve; then they are failed",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")

@@ -115,6 +115,15 @@ class BeamSearch:
         """Whether no beam is live."""
         return not self._live
 
+    @property
+    def num_live(self) -> int:
+        """Live beams; before the first step one, the prompt."""
+        return len(self._live)
+
+    def live_outputs(self) -> list[list[int]]:
+        """The output tokens of each live beam, best first."""
+        return [list(beam.token_ids) for beam in self._live]
+
     def contenders(
         self, token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
     ) -> Sequence[Sequence[int]]:

@@ -103,7 +103,11 @@ class Scheduler:
         return worker.running
 
     def add(self, group: SequenceGroup) -> None:
-        """It waits for a worker. Tokens beyond its prompt are output of an earlier life, and are kept."""
+        """It waits for a worker. Tokens beyond its prompt are output of an earlier life, and are kept.
+
+        With such it counts as preempted: what was computed of it, all but each member's last token, is to be computed
+        again.
+        """
         for sequence in group.live:
             if sequence.status is not SequenceStatus.WAITING or group in self._waiting:
                 raise ValueError(f"sequence {sequence.seq_id} was added before")
@@ -113,6 +117,10 @@ class Scheduler:
             raise ValueError(f"group {group.arrival} was added before: its sequences are finished")
         if group.awaits_host:
             beam_groups.set_idle_beams(group)
+        if any(sequence.num_output_tokens for sequence in group.live):
+            for sequence in group.live:
+                sequence.status = SequenceStatus.PREEMPTED
+                sequence.num_lost_tokens = sequence.num_tokens - 1
         group.order = running_rank(self._config.order, group)
         self._waiting.push(group)
 

@@ -6,13 +6,13 @@ requests beyond their sequence numbers.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from protos import journal_pb2 as pb
-from scheduler_svc.journal.journal_entry import PendingEntry
+from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
 from scheduler_svc.journal.store import EntryId, FencedError, Store, StoreError, StoreUnavailableError
 
@@ -117,6 +117,7 @@ class Journal:
         sequences: Sequence[int],
         tokens: Sequence[int],
         logprobs: Sequence[pb.DeltaLogprobs] = (),
+        prompt_logprobs: Sequence[pb.PromptTokenLogprobs] = (),
         beam_steps: Sequence[pb.BeamStep] = (),
         sample_finishes: Sequence[pb.SampleEnd] = (),
         finishes: Sequence[pb.Finish] = (),
@@ -128,6 +129,7 @@ class Journal:
             sequences: of each token.
             tokens: beside `sequences`.
             logprobs: their `delta` is an index into `tokens`.
+            prompt_logprobs: of requests, each once.
             beam_steps: of beam searches.
             sample_finishes: of samples that ended by themselves.
             finishes: of requests that ended.
@@ -142,6 +144,8 @@ class Journal:
             entry.add_logprobs(logprobs, entry.num_deltas)
         entry.add_deltas(sequences, tokens)
         num_records = entry.num_records
+        if prompt_logprobs:
+            entry.add_prompt_logprobs(prompt_logprobs)
         if beam_steps:
             entry.add_beam_steps(beam_steps)
         if sample_finishes:
@@ -150,6 +154,21 @@ class Journal:
             entry.add_finishes(finishes)
         entry.on_durable.append(on_durable)
         self._note_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
+
+    def keep(self, sequence: int, entry_id: EntryId) -> None:
+        """Says that the entry of an earlier leader's admission is still needed. In their order, before any `admit`."""
+        self._needed[sequence] = entry_id
+
+    async def read(self) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
+        """All entries of earlier leaders, which cannot add to them any more. After `open`, before `run`.
+
+        Raises DataLossError at one that is damaged, StoreUnavailableError.
+        """
+        assert self._writer.epoch, "open() comes first"
+        async for entry_id, entry in read_journal(self._store):
+            if entry_id.epoch >= self._writer.epoch:
+                return
+            yield entry_id, entry
 
     def forget(self, sequence: int) -> None:
         """Says that nothing of this request has to be read from the journal again."""

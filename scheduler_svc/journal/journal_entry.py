@@ -10,12 +10,12 @@ from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
-from common.arrays import pack_int32
+from common.arrays import pack_int32, pack_int64
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
 
-_READ_ENTRIES = 256
-_DELTA_BYTES = 8
+_READ_ENTRIES = 64  # an entry may have a megabyte
+_DELTA_BYTES = 12
 _LOGPROBS_BYTES = 128  # a rough guess; counting them exactly costs more than it is worth
 
 
@@ -26,7 +26,7 @@ class PendingEntry:
 
     def __init__(self) -> None:
         self._entry = pb.JournalEntry()
-        self._sequences = array("i")
+        self._sequences = array("q")
         self._tokens = array("i")
         self.num_bytes = 0  # about
         self.accepted: list[asyncio.Future[None]] = []
@@ -50,9 +50,9 @@ class PendingEntry:
         self.accepted.append(accepted)
 
     def add_deltas(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
-        """Adds one token per sequence named. Raises OverflowError or TypeError if one is no int32."""
+        """Adds one token per sequence named. Raises OverflowError or TypeError for what is no int64, or no int32."""
         assert len(sequences) == len(tokens)
-        more_sequences, more_tokens = array("i", sequences), array("i", tokens)
+        more_sequences, more_tokens = array("q", sequences), array("i", tokens)
         self._sequences.extend(more_sequences)
         self._tokens.extend(more_tokens)
         self.num_bytes += _DELTA_BYTES * len(tokens)
@@ -65,6 +65,11 @@ class PendingEntry:
         for each in kept[start:]:
             each.delta += first_delta
         self.num_bytes += _LOGPROBS_BYTES * len(logprobs)
+
+    def add_prompt_logprobs(self, prompts: Sequence[pb.PromptTokenLogprobs]) -> None:
+        """Copies them."""
+        self._entry.prompt_logprobs.extend(prompts)
+        self.num_bytes += sum(prompt.ByteSize() for prompt in prompts)
 
     def add_beam_steps(self, steps: Sequence[pb.BeamStep]) -> None:
         """Copies them."""
@@ -87,7 +92,7 @@ class PendingEntry:
 
     def encode(self) -> bytes:
         """The payload."""
-        self._entry.delta_sequences = pack_int32(self._sequences)
+        self._entry.delta_sequences = pack_int64(self._sequences)
         self._entry.delta_tokens = pack_int32(self._tokens)
         return self._entry.SerializeToString()
 

@@ -63,6 +63,10 @@ class MemoryStore:
         for key, payload in payloads.items():
             self._records[key] = (now_s + ttl_s, payload)
 
+    async def known_records(self, request_ids: Sequence[str]) -> set[str]:
+        now_s = self._clock_s()
+        return {each for each in request_ids if each in self._records and self._records[each][0] > now_s}
+
     async def get_record(self, request_id: str) -> bytes | None:
         until_s, payload = self._records.get(request_id, (0.0, None))
         return payload if until_s > self._clock_s() else None

@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 _CONNECT_PAUSE_S = 0.2
 _SIDE_TIMEOUT_S = 5.0
+_KEYS_AT_ONCE = 500
 
 
 class RedisStore:
@@ -119,6 +120,14 @@ class RedisStore:
                 for request_id, payload in payloads.items()
             ]
         )
+
+    async def known_records(self, request_ids: Sequence[str]) -> set[str]:
+        known: set[str] = set()
+        for start in range(0, len(request_ids), _KEYS_AT_ONCE):
+            page = request_ids[start : start + _KEYS_AT_ONCE]
+            replies = await self._side.call_many([pack("EXISTS", self._keys.record(each)) for each in page])
+            known.update(each for each, exists in zip(page, replies, strict=True) if exists)
+        return known
 
     async def get_record(self, request_id: str) -> bytes | None:
         payload: bytes | None = await self._side.call(pack("GET", self._keys.record(request_id)))

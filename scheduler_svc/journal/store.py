@@ -97,6 +97,9 @@ class Store(Protocol):
     async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
         """Keeps each payload under its request_id for `ttl_s` seconds. Repeating it is harmless."""
 
+    async def known_records(self, request_ids: Sequence[str]) -> set[str]:
+        """Those of them that have a record."""
+
     async def get_record(self, request_id: str) -> bytes | None:
         """The payload; None if there is none or it has expired."""
 

@@ -20,11 +20,13 @@ from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.journal_replay import JournaledRequest
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.new_request import new_live_request
 from scheduler_svc.requests.output_stream import OutputStream
 from scheduler_svc.requests.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.readers import Readers
+from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
 from scheduler_svc.requests.request_record import stream_of_record
 from scheduler_svc.requests.served_model import ServedModel
@@ -53,12 +55,19 @@ class Admission:
     """The table of who may come in, and the way to one's request once inside."""
 
     def __init__(
-        self, engine: Engine, limits: AdmissionLimits, readers: Readers, *, timeout_s: float = ADMISSION_TIMEOUT_S
+        self,
+        engine: Engine,
+        limits: AdmissionLimits,
+        readers: Readers,
+        recovery: Recovery,
+        *,
+        timeout_s: float = ADMISSION_TIMEOUT_S,
     ) -> None:
         self.model: ServedModel | None = None
         self.num_refused = 0
         self.closed = False  # to new requests
         self.readers = readers
+        self.recovery = recovery
         self.tokenizer = PromptTokenizer()
         self._engine = engine
         self._limits = limits
@@ -71,7 +80,14 @@ class Admission:
     @property
     def is_in_use(self) -> bool:
         """Whether any request is live or on its way in: the model must not change."""
-        return bool(self._admitting or self._engine.live)
+        if self._admitting or self._engine.live:
+            return True
+        return self.model is not None and self.recovery.is_rebuilding(self.model.fingerprint)
+
+    def serve(self, model: ServedModel) -> None:
+        """From now on this is the model; requests of earlier schedulers that wait for it go on."""
+        self.model = model
+        self.recovery.model_known(model)
 
     async def close(self) -> None:
         """Lets nobody in any more; returns when those on their way in are in or refused."""
@@ -89,7 +105,7 @@ class Admission:
     def keeps_its_word(self) -> bool:
         """Whether all that is on its way in fits as it did when it was let through: the queue does not know it yet."""
         scheduler = self._engine.scheduler
-        return all(
+        return not self.recovery.num_waiting and all(
             live.num_prompt_tokens + live.max_tokens
             <= scheduler.max_tokens_that_fit(live.num_prompt_tokens, live.params.num_sequences)
             for live in self._entering
@@ -101,6 +117,8 @@ class Admission:
         Raises the errors of `validate` and `settle_length`, AlreadyExistsError, OverloadedError, UnavailableError.
         """
         try:
+            if (journaled := self.recovery.find(request.request_id)) is not None:
+                return await self._attach_to(journaled, request_digest(request))
             model = self.require_model()
             params = validate(
                 request, model.limits, draw_seed=lambda: secrets.randbits(64), make_id=lambda: str(uuid.uuid4())
@@ -115,7 +133,11 @@ class Admission:
         return stream, accepted
 
     async def find(self, request_id: str) -> OutputStream:
-        """The output of a request, live or recorded. Raises NotFoundError."""
+        """The output of a request, live or recorded. Raises NotFoundError.
+
+        Of one of an earlier scheduler that waits for its model it comes with that.
+        """
+        await self.recovery.settled(request_id)
         live = await self._live(request_id)
         if live is not None:
             return live.stream
@@ -126,6 +148,9 @@ class Admission:
 
     async def response(self, request_id: str) -> pb.GetRequestResponse:
         """What is known of a request. Raises NotFoundError."""
+        waiting = self.recovery.response(request_id)
+        if waiting is not None:
+            return waiting
         live = await self._live(request_id)
         if live is not None:
             return live.to_response()
@@ -136,6 +161,9 @@ class Admission:
 
     async def cancel(self, request_id: str) -> pb.RequestState.ValueType:
         """Ends a request, unless it has ended. Returns its state. Raises NotFoundError."""
+        state = self.recovery.end(request_id, pb.REQUEST_STATE_CANCELLED)
+        if state is not None:
+            return state
         live = await self._live(request_id)
         if live is None:
             return (await self.response(request_id)).state
@@ -147,6 +175,14 @@ class Admission:
         live = self._engine.live.get(request_id)
         if live is not None:
             self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
+
+    async def _attach_to(self, journaled: JournaledRequest, digest: bytes) -> tuple[OutputStream, pb.Accepted]:
+        _check_same(journaled.request_id, journaled.admission.request_digest, digest)
+        stream = await self.find(journaled.request_id)
+        accepted = pb.Accepted()
+        accepted.CopyFrom(stream.accepted)
+        accepted.attached = True
+        return stream, accepted
 
     async def _known_or_new(
         self,
@@ -194,7 +230,7 @@ class Admission:
             live = await self._prepare(request, params, digest, model, times, timeout_s)
             self._entering[live] = None
             self._entering_tokens += live.num_prompt_tokens
-            await self._make_durable(live, request)
+            await self._make_durable(live, request, model)
         finally:
             self._num_entering -= 1
             if live is not None:
@@ -257,7 +293,7 @@ class Admission:
         if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
             raise OverloadedError(f"the queue is full: {queued_tokens} prompt tokens wait; come back later", 1.0)
 
-    async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest) -> None:
+    async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, model: ServedModel) -> None:
         settled = pb.GenerateRequest()
         settled.CopyFrom(request)
         settled.request_id = live.request_id
@@ -269,6 +305,7 @@ class Admission:
             prompt_token_ids=pack_int32(live.group.sequences[0].token_ids),
             arrived_unix_ns=live.times.arrived_unix_ns,
             request_digest=live.digest,
+            model_fingerprint=model.fingerprint,
         )
         deadline_s = live.group.deadline_s
         if deadline_s is not None:
@@ -293,10 +330,6 @@ class Admission:
             self._engine.withdraw(live)
 
     def _start(self, live: LiveRequest) -> None:
-        if live.group.deadline_s is not None:
-            live.deadline = asyncio.get_running_loop().call_later(
-                live.group.deadline_s - time.monotonic(), self._engine.end, live, pb.REQUEST_STATE_EXPIRED
-            )
         self.readers.watch(live)
         self._engine.start(live)
         log.info(

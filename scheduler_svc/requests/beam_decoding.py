@@ -5,9 +5,10 @@ held together, and what a reader may already see is known. It knows no journal, 
 """
 
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import cast
 
-from common.arrays import pack_float32, pack_int32
+from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
 from common.step import Candidates
 from protos import inference_pb2 as pb
 from protos import journal_pb2
@@ -58,6 +59,25 @@ class BeamDecoding:
         self.common_token_ids.extend(self._search.common_prefix(start))
         return step
 
+    def replay(self, step: journal_pb2.BeamStep) -> None:
+        """Takes a step that was decided in an earlier life; `seat` comes behind the last.
+
+        Raises ValueError if it is not the next step of this search.
+        """
+        if self._search.is_done:
+            raise ValueError("a step of a beam search that was over")
+        start = len(self.common_token_ids)
+        self._search.advance(_given(step, self._search.num_live))
+        self.num_steps += 1
+        self.common_token_ids.extend(self._search.common_prefix(start))
+
+    def seat(self, group: SequenceGroup) -> None:
+        """After replaying: the live beams take the first places of the group."""
+        outputs = self._search.live_outputs() if self.num_steps else []
+        self._beams = group.sequences[: len(outputs)]
+        for sequence, output in zip(self._beams, outputs, strict=True):
+            sequence.token_ids.extend(output)
+
     def common_logprobs(self, start: int) -> list[pb.TokenLogprobs]:
         """Of the common tokens from `start` on; none if they were not asked for."""
         return _logprobs(self._search.common_details(start))
@@ -84,6 +104,18 @@ def _logprobs(details: Seq[object]) -> list[pb.TokenLogprobs]:
 def _candidate(answer: Candidates, place: int) -> Candidate:
     token_id, rows = answer.token_ids[place], answer.rows
     return Candidate(token_id, answer.logprobs[place], None if rows is None else row_logprobs(token_id, rows, place))
+
+
+def _given(step: journal_pb2.BeamStep, num_live: int) -> list[list[Candidate]]:
+    """What the step was decided from; the other way round than `_beam_step`."""
+    token_ids, counts = unpack_int32(step.token_ids), unpack_int32(step.num_candidates)
+    details: Seq[object] = step.token_logprobs or [None] * len(token_ids)
+    columns = zip(token_ids, unpack_float32(step.logprobs), details, strict=True)
+    flat = (Candidate(*each) for each in columns)
+    given = [list(islice(flat, count)) for count in counts]
+    if len(given) != num_live or sum(counts) != len(token_ids):
+        raise ValueError("a step of a beam search does not fit the search")
+    return given
 
 
 def _beam_step(group: SequenceGroup, given: Seq[Seq[Candidate]]) -> journal_pb2.BeamStep:

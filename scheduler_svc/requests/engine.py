@@ -13,6 +13,7 @@ import structlog
 from common.slot_sampling import SlotSampling
 from common.step import StepResult
 from protos import inference_pb2 as pb
+from protos import journal_pb2
 from scheduler_svc.core.memory_use import group_blocks
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -89,6 +90,10 @@ class Engine:
         self._num_sequences += count
         return first
 
+    def count_sequences_from(self, highest: int) -> None:
+        """Numbers up to `highest` are taken: by requests of earlier leaders."""
+        self._num_sequences = max(self._num_sequences, highest)
+
     def compute(self, group: SequenceGroup, computation: Computation) -> None:
         """Queues a group that is no request: see `computations`. Its end makes nobody wait."""
         self._computations.start(group, computation)
@@ -100,10 +105,16 @@ class Engine:
         self.wake_workers()
 
     def start(self, request: LiveRequest) -> None:
-        """Queues a request whose admission is durable."""
+        """Queues a request whose admission is durable. One of an earlier leader goes on from the output that it has."""
         self.live[request.request_id] = request
         self._empty.clear()
-        request.times.accepted_ns = time.monotonic_ns()
+        if request.times.accepted_ns is None:
+            request.times.accepted_ns = time.monotonic_ns()
+        deadline_s = request.group.deadline_s
+        if deadline_s is not None:
+            request.deadline = asyncio.get_running_loop().call_later(
+                deadline_s - time.monotonic(), self.end, request, pb.REQUEST_STATE_EXPIRED
+            )
         self.num_admitted += 1
         self.prompt_tokens += request.num_prompt_tokens
         self._request_of[request.group] = request
@@ -114,6 +125,8 @@ class Engine:
                 self._sample_of[sample.sequence.seq_id] = sample
                 if request.params.stop:
                     self._with_stop_strings.add(sample.sequence.seq_id)
+                if sample.finish is not None:
+                    self.scheduler.finish(sample.sequence)
         self.scheduler.add(request.group)
         self.wake_workers()
 
@@ -212,7 +225,7 @@ class Engine:
         self.journal.append(
             sequences=(),
             tokens=(),
-            finishes=[request.to_finish_entry()],
+            finishes=[withdrawal(request.number)],
             on_durable=lambda: self.journal.forget(request.number),
         )
 
@@ -357,6 +370,13 @@ class Engine:
             **_memory_used(request),
             error=request.error or None,
         )
+
+
+def withdrawal(number: int) -> journal_pb2.Finish:
+    """The end of a request that never owned its request_id."""
+    return journal_pb2.Finish(
+        sequence=number, state=pb.REQUEST_STATE_CANCELLED, withdrawn=True, finished_unix_ns=time.time_ns()
+    )
 
 
 def _memory_used(request: LiveRequest) -> dict[str, int]:

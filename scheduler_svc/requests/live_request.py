@@ -67,6 +67,7 @@ class LiveRequest:
     deadline: asyncio.TimerHandle | None = None
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
     pending_beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)  # not yet settled
+    are_prompt_logprobs_settled: bool = False
 
     @property
     def request_id(self) -> str:
@@ -174,7 +175,11 @@ class LiveRequest:
     def to_finish_entry(self) -> journal_pb2.Finish:
         """The end as the journal keeps it; `ended_state` must be decided."""
         assert self.ended_state is not None
-        return journal_pb2.Finish(sequence=self.number, state=self.ended_state, error=self.error)
+        times = self.times
+        finished_unix_ns = times.arrived_unix_ns + (times.finished_ns or times.arrived_ns) - times.arrived_ns
+        return journal_pb2.Finish(
+            sequence=self.number, state=self.ended_state, error=self.error, finished_unix_ns=finished_unix_ns
+        )
 
     def to_response(self) -> pb.GetRequestResponse:
         """What readers may know by now."""

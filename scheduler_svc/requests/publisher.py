@@ -67,6 +67,7 @@ class Publisher:
         sequences: list[int] = []
         tokens: list[int] = []
         logprobs: list[journal_pb2.DeltaLogprobs] = []
+        prompt_logprobs: list[journal_pb2.PromptTokenLogprobs] = []
         beam_steps: list[journal_pb2.BeamStep] = []
         sample_finishes: list[journal_pb2.SampleEnd] = []
         news = _News()
@@ -75,6 +76,8 @@ class Publisher:
             fresh = sample.settle_tokens()
             fresh_logprobs = sample.settle_logprobs() if sample.pending_logprobs else ()
             sequence, finish = sample.sequence, sample.finish
+            if request.stream.prompt_logprobs and not request.are_prompt_logprobs_settled:
+                prompt_logprobs.append(_prompt_logprobs(request))
             if sequence is not None:  # beams are written as what they were decided from
                 if fresh_logprobs:
                     logprobs += [
@@ -98,6 +101,7 @@ class Publisher:
             sequences=sequences,
             tokens=tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             beam_steps=beam_steps,
             sample_finishes=sample_finishes,
             finishes=[request.to_finish_entry() for request in news.ended],
@@ -134,3 +138,8 @@ class Publisher:
         record = record_of(request).SerializeToString()
         self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
         self._on_closed(request)
+
+
+def _prompt_logprobs(request: LiveRequest) -> journal_pb2.PromptTokenLogprobs:
+    request.are_prompt_logprobs_settled = True
+    return journal_pb2.PromptTokenLogprobs(sequence=request.number, logprobs=request.stream.prompt_logprobs)

@@ -37,10 +37,12 @@ class Readers:
             live.abandonment = None
         return subscription
 
-    def watch(self, live: LiveRequest) -> None:
+    def watch(self, live: LiveRequest, *, at_least_s: float = 0.0) -> None:
         """Starts the grace period of a request without readers."""
         if live.params.cancel_on_disconnect and live.ended_state is None and not self.closed:
-            live.abandonment = asyncio.get_running_loop().call_later(self._grace_s, self._abandon, live)
+            live.abandonment = asyncio.get_running_loop().call_later(
+                max(self._grace_s, at_least_s), self._abandon, live
+            )
 
     def _left(self, request_id: str) -> None:
         live = self._engine.live.get(request_id)

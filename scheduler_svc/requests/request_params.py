@@ -15,7 +15,7 @@ from protos import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.request_checks import ModelLimits, check_request, suppressed_token_ids
 
-__all__ = ["ModelLimits", "RequestParams", "request_digest", "settle_length", "validate"]
+__all__ = ["ModelLimits", "RequestParams", "num_sequences_of", "request_digest", "settle", "settle_length", "validate"]
 
 EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_UNSPECIFIED: False,
@@ -104,6 +104,17 @@ def validate(
         FailedPreconditionError: The request needs a tokenizer or a chat template, and the model has none.
     """
     check_request(request, limits)
+    return settle(request, limits, draw_seed=draw_seed, make_id=make_id)
+
+
+def settle(
+    request: pb.GenerateRequest,
+    limits: ModelLimits,
+    *,
+    draw_seed: Callable[[], int],
+    make_id: Callable[[], str],
+) -> RequestParams:
+    """As `validate`, for a request that was found valid before."""
     seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     stopping, output = request.stopping, request.output
     sampling = _slot_sampling(request, limits, seed)
@@ -118,7 +129,7 @@ def validate(
         sampling=sampling,
         seed=seed,
         num_samples=num_samples,
-        num_sequences=request.beam.beam_width or request.sampling.best_of or num_samples,
+        num_sequences=num_sequences_of(request),
         beam=_beam_options(request.beam) if request.HasField("beam") else None,
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         min_tokens=stopping.min_tokens,
@@ -131,6 +142,11 @@ def validate(
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
     )
+
+
+def num_sequences_of(request: pb.GenerateRequest) -> int:
+    """How many are drawn, or live beams at most."""
+    return request.beam.beam_width or request.sampling.best_of or request.sampling.n or 1
 
 
 def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) -> SlotSampling:

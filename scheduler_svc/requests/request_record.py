@@ -6,7 +6,8 @@ Knows no store; when a record is written, and for how long it is kept, is not it
 from common.arrays import pack_int32, unpack_int32
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.requests.live_request import LiveRequest
+from scheduler_svc.requests.journal_replay import JournaledRequest
+from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
 from scheduler_svc.requests.output_stream import OutputStream, RecordedText, SampleStream
 
 
@@ -28,6 +29,41 @@ def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
         ],
         prompt_logprobs=stream.prompt_logprobs,
         num_samples=stream.accepted.num_samples,
+    )
+
+
+def record_without_text(journaled: JournaledRequest, finish: journal_pb2.Finish) -> journal_pb2.RequestRecord:
+    """Of a request whose text nobody can make any more, with this end; tokens of samples that are drawn are there."""
+    admission, request = journaled.admission, journaled.admission.request
+    num_samples = request.sampling.n or 1
+    reason = FINISH_REASON_OF_STATE.get(finish.state, pb.FINISH_REASON_UNSPECIFIED)
+    samples = journaled.samples if len(journaled.samples) == num_samples else []
+    return journal_pb2.RequestRecord(
+        response=pb.GetRequestResponse(
+            request_id=journaled.request_id,
+            state=finish.state,
+            samples=[
+                pb.SampleOutput(token_ids=each.token_ids, finish=each.finish or pb.SampleFinish(reason=reason))
+                for each in samples
+            ],
+            usage=pb.Usage(
+                prompt_tokens=len(admission.prompt_token_ids) // 4,
+                completion_tokens=sum(len(each.token_ids) for each in samples),
+            ),
+            error=finish.error,
+            created_unix_ns=admission.arrived_unix_ns,
+            seed=request.sampling.seed,
+            tenant=request.tenant,
+        ),
+        request_digest=admission.request_digest,
+        output=request.output,
+        max_tokens=request.stopping.max_tokens,
+        samples=[
+            journal_pb2.SampleRecord(released_ends=pack_int32([0] * len(each.token_ids)), logprobs=each.logprobs)
+            for each in samples
+        ],
+        prompt_logprobs=journaled.prompt_logprobs,
+        num_samples=num_samples,
     )
 
 

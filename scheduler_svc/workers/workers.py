@@ -132,6 +132,8 @@ class Workers:
 
     def _check_model(self, worker_id: str, fingerprint: str) -> None:
         model = self._admission.model
+        if model is None:
+            self._admission.recovery.check_model(worker_id, fingerprint)
         if model is None or model.fingerprint == fingerprint:
             return
         if self.driven or self._admission.is_in_use:
@@ -147,9 +149,10 @@ class Workers:
             description = await link.describe(known.tokenizer_fingerprint if known else "")
             _check_identity(member, description)
             self._check_model(worker_id, description.model.fingerprint)  # again: others have come meanwhile
-            self._admission.model = served_model(description, known)
+            model = served_model(description, known)
             link.open()
             self._add_to_scheduler(member, description)
+            self._admission.serve(model)
             reason = await self._run_loop(member, description.model.fingerprint)
             log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
         except SupersededError as error:

@@ -137,8 +137,11 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_leaves_only_the_sto
     os.kill(services["valkey-server"], signal.SIGKILL)
     serve.wait_for(r"the embedded store ended")
     assert asyncio.run(generate(address)) == text
-    os.kill(services["scheduler_svc"], signal.SIGKILL)
-    serve.wait_for(r"scheduler was killed by signal 9")
+    with quire.Client(address) as client, client.stream("Once upon a time", max_tokens=400, ignore_eos=True) as stream:
+        next(stream)
+        os.kill(services["scheduler_svc"], signal.SIGKILL)
+        serve.wait_for(r"scheduler was killed by signal 9")
+        assert stream.completion().usage.completion_tokens == 400  # the next scheduler went on with it
     assert asyncio.run(generate(address)) == text
 
     services = children_of(serve.process.pid)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NoReturn, cast
 
-from common.arrays import unpack_float32, unpack_int32
+from common.arrays import unpack_float32, unpack_int32, unpack_int64
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
@@ -118,7 +118,7 @@ class Replay:
             self._admit(admission)
         logprobs = {each.delta: each.logprobs for each in entry.delta_logprobs}
         assert len(logprobs) == len(entry.delta_logprobs), "two of one token"
-        deltas = zip(unpack_int32(entry.delta_sequences), unpack_int32(entry.delta_tokens), strict=True)
+        deltas = zip(unpack_int64(entry.delta_sequences), unpack_int32(entry.delta_tokens), strict=True)
         for delta, (number, token_id) in enumerate(deltas):
             request, index = self._by_number[number]
             assert request.end is None, "a token behind the end"
@@ -165,6 +165,7 @@ def merged(entries: Iterable[journal_pb2.JournalEntry]) -> journal_pb2.JournalEn
         whole.delta_sequences += entry.delta_sequences
         whole.delta_tokens += entry.delta_tokens
         whole.admissions.extend(entry.admissions)
+        whole.prompt_logprobs.extend(entry.prompt_logprobs)
         whole.beam_steps.extend(entry.beam_steps)
         whole.sample_finishes.extend(entry.sample_finishes)
         whole.finishes.extend(entry.finishes)

@@ -31,6 +31,7 @@ from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.readers import Readers
+from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.workers.workers import Workers
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import ScriptedWorker
@@ -53,6 +54,7 @@ class Site:
         epoch: int = 1,
         prefix_cache: bool = True,
         pin_retry_s: float = 0.01,
+        model_patience_s: float = 30.0,
     ) -> None:
         self.store = store
         self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
@@ -66,7 +68,8 @@ class Site:
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)
         limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
-        self.admission = Admission(self.engine, limits, self.readers, timeout_s=admission_timeout_s)
+        self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
+        self.admission = Admission(self.engine, limits, self.readers, self.recovery, timeout_s=admission_timeout_s)
         self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word, retry_s=pin_retry_s)
         self.prefixes = Prefixes(self.admission, self.keeper, is_enabled=prefix_cache)
         self.changes: list[bool] = []
@@ -94,11 +97,13 @@ class Site:
 
     async def start(self) -> None:
         await self.journal.open()
+        await self.recovery.read(self.store, record_ttl_s=3600)
         self.writing = [asyncio.create_task(self.journal.run()), asyncio.create_task(self.records.run())]
         await self.server.start()
 
     async def close(self) -> None:
         await self._channel.close()
+        await self.recovery.close()
         await self.workers.close()
         await self.server.stop(0)
         await self._scripted.aclose()

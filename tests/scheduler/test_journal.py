@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from common.arrays import unpack_int32
+from common.arrays import unpack_int32, unpack_int64
 from protos import inference_pb2
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
@@ -138,7 +138,7 @@ async def test_an_entry_keeps_all_that_an_iteration_brought() -> None:
         await until(lambda: len(done) == 3)
     assert done == ["first", "a", "b"]
     _, entry = (await entries_of(store))[-1]
-    assert list(unpack_int32(entry.delta_sequences)) == [7, 8, 7, 8]
+    assert list(unpack_int64(entry.delta_sequences)) == [7, 8, 7, 8]
     assert list(unpack_int32(entry.delta_tokens)) == [70, 80, 71, 81]
     assert [(each.delta, each.logprobs.token_id) for each in entry.delta_logprobs] == [(1, 80), (2, 71), (3, 81)]
     assert list(entry.finishes) == [finish]
@@ -146,7 +146,7 @@ async def test_an_entry_keeps_all_that_an_iteration_brought() -> None:
 
 async def test_a_long_pile_is_cut_into_several_entries() -> None:
     store = HeldStore()
-    async with running_journal(store, max_entry_bytes=80) as journal:  # ten tokens of eight bytes
+    async with running_journal(store, max_entry_bytes=120) as journal:  # ten tokens of twelve bytes
         store.open_gate.clear()
         writer = Writer(journal)
         writer.append()

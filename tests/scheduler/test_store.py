@@ -91,6 +91,13 @@ async def test_records_are_kept_by_request_id(store: Store) -> None:
     assert await store.get_record("c") is None
 
 
+async def test_it_is_known_which_of_many_have_a_record(store: Store) -> None:
+    await store.put_records({f"r{i}": b"" for i in range(0, 1200, 2)}, ttl_s=60)
+    known = await store.known_records([f"r{i}" for i in range(1200)])
+    assert known == {f"r{i}" for i in range(0, 1200, 2)}
+    assert await store.known_records([]) == set()
+
+
 async def test_records_expire_in_redis(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store:
         await store.put_records({"a": b"one"}, ttl_s=3600)

@@ -1,0 +1,119 @@
+"""The scheduler is killed again and again under requests of every kind; all finish, with the same outputs."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import quire
+from common.slot_sampling import SlotSampling
+from quire.params import GenerateParams
+from tests.e2e.beam_searches import Searches, search
+from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.sampled_reference import Drawing, assert_drawn
+from tests.equality import assert_equal_greedy
+from tests.services import Service, start_scheduler
+from tests.valkey import ValkeyProcess
+from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
+
+NUM_TOKENS = 130  # long enough that nothing ends before the first death
+NUM_DEATHS = 3
+PROMPTS = random_prompts((1, 15, 16, 33, 5, 12, 30, 44, 60, 21, 8, 27), seed=9)
+DRAWINGS = [
+    *(Drawing(prompt, SlotSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:8])),
+    *(Drawing(prompt, SlotSampling(seed=80 + i), NUM_TOKENS, n=4) for i, prompt in enumerate(PROMPTS[:4])),
+    Drawing(PROMPTS[4], SlotSampling(seed=50, sample_index=2, repetition_penalty=1.2), NUM_TOKENS, n=2),
+    Drawing(PROMPTS[5], SlotSampling(seed=51, presence_penalty=0.5, frequency_penalty=0.1), NUM_TOKENS, n=2),
+]
+SEARCHES = [search(prompt, 4, NUM_TOKENS, ends=()) for prompt in PROMPTS[:4]]
+
+
+class Site(ModelSite):
+    """One worker, and schedulers on one store that can be killed."""
+
+    def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
+        super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
+        self._stack = stack
+        self._store = stack.enter_context(ValkeyProcess())
+        self.worker = stack.enter_context(self.start_worker("only", "--num-blocks", "600"))
+        self.lives: list[Service] = []
+
+    def begin(self) -> None:
+        """A scheduler that listens."""
+        service, _ = start_scheduler("--store", self._store.url, listen=self.address)
+        self.lives.append(self._stack.enter_context(service))
+
+    def kill(self) -> None:
+        """It says nothing any more."""
+        self.lives[-1].signal(signal.SIGKILL)
+        self.lives[-1].wait()
+
+
+class Watched:
+    """Reads streams; each position of each sample once, in order; knows how much has come."""
+
+    def __init__(self, client: quire.AsyncClient) -> None:
+        self._client = client
+        self.num_tokens = 0
+
+    async def run(self, prompt: list[int], params: GenerateParams) -> quire.Completion:
+        stream = self._client.stream(prompt, **params)
+        positions: dict[int, int] = {}
+        chunks = [chunk async for chunk in self._checked(stream, positions)]
+        completion = await stream.completion()
+        for sample in completion.samples:  # what was delivered on the way is what there is at the end
+            mine = [chunk for chunk in chunks if chunk.index == sample.index]
+            assert tuple(token for chunk in mine for token in chunk.token_ids) == sample.token_ids
+        return completion
+
+    async def _checked(self, stream: quire.CompletionStream, positions: dict[int, int]) -> AsyncIterator[quire.Chunk]:
+        async for chunk in stream:
+            assert chunk.position == positions.get(chunk.index, 0)
+            positions[chunk.index] = chunk.position + chunk.num_tokens
+            self.num_tokens += chunk.num_tokens
+            yield chunk
+
+
+@pytest.fixture
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(tmp_path_factory, stack)
+
+
+async def test_thirty_mixed_requests_survive_a_scheduler_that_is_killed_three_times(site: Site) -> None:
+    searches = Searches(site, SEARCHES)
+    greedy = reference_greedy(site.folder, PROMPTS, NUM_TOKENS)
+    site.begin()
+    async with quire.AsyncClient(site.address) as client:
+        await client.wait_ready(60)
+        watched = Watched(client)
+        plain: GenerateParams = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        greedy_runs = [asyncio.create_task(watched.run(prompt, plain)) for prompt in PROMPTS]
+        drawn = [asyncio.create_task(watched.run(each.prompt, each.request())) for each in DRAWINGS]
+        searched = [
+            asyncio.create_task(watched.run(each.prompt, searches.request(i))) for i, each in enumerate(SEARCHES)
+        ]
+        runs = [*greedy_runs, *drawn, *searched]
+        for _ in range(NUM_DEATHS):
+            await until_more_has_come(watched, runs)
+            await asyncio.to_thread(site.kill)
+            await asyncio.to_thread(site.begin)
+        outputs = [completion.token_ids for completion in await asyncio.gather(*greedy_runs)]
+        assert_equal_greedy(greedy.tokens, greedy.margins, outputs)
+        assert_drawn(site.reference, DRAWINGS, await asyncio.gather(*drawn))
+        searches.compare(await asyncio.gather(*searched)).assert_cuts_are_rare()
+        await all_free(client)
+    recovered = [life.wait_for("journal read") for life in site.lives[1:]]
+    assert all(line["num_live"] for line in recovered), "deaths that came too late mean nothing"
+
+
+async def until_more_has_come(watched: Watched, runs: list["asyncio.Task[quire.Completion]"]) -> None:
+    enough = watched.num_tokens + 300
+    async with asyncio.timeout(60):
+        while watched.num_tokens < enough:
+            await asyncio.sleep(0.01)
+            for run in runs:
+                if run.done():
+                    run.result()

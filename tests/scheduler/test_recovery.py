@@ -1,0 +1,84 @@
+"""A scheduler dies without a word; the next one on the same store goes on, and clients cannot tell."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from protos import inference_pb2 as pb
+from scheduler_svc.text.tokenizer import ModelTokenizer
+from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
+from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled
+from tests.scheduler.scripted_beams import searching
+from tests.scheduler.serving_site import counting
+from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
+
+
+@asynccontextmanager
+async def lives_on(store: SlowStore, num_blocks: int = 64, **options: Any) -> AsyncIterator[Lives]:
+    lives = Lives(store, **options)
+    lives.workers.append(speaking_worker(num_blocks=num_blocks))
+    try:
+        yield lives
+    finally:
+        await lives.close()
+
+
+def mixed_requests(random_: random.Random, num_requests: int) -> list[pb.GenerateRequest]:
+    """Of every kind, many with log-probabilities, stop strings and prompts of several tokens."""
+    tokenizer = ModelTokenizer(byte_level_json(), "", SPECIAL_TOKENS)
+    requests = []
+    for i in range(num_requests):
+        start, length, request_id = random_.randrange(300), random_.randrange(5, 100), f"r{i}"
+        match i % 5:
+            case 0:
+                request = counting(start, length, request_id)
+            case 1:
+                request = sampled(start, length, random_.randrange(2, 6), request_id)
+            case 2:
+                request = sampled(start, length, 2, request_id, best_of=random_.randrange(3, 6))
+            case 3:
+                request = searching(start, length, random_.randrange(2, 6), request_id)
+            case _:
+                request = searching(start, length, 4, request_id, n=2, early_stopping=pb.EARLY_STOPPING_NEVER)
+        request.token_ids.ids[:] = [*(random_.randrange(400) for _ in range(random_.randrange(40))), start]
+        request.on_disconnect = pb.ON_DISCONNECT_CONTINUE
+        if i % 5 < 3:
+            if i % 3 == 0:
+                request.stopping.stop.append(tokenizer.decode([start + 12], keep_special_tokens=True))
+            elif i % 3 == 1:
+                request.stopping.stop_token_ids.append(start + 20)
+        if i % 2:
+            request.output.logprobs = i % 3
+        if i % 4 == 1:
+            request.output.prompt_logprobs = 1
+        request.priority = i % 7 // 6
+        requests.append(request)
+    return requests
+
+
+@pytest.mark.parametrize(("seed", "preempt_every"), [(1, None), (2, 5), (3, None), (4, 3)])
+async def test_mixed_requests_survive_deaths_at_any_moment_and_every_client_sees_an_undisturbed_run(
+    seed: int, preempt_every: int | None
+) -> None:
+    random_ = random.Random(seed)
+    requests = mixed_requests(random_, 30)
+    async with lives_on(SlowStore(random_), preempt_every=preempt_every) as undisturbed:
+        expected = [Client(each) for each in requests]
+        await run_through_deaths(undisturbed, expected, [])
+    deaths = [random_.randrange(1, 8) for _ in range(6)]
+    async with lives_on(SlowStore(random_), num_blocks=40 if seed % 2 else 64, preempt_every=preempt_every) as lives:
+        clients = [Client(each) for each in requests]
+        await run_through_deaths(lives, clients, deaths)
+        for client, reference in zip(clients, expected, strict=True):
+            assert client.seen.end.state == pb.REQUEST_STATE_FINISHED
+            for seen, wanted in zip(client.seen.samples, reference.seen.samples, strict=True):
+                assert (seen.token_ids, seen.text, seen.finish) == (wanted.token_ids, wanted.text, wanted.finish)
+                assert (seen.logprobs, seen.prompt_logprobs) == (wanted.logprobs, wanted.prompt_logprobs)
+            assert_recorded(await record_of(lives.site, client.request.request_id), client.seen)
+        assert lives.num_lives == 7
+        assert lives.num_recovered, "deaths that came too late mean nothing"
+        await lives.site.idle()
+        assert not lives.site.recovery.num_waiting

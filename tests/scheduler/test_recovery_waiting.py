@@ -1,0 +1,228 @@
+"""Requests of an earlier scheduler before their model is known, and the moments at which a death is awkward."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from common.errors import FailedPreconditionError
+from protos import inference_pb2 as pb
+from protos import journal_pb2
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import DataLossError, EntryId
+from tests.scheduler.gated_store import GatedStore
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled
+from tests.scheduler.scripted_worker import ScriptedWorker
+from tests.scheduler.serving_site import Site, counting, tokens_in
+
+
+class ForgetfulStore(MemoryStore):
+    """Takes no records while `forgets`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgets = False
+
+    async def put_records(self, payloads: Any, ttl_s: int) -> None:
+        if self.forgets:
+            await asyncio.Event().wait()
+        await super().put_records(payloads, ttl_s)
+
+
+@pytest.fixture
+async def lives() -> AsyncIterator[Lives]:
+    made = Lives(ForgetfulStore(), model_patience_s=0.3)
+    made.workers.append(speaking_worker())
+    yield made
+    await made.close()
+
+
+async def begun(lives: Lives, request: pb.GenerateRequest, num_steps: int = 4) -> tuple[Client, Site]:
+    """A request that has so many steps behind it when its scheduler dies, and the scheduler after that, alone."""
+    await lives.begin()
+    await lives.add_workers()
+    client = Client(request)
+    lives.workers[0].silence_after(num_steps)
+    await client.come(lives.site)
+    await until(lambda: bool(client.seen.samples) and len(client.seen.samples[0].token_ids) == num_steps)
+    await lives.die()
+    lives.workers[0].speak_again()
+    return client, await lives.begin()
+
+
+def lasting(request_id: str, max_tokens: int = 40) -> pb.GenerateRequest:
+    return counting(10, max_tokens, request_id, on_disconnect=pb.ON_DISCONNECT_CONTINUE)
+
+
+def _is_let_in(site: Site, worker: ScriptedWorker) -> bool:
+    with suppress(FailedPreconditionError):
+        site.workers.register(worker.registration())
+        return True
+    return False
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_a_request_without_its_model_waits_and_shows_no_output_until_it_has_text(lives: Lives) -> None:
+    client, site = await begun(lives, lasting("early"))
+    shown = await record_of(site, "early")
+    assert (shown.state, list(shown.samples), shown.usage.prompt_tokens) == (pb.REQUEST_STATE_WAITING, [], 1)
+    attaching = asyncio.create_task(client.come(site))
+    assert await record_of(site, "early") == shown
+    assert not attaching.done()
+    await lives.add_workers()
+    await attaching
+    await until(lambda: client.is_done)
+    assert client.seen.token_ids == [list(range(11, 51))]
+    assert_recorded(await record_of(site, "early"), client.seen)
+    await site.idle()
+
+
+async def test_the_same_submission_attaches_and_another_body_is_refused_before_and_after_the_model_is_known(
+    lives: Lives,
+) -> None:
+    _, site = await begun(lives, lasting("same"))
+    attaching = asyncio.create_task(site.run(lasting("same")))
+    error = await refusal(site.run(lasting("same", max_tokens=41)))
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    await lives.add_workers()
+    messages = await attaching
+    assert messages[0].accepted.attached and tokens_in(messages) == list(range(11, 51))
+    error = await refusal(site.run(lasting("same", max_tokens=41)))
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    await site.idle()
+
+
+async def test_a_cancellation_counts_at_once_and_survives_another_death(lives: Lives) -> None:
+    _, site = await begun(lives, lasting("unwanted"))
+    answer = await site.inference.Cancel(pb.CancelRequest(request_id="unwanted"))
+    assert answer.state == pb.REQUEST_STATE_CANCELLED
+    await until(lambda: not site.journal.stats.pending)
+    assert (await record_of(site, "unwanted")).state == pb.REQUEST_STATE_RUNNING  # its text is yet to be made
+    await lives.die()
+    site = await lives.begin()
+    await lives.add_workers()
+    await until(lambda: not site.recovery.num_waiting)
+    record = await record_of(site, "unwanted")
+    assert record.state == pb.REQUEST_STATE_CANCELLED
+    assert list(record.samples[0].token_ids) == [11, 12, 13, 14] and record.samples[0].text
+    await site.idle()
+
+
+async def test_a_deadline_passes_while_nobody_serves(lives: Lives) -> None:
+    request = lasting("late")
+    request.timeout_ms = 400
+    _, site = await begun(lives, request)
+    await until(lambda: bool(site.journal.stats.entries > 1))
+    await lives.add_workers()
+    await until(lambda: not site.recovery.num_waiting)
+    record = await record_of(site, "late")
+    assert record.state == pb.REQUEST_STATE_EXPIRED
+    assert list(record.samples[0].token_ids) == [11, 12, 13, 14]
+    await site.idle()
+
+
+async def test_a_request_that_ended_without_its_record_gets_it(lives: Lives) -> None:
+    store = lives.store
+    assert isinstance(store, ForgetfulStore)
+    store.forgets = True
+    site = await lives.begin()
+    await lives.add_workers()
+    client = Client(sampled(10, 9, 2, "ended", best_of=4))
+    await client.come(site)
+    await until(lambda: client.is_done)
+    await lives.die()
+    store.forgets = False
+    site = await lives.begin()
+    assert site.recovery.num_waiting == 1
+    await lives.add_workers()
+    await until(lambda: not site.recovery.num_waiting)
+    record = await record_of(site, "ended")
+    assert [list(sample.token_ids) for sample in record.samples] == client.seen.token_ids
+    assert [sample.finish for sample in record.samples] == [sample.finish for sample in client.seen.samples]
+    assert [sample.text for sample in record.samples] == [sample.text for sample in client.seen.samples]
+    await until(lambda: not site.records.num_pending)
+    assert await store.known_records(["ended"]) == {"ended"}
+    await site.idle()
+
+
+async def test_a_worker_of_another_model_is_kept_away_for_a_while_and_then_what_waits_for_the_other_fails(
+    lives: Lives,
+) -> None:
+    client, site = await begun(lives, lasting("orphan"))
+    other = speaking_worker("other")
+    other.description.model.fingerprint = "other-1"
+    await other.start()
+    site.on_close(other.stop)
+    with pytest.raises(FailedPreconditionError, match="another model than the 1 requests"):
+        site.workers.register(other.registration())
+    attaching = asyncio.create_task(client.come(site))
+    await until(lambda: _is_let_in(site, other))
+    await site.register(other)
+    await attaching
+    assert client.seen.end.state == pb.REQUEST_STATE_FAILED
+    assert "not served any more" in client.seen.end.error
+    assert client.seen.token_ids == [[11, 12, 13, 14]]
+    await site.idle()
+
+
+async def test_a_submission_that_was_told_to_come_back_leaves_its_id_to_the_one_that_came() -> None:
+    """Both are durable when the scheduler dies; the first was never started."""
+    store = GatedStore()
+    lives = Lives(store, admission_timeout_s=0.1)
+    lives.workers.append(speaking_worker())
+    try:
+        site = await lives.begin()
+        await lives.add_workers()
+        store.may_append.clear()
+        first, second = lasting("twice", 8), lasting("twice", 9)
+        assert (await refusal(site.run(first))).code() is grpc.StatusCode.UNAVAILABLE
+        assert (await refusal(site.run(second))).code() is grpc.StatusCode.UNAVAILABLE
+        pending = [entry.encode() for entry in [site.journal._in_flight, *site.journal._pending] if entry]
+        await lives.die()
+        store.may_append.set()
+        for seq, payload in enumerate(pending, start=1):
+            await store.append(EntryId(1, seq), payload)
+        site = await lives.begin()
+        assert site.recovery.num_waiting == 1
+        messages = asyncio.create_task(site.run(second))
+        await lives.add_workers()
+        assert tokens_in(await messages) == list(range(11, 20))
+        await site.idle()
+        finishes = [finish for _, entry in await entries_of(store) for finish in entry.finishes]
+        assert {(each.sequence, each.withdrawn) for each in finishes} == {(1, True), (2, False)}
+    finally:
+        await lives.close()
+
+
+async def test_numbers_go_on_from_the_highest_and_trimming_keeps_what_was_recovered(lives: Lives) -> None:
+    _, site = await begun(lives, sampled(10, 30, 3, "wide"))
+    assert site.engine.number_sequences(1) == 4
+    (kept,) = site.journal._needed.items()
+    assert kept[0] == 1 and kept[1] is not None
+    await lives.store.trim(kept[1])
+    admissions = [each for _, entry in await entries_of(lives.store) for each in entry.admissions]
+    assert [each.request.request_id for each in admissions] == ["wide"]
+    assert admissions[0].model_fingerprint == "counting-1"
+    await lives.add_workers()
+    await until(lambda: not site.engine.live and not site.recovery.num_waiting)
+    await until(lambda: not site.records.num_pending)
+    assert not site.journal._needed
+
+
+async def test_a_damaged_entry_keeps_the_scheduler_from_starting_and_says_what_to_do(lives: Lives) -> None:
+    await begun(lives, lasting("whole"))
+    await lives.die()
+    bad = journal_pb2.JournalEntry(delta_sequences=bytes(8), delta_tokens=bytes(8)).SerializeToString()
+    await lives.store.append(EntryId(2, 9), bad)
+    with pytest.raises(DataLossError, match=r"journal entry 2-9 contradicts itself.*restore the store"):
+        await lives.begin()
