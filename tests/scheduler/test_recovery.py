@@ -59,7 +59,7 @@ def mixed_requests(random_: random.Random, num_requests: int) -> list[pb.Generat
     return requests
 
 
-@pytest.mark.parametrize(("seed", "preempt_every"), [(1, None), (2, 5)])
+@pytest.mark.parametrize(("seed", "preempt_every"), [(1, None), (2, 5), (3, None), (4, 3)])
 async def test_mixed_requests_survive_deaths_at_any_moment_and_every_client_sees_an_undisturbed_run(
     seed: int, preempt_every: int | None
 ) -> None:
