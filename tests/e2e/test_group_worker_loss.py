@@ -14,7 +14,9 @@ from tests.e2e.sampled_reference import Drawing, assert_drawn
 from tests.worker.tiny_models import random_prompts, write_tiny_model
 
 NUM_TOKENS = 200  # long enough that nothing ends before its worker is killed
-PROMPTS = random_prompts((1, 15, 16, 33), seed=7)
+# Each has a full block, so that what begins with one prompt is placed where that block is: a worker that has a search
+# has samples too, whichever is killed.
+PROMPTS = random_prompts((17, 31, 32, 33), seed=7)
 DRAWINGS = [
     Drawing(PROMPTS[0], SlotSampling(seed=1), NUM_TOKENS, n=4),
     Drawing(PROMPTS[1], SlotSampling(seed=2, temperature=0.8, top_p=0.9), NUM_TOKENS, n=4),
