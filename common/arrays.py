@@ -11,6 +11,8 @@ from typing import TypeVar
 T = TypeVar("T", int, float)
 _SWAP = sys.byteorder == "big"
 
+INT32_BYTES = 4  # of each number, packed
+
 
 def pack_int32(values: Iterable[int]) -> bytes:
     """Encodes integers as little-endian int32. Raises OverflowError if one does not fit."""

@@ -61,7 +61,7 @@ def start_device_runner(
     graphs = settings.graphs and choice.device.type == "cuda"
 
     def make(pool: KVPool, limits: StepLimits) -> GraphRunner:
-        return _device_runner(decoder, pool, limits, operations)
+        return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
 
     free_bytes, fraction = free_memory_bytes(choice.device), _UNMEASURED_FRACTION
     if choice.device.type == "cuda":
@@ -83,10 +83,6 @@ def _operations(choice: RunnerChoice) -> Operations:
     from worker_svc.device import triton_operations  # noqa: PLC0415 - Triton may be missing where nobody needs it
 
     return triton_operations.OPERATIONS
-
-
-def _device_runner(decoder: Decoder, pool: KVPool, limits: StepLimits, operations: Operations) -> GraphRunner:
-    return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
 
 
 def _plan(

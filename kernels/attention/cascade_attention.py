@@ -13,7 +13,7 @@ from kernels.attention import decode_attention
 from kernels.attention.cascade_plan import WORK_FIELDS
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.decode_attention import attend_keys, score_factors
-from kernels.attention.shape import Attended, ScoreRule
+from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
 
 @triton.jit
@@ -135,9 +135,8 @@ def attend_prefixes(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
     """Each member's result for each split of its group's prefix, left where the plan of the suffixes has room."""
     suffixes, shape = plan.suffixes, plan.suffixes.shape
     assert suffixes.prefixes is not None
-    assert query.shape == (len(suffixes.rows.context_lens), shape.num_heads, shape.head_dim), "not the plan's queries"
-    assert key_cache.shape[1:] == (suffixes.block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
-    assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
+    assert len(query) == len(suffixes.rows.context_lens), "not the plan's queries"
+    assert_fits(shape, query, key_cache, value_cache, suffixes.block_size)
     num_programs = min(len(plan.work), -(-plan.num_programs // shape.num_kv_heads))
     prefix_kernel[(shape.num_kv_heads, num_programs)](
         query,
@@ -150,10 +149,7 @@ def attend_prefixes(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         suffixes.prefixes.first_partials,
         suffixes.partial_out,
         suffixes.partial_lse,
-        *query.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        suffixes.rows.block_tables.stride(0),
+        *launch_strides(query, key_cache, value_cache, suffixes.rows.block_tables),
         *score_factors(rule),
         **launch_constants(plan, rule.soft_cap is not None),
         num_warps=plan.config.prefix.num_warps,

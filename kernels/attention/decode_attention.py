@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.attention.decode_plan import WORK_FIELDS
 from kernels.attention.decode_reference import DecodePlan
 from kernels.attention.score_math import online_softmax, tanh
-from kernels.attention.shape import Attended, ScoreRule
+from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
 LN_2 = tl.constexpr(math.log(2.0))
 # The tile of partial results that is merged at once: at most 32 registers for each of 128 threads, so that merging
@@ -260,9 +260,8 @@ def decode_attention(
     out:                    where results go, contiguous, as query otherwise; made if absent
     """
     shape = plan.shape
-    assert query.shape == (len(plan.rows.context_lens), shape.num_heads, shape.head_dim), "not the plan's queries"
-    assert key_cache.shape[1:] == (plan.block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
-    assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
+    assert len(query) == len(plan.rows.context_lens), "not the plan's queries"
+    assert_fits(shape, query, key_cache, value_cache, plan.block_size)
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     assert out.shape == query.shape and out.is_contiguous()
@@ -281,10 +280,7 @@ def decode_attention(
         plan.num_arrived,
         plan.num_work if plan.prefixes is None else plan.prefixes.num_partials,
         plan.num_work if plan.prefixes is None else plan.prefixes.first_partials,
-        *query.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        plan.rows.block_tables.stride(0),
+        *launch_strides(query, key_cache, value_cache, plan.rows.block_tables),
         *score_factors(rule),
         **launch_constants(plan, rule.soft_cap is not None, with_lse),
         num_warps=plan.config.num_warps,

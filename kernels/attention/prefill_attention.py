@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.attention.decode_attention import score_factors
 from kernels.attention.prefill_reference import PrefillPlan
 from kernels.attention.score_math import online_softmax, tanh
-from kernels.attention.shape import Attended, ScoreRule
+from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
 LN_2 = tl.constexpr(math.log(2.0))
 TILE_FIELDS = tl.constexpr(2)
@@ -273,9 +273,7 @@ def prefill_attention(
     out:                    where results go, contiguous, as query otherwise; made if absent
     """
     shape = plan.shape
-    assert query.shape[1:] == (shape.num_heads, shape.head_dim), "not the plan's queries"
-    assert key_cache.shape[1:] == (plan.block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
-    assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
+    assert_fits(shape, query, key_cache, value_cache, plan.block_size)
     assert plan.tiles.is_contiguous() and plan.rows.block_tables.stride(1) == 1
     assert rule.scale > 0, "the greatest product is to be the greatest score"
     if out is None:
@@ -295,10 +293,7 @@ def prefill_attention(
         plan.tiles,
         out,
         out if lse is None else lse,
-        *query.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        plan.rows.block_tables.stride(0),
+        *launch_strides(query, key_cache, value_cache, plan.rows.block_tables),
         *score_factors(rule),
         plan.sliding_window or 0,
         **launch_constants(plan, rule.soft_cap is not None, with_lse),

@@ -59,3 +59,19 @@ class Attended(NamedTuple):
 def power_of_2(number: int) -> int:
     """The least power of two that is not below it."""
     return 1 << (number - 1).bit_length()
+
+
+def assert_fits(shape: AttentionShape, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_size: int) -> None:
+    """What every kernel of attention takes for granted of its arguments.
+
+    query:                  [any, num_heads, head_dim], head_dim contiguous
+    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
+    """
+    assert query.shape[1:] == (shape.num_heads, shape.head_dim), "not the plan's queries"
+    assert key_cache.shape[1:] == (block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
+    assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
+
+
+def launch_strides(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor) -> tuple[int, ...]:
+    """The strides that every kernel of attention is launched with, in their order."""
+    return (*query.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], block_tables.stride(0))

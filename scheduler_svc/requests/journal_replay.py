@@ -7,7 +7,7 @@ decisions that they are replayed from.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.arrays import unpack_int32, unpack_int64
+from common.arrays import INT32_BYTES, unpack_int32, unpack_int64
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.store import DataLossError, EntryId
@@ -41,6 +41,10 @@ class JournaledRequest:
     @property
     def request_id(self) -> str:
         return self.admission.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.admission.prompt_token_ids) // INT32_BYTES
 
     @property
     def has_output(self) -> bool:

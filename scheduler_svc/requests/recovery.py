@@ -124,7 +124,7 @@ class Recovery:
         return pb.GetRequestResponse(
             request_id=request_id,
             state=pb.REQUEST_STATE_RUNNING if has_ended else pb.REQUEST_STATE_WAITING,
-            usage=pb.Usage(prompt_tokens=len(admission.prompt_token_ids) // 4),
+            usage=pb.Usage(prompt_tokens=waiting.journaled.num_prompt_tokens),
             created_unix_ns=admission.arrived_unix_ns,
             seed=admission.request.sampling.seed,
             tenant=admission.request.tenant,

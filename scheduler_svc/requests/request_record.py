@@ -47,7 +47,7 @@ def record_without_text(journaled: JournaledRequest, finish: journal_pb2.Finish)
                 for each in samples
             ],
             usage=pb.Usage(
-                prompt_tokens=len(admission.prompt_token_ids) // 4,
+                prompt_tokens=journaled.num_prompt_tokens,
                 completion_tokens=sum(len(each.token_ids) for each in samples),
             ),
             error=finish.error,

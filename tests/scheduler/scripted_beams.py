@@ -4,13 +4,14 @@ That comes from `BeamSearch` driven without scheduler, worker or wire.
 """
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any, Literal
 
 from protos import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
 from tests.scheduler import scripted_model as model
 from tests.scheduler.journal_setup import until
-from tests.scheduler.sample_outputs import RequestSeen
+from tests.scheduler.sample_outputs import RequestSeen, sampled
 from tests.scheduler.serving_site import Site, counting
 
 
@@ -51,6 +52,21 @@ def searching(
     request = counting(start, max_tokens, request_id, beam=pb.BeamParams(beam_width=beam_width, **beam))
     request.sampling.n = n or beam_width
     return request
+
+
+def of_kind(kind: int, start: int, max_tokens: int, request_id: str, random_: Random) -> pb.GenerateRequest:
+    """One sample, several, ranked ones, a search, and one that returns a part: kinds 0 to 4, of random widths."""
+    match kind:
+        case 0:
+            return counting(start, max_tokens, request_id)
+        case 1:
+            return sampled(start, max_tokens, random_.randrange(2, 6), request_id)
+        case 2:
+            return sampled(start, max_tokens, 2, request_id, best_of=random_.randrange(3, 6))
+        case 3:
+            return searching(start, max_tokens, random_.randrange(2, 6), request_id)
+        case _:
+            return searching(start, max_tokens, 4, request_id, n=2, early_stopping=pb.EARLY_STOPPING_NEVER)
 
 
 def search_of(request: pb.GenerateRequest) -> ScriptedSearch:

@@ -19,7 +19,7 @@ from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_replay import Replay, ReplayedRequest, merged, replayed
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.sample_outputs import RequestSeen, record_of, sampled, see
-from tests.scheduler.scripted_beams import searching
+from tests.scheduler.scripted_beams import of_kind, searching
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site
 
@@ -76,17 +76,7 @@ def mixed_requests(random_: random.Random) -> list[pb.GenerateRequest]:
     requests = []
     for i in range(50):
         start, length, request_id = random_.randrange(5000), random_.randrange(1, 25), f"r{i}"
-        match i % 5:
-            case 0:
-                request = counting(start, length, request_id)
-            case 1:
-                request = sampled(start, length, random_.randrange(2, 6), request_id)
-            case 2:
-                request = sampled(start, length, 2, request_id, best_of=random_.randrange(3, 6))
-            case 3:
-                request = searching(start, length, random_.randrange(2, 6), request_id)
-            case _:
-                request = searching(start, length, 4, request_id, n=2, early_stopping=pb.EARLY_STOPPING_NEVER)
+        request = of_kind(i % 5, start, length, request_id, random_)
         if i % 5 < 3:
             request.stopping.stop_token_ids.append(start + 12)
         if i % 2:

@@ -10,9 +10,8 @@ import pytest
 from protos import inference_pb2 as pb
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
-from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled
-from tests.scheduler.scripted_beams import searching
-from tests.scheduler.serving_site import counting
+from tests.scheduler.sample_outputs import assert_recorded, record_of
+from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
 
 
@@ -32,17 +31,7 @@ def mixed_requests(random_: random.Random, num_requests: int) -> list[pb.Generat
     requests = []
     for i in range(num_requests):
         start, length, request_id = random_.randrange(300), random_.randrange(5, 100), f"r{i}"
-        match i % 5:
-            case 0:
-                request = counting(start, length, request_id)
-            case 1:
-                request = sampled(start, length, random_.randrange(2, 6), request_id)
-            case 2:
-                request = sampled(start, length, 2, request_id, best_of=random_.randrange(3, 6))
-            case 3:
-                request = searching(start, length, random_.randrange(2, 6), request_id)
-            case _:
-                request = searching(start, length, 4, request_id, n=2, early_stopping=pb.EARLY_STOPPING_NEVER)
+        request = of_kind(i % 5, start, length, request_id, random_)
         request.token_ids.ids[:] = [*(random_.randrange(400) for _ in range(random_.randrange(40))), start]
         request.on_disconnect = pb.ON_DISCONNECT_CONTINUE
         if i % 5 < 3:

@@ -4,7 +4,6 @@ The host never waits to launch a step, and the main stream waits for a swap only
 moved (`move_hazards`). It owns the side stream; host blocks are read and written there alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +12,12 @@ from torch import Tensor
 
 from kernels.blocks.copy_order import apart, copy_table
 from worker_svc.device.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, blocks_of
+from worker_svc.device.operations import CopyByTable, SwapBlocks
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.device.streams import DeviceEvent, DeviceStreams
 from worker_svc.kv_pool import KVPool
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import BlockPairs, CheckedStep, IntArray, StepRows
-
-CopyByTable = Callable[[Tensor, Tensor, Tensor, int], None]  # as in kernels.blocks.kv_blocks
-SwapBlocks = Callable[[Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from common.step import Candidates, LogprobRows, StepResult
 from kernels.sampling.sampling import best_tokens, finite_rows, model_logprobs, token_ranks
-from worker_svc.device.device_edits import PackedEdits, Penalise, apply_edits, pack_edits
+from worker_svc.device.device_edits import PackedEdits, apply_edits, pack_edits
+from worker_svc.device.operations import Penalise
 from worker_svc.device.sampling_columns import Feature, SamplingColumns
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.device.to_host import to_host

@@ -4,7 +4,7 @@ The host packs what the step's slots ask for; histories are read on the device, 
 edit that no slot of the step has costs nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,10 @@ from torch import Tensor
 
 from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import add_bias, allow_only, suppress
+from worker_svc.device.operations import Penalise
 from worker_svc.device.sampling_columns import EditedIds, Feature, SamplingColumns
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.step_check import BoolArray, IntArray
-
-Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)

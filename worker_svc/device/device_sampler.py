@@ -4,7 +4,6 @@ In three parts: the host packs parameters into the step's upload, then queues ke
 once the step's event is reached. It knows nothing of rows, sequences or blocks.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +14,13 @@ from common.step import StepResult
 from kernels.sampling.choice_reference import ChosenTokens, SampleRows
 from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import NO_THRESHOLD, TokenLogprobs, token_logprobs
-from worker_svc.device.device_edits import PackedEdits, Penalise, apply_edits, pack_edits
+from worker_svc.device.device_edits import PackedEdits, apply_edits, pack_edits
+from worker_svc.device.operations import ChooseTokens, Penalise
 from worker_svc.device.sampling_columns import Feature, SamplingColumns
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.device.to_host import logprobs_to_host, to_host
 from worker_svc.prompt_logprobs import concatenate, logprob_rows
 from worker_svc.step_check import IntArray
-
-ChooseTokens = Callable[[Tensor, SampleRows, Tensor | None], ChosenTokens]
 
 _MAX_LOGITS = 1 << 24  # whose log-probabilities are computed at a time: 128 MiB for the keys of their order
 

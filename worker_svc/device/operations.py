@@ -25,6 +25,11 @@ DecodeAttention = Callable[[Tensor, Tensor, Tensor, DecodePlan, ScoreRule, bool,
 CascadeAttention = Callable[[Tensor, Tensor, Tensor, CascadePlan, ScoreRule, Tensor | None], Attended]
 PrefillAttention = Callable[[Tensor, Tensor, Tensor, PrefillPlan, ScoreRule, bool, Tensor | None], Attended]
 
+CopyByTable = Callable[[Tensor, Tensor, Tensor, int], None]
+SwapBlocks = Callable[[Tensor, Tensor, Tensor], None]
+ChooseTokens = Callable[[Tensor, SampleRows, Tensor | None], ChosenTokens]
+Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
@@ -40,7 +45,7 @@ class Operations:
     fill_cascade_plan: Callable[[CascadePlan], None]
     cascade_attention: CascadeAttention
     prefill_attention: PrefillAttention
-    copy_by_table: Callable[[Tensor, Tensor, Tensor, int], None]
-    swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
-    choose_tokens: Callable[[Tensor, SampleRows, Tensor | None], ChosenTokens]
-    penalise: Callable[[Tensor, PenaltyRows, Tensor], None]
+    copy_by_table: CopyByTable
+    swap_blocks: SwapBlocks
+    choose_tokens: ChooseTokens
+    penalise: Penalise

@@ -10,7 +10,8 @@ from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
 from tests.worker.device.simulated_streams import SimulatedStreams
 from tests.worker.device.two_streams import Operation
-from worker_svc.device.block_moves import BlockMover, CopyByTable, PendingSwaps, SwapBlocks
+from worker_svc.device.block_moves import BlockMover, PendingSwaps
+from worker_svc.device.operations import CopyByTable, SwapBlocks
 from worker_svc.device.step_upload import StepUpload
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.slot_table import SlotTable
