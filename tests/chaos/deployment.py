@@ -1,0 +1,154 @@
+"""Store, schedulers and workers of a scenario, each a real process that can be killed, frozen and started again.
+
+Blocking waits run on threads, so that proxies in this process go on meanwhile.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import quire
+from tests.chaos.chaos_store import ChaosStore
+from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, start_scheduler
+
+POLL_S = 0.005
+ALL_FREE_S = 20.0
+WORKER_FLAGS = ("--threads", "1", "--num-blocks", "1024", "--num-host-blocks", "256")
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a role, after which another may come."""
+
+    name: str
+    service: Service
+
+    @property
+    def is_over(self) -> bool:
+        return self.service.process.poll() is not None
+
+    def send(self, number: signal.Signals) -> float:
+        """Returns when, by the monotonic clock."""
+        at_s = time.monotonic()
+        self.service.signal(number)
+        return at_s
+
+    def kill(self) -> float:
+        """SIGKILL, and waits for the end. Returns when."""
+        at_s = self.send(signal.SIGKILL)
+        self.service.wait()
+        return at_s
+
+    def logged(self, event: str, after_s: float = 0.0) -> list[dict[str, Any]]:
+        """Its log lines of an event since a moment."""
+        return [line for line in list(self.service.lines) if line.get("event") == event and logged_s(line) >= after_s]
+
+
+class Deployment:
+    """One store; schedulers at one address, one after another; workers by name."""
+
+    def __init__(
+        self, *, scheduler_flags: Sequence[str] = (), worker_flags: Sequence[str] = (), address: str | None = None
+    ) -> None:
+        self._stack = ExitStack()
+        self.store: ChaosStore = self._stack.enter_context(ChaosStore())
+        self.address = address or free_address()
+        self.store_url = self.store.url  # a proxy's, where there is one
+        self.schedulers: list[Life] = []
+        self.workers: dict[str, Life] = {}
+        self.scheduler_flags = list(scheduler_flags)
+        self.worker_flags = [*WORKER_FLAGS, *worker_flags]
+        self.worker_scheduler = self.address  # what workers are told; a proxy's, where there is one
+
+    @property
+    def scheduler(self) -> Life:
+        """The one that was started last."""
+        return self.schedulers[-1]
+
+    async def begin_scheduler(self, *flags: str, address: str | None = None, listens: bool = True) -> Life:
+        """A scheduler; with `listens`, one that has said so."""
+        arguments = ("--store", self.store_url, *self.scheduler_flags, *flags)
+        listen = address or self.address
+        if listens:
+            service, _ = await asyncio.to_thread(start_scheduler, *arguments, listen=listen)
+        else:
+            service = Service("scheduler_svc", "--listen", listen, *arguments)
+        life = Life(f"scheduler-{len(self.schedulers)}", self._stack.enter_context(service))
+        self.schedulers.append(life)
+        return life
+
+    def begin_worker(self, name: str, *flags: str, module: str = "worker_svc", listen: str = "127.0.0.1:0") -> Life:
+        """A worker, or the next of that name; it registers by itself."""
+        where = ("--model", str(DEMO_MODEL), "--scheduler", self.worker_scheduler, "--listen", listen)
+        service = Service(module, *where, "--worker-id", name, *self.worker_flags, *flags)
+        self.workers[name] = Life(name, self._stack.enter_context(service))
+        return self.workers[name]
+
+    async def until_driven(self, *names: str) -> None:
+        """Until the scheduler drives these workers."""
+        async with self.client() as client, asyncio.timeout(START_TIMEOUT_S):
+            while True:
+                try:
+                    stats = await client.stats()
+                    if {worker.worker_id for worker in stats.workers} >= set(names):
+                        return
+                except quire.QuireError:
+                    pass
+                await asyncio.sleep(POLL_S * 10)
+
+    def client(self) -> quire.AsyncClient:
+        """To ask how it stands."""
+        return quire.AsyncClient(self.address, connect_timeout_s=30.0)
+
+    async def leaked_blocks(self) -> int:
+        """Blocks that are still held, on devices and hosts, once nothing runs any more and some time has passed."""
+        give_up_s = time.monotonic() + ALL_FREE_S
+        async with self.client() as client:
+            while True:
+                stats = await client.stats()
+                held = sum(each.blocks.used + each.used_host_blocks for each in stats.workers)
+                if (not held and not stats.num_running and not stats.num_waiting) or time.monotonic() > give_up_s:
+                    return held + stats.num_running + stats.num_waiting
+                await asyncio.sleep(POLL_S * 4)
+
+    def close(self) -> None:
+        for life in (*self.schedulers, *self.workers.values()):
+            if not life.is_over:
+                life.send(signal.SIGCONT)
+        self._stack.close()
+
+
+async def logged(life: Life, event: str, after_s: float = 0.0, timeout_s: float = 60.0) -> float:
+    """When a process first logged an event after a moment, by the monotonic clock."""
+    give_up_s = time.monotonic() + timeout_s
+    while not (lines := life.logged(event, after_s)):
+        last = "".join(life.service.raw[-8:])
+        assert time.monotonic() < give_up_s, f"{life.name} did not log {event!r} in {timeout_s:g} s; last:\n{last}"
+        await asyncio.sleep(POLL_S)
+    return logged_s(lines[0])
+
+
+def logged_s(line: dict[str, Any]) -> float:
+    """When a line was logged, by the monotonic clock."""
+    ago_s = time.time() - datetime.fromisoformat(line["timestamp"]).timestamp()
+    return time.monotonic() - ago_s
+
+
+async def standard_deployment(*, num_workers: int = 2, flags: Sequence[str] = ()) -> Deployment:
+    """A scheduler and its workers on a store of their own."""
+    deployment = Deployment(scheduler_flags=flags)
+    try:
+        names = [f"worker-{index}" for index in range(num_workers)]
+        for name in names:
+            deployment.begin_worker(name)
+        await deployment.begin_scheduler()
+        await deployment.until_driven(*names)
+    except BaseException:
+        deployment.close()
+        raise
+    return deployment
