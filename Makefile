@@ -66,6 +66,7 @@ protos: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.journal_cost
+	$(BIN)/python -m benchmarks.durability_cost
 	$(BIN)/python -m benchmarks.recovery_time
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.schedule_cost
