@@ -15,7 +15,7 @@ def test_each_round_is_compared_with_the_memory_store_in_the_same_round() -> Non
 
 
 def test_rounds_that_do_not_correspond_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         row_of(Load(batch=64, step_ms=8.0), "always", [Measured(1.0, 1.0)], [Measured(1.0, 1.0)] * 2)
 
 
