@@ -7,6 +7,7 @@
 #   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
 #   OUT          folder of the report, for `make gpu-check`.
 #   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
+#   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
 #   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
@@ -15,6 +16,7 @@ VENV ?= .venv
 SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
 SEEDS ?= 20000
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
@@ -31,7 +33,7 @@ serve: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
 
 check: $(VENV)/.dev kernels-gate
