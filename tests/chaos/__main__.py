@@ -34,7 +34,7 @@ async def play(stage: Stage, scenario: Scenario) -> Result:
         error = f"{type(failure).__name__}: {failure}"
         traceback.print_exc()
     result = Result(scenario, figures, error, time.monotonic() - began_s)
-    stage.end_scene(failed=not result.is_met)
+    await stage.end_scene(failed=not result.is_met)
     return result
 
 
@@ -47,7 +47,7 @@ async def run(scenarios: list[Scenario], seed: int) -> list[Result]:
             say(result)
             results.append(result)
     finally:
-        stage.close()
+        await stage.close()
     return results
 
 

@@ -4,7 +4,7 @@ Tokens are equal up to the first near tie of the reference, as `tests.equality` 
 `transformers`, and only where outputs differ. Knows no process.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -79,8 +79,8 @@ class Reference:
     completions: list[quire.Completion]
     margins: MarginSource
 
-    def judge(self, requests: Iterable[Told], *, may_fail: Callable[[Told], bool] = lambda told: False) -> Verdict:
-        """Of all requests; those that may fail are held to what they were told, not to finishing."""
+    def judge(self, requests: Iterable[Told]) -> Verdict:
+        """Of all requests."""
         verdict = Verdict()
         for told in requests:
             verdict.sent += 1
@@ -90,7 +90,7 @@ class Reference:
                 verdict.worst_stall_s = max(verdict.worst_stall_s, _worst_stall(told))
             _check_positions(told, verdict)
             finished = told.state == "finished"
-            if not finished and told.accepted_s is not None and not may_fail(told):
+            if not finished and told.accepted_s is not None:
                 verdict.lost += 1
                 verdict.note(f"{told.request_id} lost: {told.state}: {told.error}")
             self._compare(told, verdict, is_whole=finished)

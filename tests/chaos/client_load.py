@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos.asks import ChaosAsk
@@ -16,6 +17,7 @@ from tests.services import ROOT
 POLL_S = 0.02
 FLOW_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 240.0
+MIN_GAPS = 20  # of a request whose speed is judged
 
 
 class ClientProcess:
@@ -23,6 +25,8 @@ class ClientProcess:
 
     def __init__(self, address: str, plan: Path, folder: Path, name: str, attach: Path | None = None) -> None:
         self.history = folder / f"{name}.jsonl"
+        self.name = name
+        self.was_killed = False
         self._log = folder / f"{name}.log"
         more = [] if attach is None else ["--attach", str(attach)]
         files = ["--plan", str(plan), "--history", str(self.history), "--name", name]
@@ -41,8 +45,10 @@ class ClientProcess:
 
     def send(self, number: signal.Signals) -> float:
         """Returns when, by the monotonic clock."""
+        self.was_killed = self.was_killed or number is signal.SIGKILL
+        at_s = time.monotonic()
         self.process.send_signal(number)
-        return time.monotonic()
+        return at_s
 
     def wait(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)
@@ -52,6 +58,10 @@ class ClientProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     @property
     def complaint(self) -> str:
@@ -102,7 +112,7 @@ class ClientLoad:
             if holds():
                 return
             for client in self.clients:
-                assert not client.process.returncode, f"a client ended:\n{client.complaint}"
+                assert client.was_killed or not client.process.returncode, f"a client ended:\n{client.complaint}"
             assert time.monotonic() < give_up_s, f"not within {timeout_s:g} s: {what}"
             await asyncio.sleep(POLL_S)
 
@@ -122,10 +132,14 @@ class ClientLoad:
         assert first is not None
         return first
 
-    async def all_went_on_after(self, at_s: float) -> float:
+    async def all_went_on_after(self, at_s: float, of_client: str = "") -> float:
         """When the last of the requests that streamed at a moment had its next token, or its end."""
         self.update()
-        live = [told for told in self.history.live_at(at_s) if self.asks[told.ask].streams]
+        live = [
+            told
+            for told in self.history.live_at(at_s)
+            if self.asks[told.ask].streams and told.request_id.startswith(of_client)
+        ]
         moments: dict[str, float] = {}
 
         def all_went_on() -> bool:
@@ -139,11 +153,20 @@ class ClientLoad:
         await self.until(all_went_on, "every request went on after the fault")
         return max(moments.values(), default=at_s)
 
+    def gaps(self, from_s: float, to_s: float) -> list[list[float]]:
+        """Times between the tokens of each request that streamed in a span, where there are enough to judge."""
+        found = []
+        for told in self.history.requests.values():
+            moments = [piece.at_s for piece in told.pieces if from_s <= piece.at_s <= to_s and piece.sample == 0]
+            if self.asks[told.ask].streams and len(moments) > MIN_GAPS:
+                found.append([later - earlier for earlier, later in pairwise(moments)])
+        return found
+
     async def finish(self, timeout_s: float = END_TIMEOUT_S) -> History:
         """Lets all clients come to their end. Raises AssertionError if one cannot, or breaks off."""
         for client in self.clients:
             client.stop_asking()
-        await self.until(lambda: all(c.process.poll() is not None for c in self.clients), "clients end", timeout_s)
+        await self.until(lambda: all(client.has_ended for client in self.clients), "clients end", timeout_s)
         self.update()
         return self.history
 

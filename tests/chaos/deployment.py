@@ -6,7 +6,7 @@ Blocking waits run on threads, so that proxies in this process go on meanwhile.
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,6 @@ from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, s
 
 POLL_S = 0.005
 ALL_FREE_S = 20.0
-WORKER_FLAGS = ("--threads", "1", "--num-blocks", "1024", "--num-host-blocks", "256")
 
 
 @dataclass(slots=True)
@@ -49,45 +48,15 @@ class Life:
         return [line for line in list(self.service.lines) if line.get("event") == event and logged_s(line) >= after_s]
 
 
-class Deployment:
-    """One store; schedulers at one address, one after another; workers by name."""
+class Place:
+    """Where something is served: whoever asks there."""
 
-    def __init__(
-        self, *, scheduler_flags: Sequence[str] = (), worker_flags: Sequence[str] = (), address: str | None = None
-    ) -> None:
-        self._stack = ExitStack()
-        self.store: ChaosStore = self._stack.enter_context(ChaosStore())
-        self.address = address or free_address()
-        self.store_url = self.store.url  # a proxy's, where there is one
-        self.schedulers: list[Life] = []
-        self.workers: dict[str, Life] = {}
-        self.scheduler_flags = list(scheduler_flags)
-        self.worker_flags = [*WORKER_FLAGS, *worker_flags]
-        self.worker_scheduler = self.address  # what workers are told; a proxy's, where there is one
+    def __init__(self, client_address: str) -> None:
+        self.client_address = client_address
 
-    @property
-    def scheduler(self) -> Life:
-        """The one that was started last."""
-        return self.schedulers[-1]
-
-    async def begin_scheduler(self, *flags: str, address: str | None = None, listens: bool = True) -> Life:
-        """A scheduler; with `listens`, one that has said so."""
-        arguments = ("--store", self.store_url, *self.scheduler_flags, *flags)
-        listen = address or self.address
-        if listens:
-            service, _ = await asyncio.to_thread(start_scheduler, *arguments, listen=listen)
-        else:
-            service = Service("scheduler_svc", "--listen", listen, *arguments)
-        life = Life(f"scheduler-{len(self.schedulers)}", self._stack.enter_context(service))
-        self.schedulers.append(life)
-        return life
-
-    def begin_worker(self, name: str, *flags: str, module: str = "worker_svc", listen: str = "127.0.0.1:0") -> Life:
-        """A worker, or the next of that name; it registers by itself."""
-        where = ("--model", str(DEMO_MODEL), "--scheduler", self.worker_scheduler, "--listen", listen)
-        service = Service(module, *where, "--worker-id", name, *self.worker_flags, *flags)
-        self.workers[name] = Life(name, self._stack.enter_context(service))
-        return self.workers[name]
+    def client(self) -> quire.AsyncClient:
+        """To ask how it stands."""
+        return quire.AsyncClient(self.client_address, connect_timeout_s=30.0)
 
     async def until_driven(self, *names: str) -> None:
         """Until the scheduler drives these workers."""
@@ -101,20 +70,79 @@ class Deployment:
                     pass
                 await asyncio.sleep(POLL_S * 10)
 
-    def client(self) -> quire.AsyncClient:
-        """To ask how it stands."""
-        return quire.AsyncClient(self.address, connect_timeout_s=30.0)
-
     async def leaked_blocks(self) -> int:
-        """Blocks that are still held, on devices and hosts, once nothing runs any more and some time has passed."""
+        """What is still held or queued, on devices and hosts, once all should have ended and some time has passed."""
         give_up_s = time.monotonic() + ALL_FREE_S
         async with self.client() as client:
             while True:
                 stats = await client.stats()
                 held = sum(each.blocks.used + each.used_host_blocks for each in stats.workers)
-                if (not held and not stats.num_running and not stats.num_waiting) or time.monotonic() > give_up_s:
-                    return held + stats.num_running + stats.num_waiting
+                held += stats.num_running + stats.num_waiting
+                if not held or time.monotonic() > give_up_s:
+                    return held
                 await asyncio.sleep(POLL_S * 4)
+
+
+class Deployment(Place):
+    """One store; schedulers at one address, one after another; workers by name."""
+
+    def __init__(
+        self,
+        *,
+        scheduler_flags: Sequence[str] = (),
+        num_blocks: int = 1024,
+        num_host_blocks: int = 256,
+        store: ChaosStore | None = None,
+    ) -> None:
+        self._stack = ExitStack()
+        self.store: ChaosStore = self._stack.enter_context(store or ChaosStore())
+        self.address = free_address()
+        super().__init__(self.address)
+        self.store_url = self.store.url  # a proxy's, where there is one
+        self.schedulers: list[Life] = []
+        self.workers: dict[str, Life] = {}
+        self.scheduler_flags = list(scheduler_flags)
+        pool = ("--num-blocks", str(num_blocks), "--num-host-blocks", str(num_host_blocks))
+        self.worker_flags = ["--threads", "1", *pool]
+        self.worker_scheduler = self.address  # what workers are told
+
+    @property
+    def scheduler(self) -> Life:
+        """The one that was started last."""
+        return self.schedulers[-1]
+
+    async def begin(self, *workers: str) -> None:
+        """A scheduler that drives these workers."""
+        for name in workers:
+            self.begin_worker(name)
+        await self.begin_scheduler()
+        await self.until_driven(*workers)
+
+    async def begin_scheduler(self, *flags: str, address: str | None = None, listens: bool = True) -> Life:
+        """A scheduler; with `listens`, one that has said so."""
+        arguments = ("--store", self.store_url, *self.scheduler_flags, *flags)
+        listen = address or self.address
+        if listens:
+            service, _ = await asyncio.to_thread(start_scheduler, *arguments, listen=listen)
+        else:
+            service = Service("scheduler_svc", "--listen", listen, *arguments)
+        life = Life(f"scheduler-{len(self.schedulers)}", self._stack.enter_context(service))
+        self.schedulers.append(life)
+        return life
+
+    def begin_worker(
+        self,
+        name: str,
+        *flags: str,
+        module: str = "worker_svc",
+        scheduler: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Life:
+        """A worker, or the next of that name; it registers by itself, with the given scheduler or the one of all."""
+        where = ("--model", str(DEMO_MODEL), "--scheduler", scheduler or self.worker_scheduler)
+        service = Service(module, *where, "--worker-id", name, *self.worker_flags, *flags, env=env)
+        self.workers[name] = Life(name, self._stack.enter_context(service))
+        return self.workers[name]
 
     def close(self) -> None:
         for life in (*self.schedulers, *self.workers.values()):
@@ -137,18 +165,3 @@ def logged_s(line: dict[str, Any]) -> float:
     """When a line was logged, by the monotonic clock."""
     ago_s = time.time() - datetime.fromisoformat(line["timestamp"]).timestamp()
     return time.monotonic() - ago_s
-
-
-async def standard_deployment(*, num_workers: int = 2, flags: Sequence[str] = ()) -> Deployment:
-    """A scheduler and its workers on a store of their own."""
-    deployment = Deployment(scheduler_flags=flags)
-    try:
-        names = [f"worker-{index}" for index in range(num_workers)]
-        for name in names:
-            deployment.begin_worker(name)
-        await deployment.begin_scheduler()
-        await deployment.until_driven(*names)
-    except BaseException:
-        deployment.close()
-        raise
-    return deployment

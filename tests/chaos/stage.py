@@ -4,16 +4,18 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import quire
 from tests.chaos.asks import chaos_asks
+from tests.chaos.chaos_store import ChaosStore
 from tests.chaos.checking import DemoMargins, Reference
 from tests.chaos.client_load import ClientLoad
-from tests.chaos.deployment import Deployment, standard_deployment
+from tests.chaos.deployment import Deployment, Place
 from tests.chaos.history import Told
+from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target
 
 STANDARD_WORKERS = ("worker-0", "worker-1")
@@ -38,15 +40,16 @@ class Stage:
         self.rng = random.Random(seed)
         self.extent = extent
         self.asks = chaos_asks(seed, extent.num_asks, extent.min_tokens, extent.max_tokens)
-        self._stack = ExitStack()
         self._standard: Deployment | None = None
         self._reference: Reference | None = None
         self._scene = ExitStack()
+        self._proxies = AsyncExitStack()
 
     async def standard(self) -> Deployment:
         """The deployment that scenarios share: one scheduler and two workers, all there and idle."""
         if self._standard is None:
-            self._standard = await standard_deployment(num_workers=len(STANDARD_WORKERS))
+            self._standard = Deployment()
+            await self._standard.begin(*STANDARD_WORKERS)
             await self._make_reference(self._standard)
         deployment = self._standard
         deployment.store.revive()
@@ -58,11 +61,28 @@ class Stage:
         await deployment.until_driven(*STANDARD_WORKERS)
         return deployment
 
-    def own(self, scheduler_flags: Sequence[str] = (), worker_flags: Sequence[str] = ()) -> Deployment:
+    def own(
+        self,
+        *,
+        scheduler_flags: Sequence[str] = (),
+        num_blocks: int = 1024,
+        num_host_blocks: int = 256,
+        store: ChaosStore | None = None,
+    ) -> Deployment:
         """A deployment with nothing started but its store, for this scenario alone."""
-        deployment = Deployment(scheduler_flags=scheduler_flags, worker_flags=worker_flags)
+        deployment = Deployment(
+            scheduler_flags=scheduler_flags, num_blocks=num_blocks, num_host_blocks=num_host_blocks, store=store
+        )
         self._scene.callback(deployment.close)
         return deployment
+
+    def cleanup(self, action: Callable[[], object]) -> None:
+        """Is done at the end of the scenario."""
+        self._scene.callback(action)
+
+    async def proxy(self, server: str) -> Proxy:
+        """Between a server and whoever is given the proxy's address, until the scenario ends."""
+        return await self._proxies.enter_async_context(Proxy(server, seed=self.seed))
 
     def folder(self) -> Path:
         """An empty one, gone after the scenario."""
@@ -91,20 +111,31 @@ class Stage:
     async def figures(
         self,
         load: ClientLoad,
-        deployment: Deployment,
+        deployment: Place,
         *,
         struck_s: float | None = None,
         detected_s: float | None = None,
         recovered_s: float | None = None,
-        may_fail: Callable[[Told], bool] = lambda told: False,
+        records_since_s: float = 0.0,
         **more: float,
     ) -> Figures:
-        """Lets the load end, and holds what it was told against the undisturbed run and the server's own records."""
+        """Lets the load end, and holds what it was told against the undisturbed run and the server's own records.
+
+        Args:
+            load: whose clients are to come to their end.
+            deployment: that they asked.
+            struck_s: when the fault began.
+            detected_s: when it was noticed.
+            recovered_s: when all was well again.
+            records_since_s: only requests that ended after this must have a record.
+            more: figures of this scenario alone.
+        """
         reference = await self.reference()
         history = await load.finish()
-        verdict = await asyncio.to_thread(reference.judge, history.requests.values(), may_fail=may_fail)
+        verdict = await asyncio.to_thread(reference.judge, list(history.requests.values()))
         async with deployment.client() as client:
-            verdict.changed += await _differing_records(client, history.requests.values(), verdict.reasons)
+            ended = [told for told in history.requests.values() if (told.ended_s or 0.0) > records_since_s]
+            verdict.changed += await _differing_records(client, ended, verdict.reasons)
         return Figures(
             sent=verdict.sent,
             accepted=verdict.accepted,
@@ -121,16 +152,17 @@ class Stage:
             reasons=verdict.reasons,
         )
 
-    def end_scene(self, *, failed: bool) -> None:
+    async def end_scene(self, *, failed: bool) -> None:
         """What the scenario made is gone; what it shared is too, if it failed."""
-        self._scene.close()
+        await asyncio.to_thread(self._scene.close)
+        await self._proxies.aclose()
         if failed and self._standard is not None:
             self._standard.close()
             self._standard = None
 
-    def close(self) -> None:
-        self.end_scene(failed=True)
-        self._stack.close()
+    async def close(self) -> None:
+        """Everything is gone."""
+        await self.end_scene(failed=True)
 
     async def _make_reference(self, deployment: Deployment) -> None:
         if self._reference is not None:
