@@ -2,6 +2,8 @@
 
 from tests.chaos import (
     client_faults,
+    input_faults,
+    overload_faults,
     poison_faults,
     scheduler_faults,
     store_faults,
@@ -18,7 +20,7 @@ _BY_THEME = (
     store_faults,
     wire_faults,
     client_faults,
-    supervisor_faults,
+    *(overload_faults, input_faults, supervisor_faults),
 )
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
