@@ -45,6 +45,30 @@ def check_prompt(
         _check_prompt_ids(request.token_ids.ids, limits, violations)
 
 
+def check_tokenize(request: pb.TokenizeRequest, limits: ModelLimits) -> None:
+    """Raises InvalidRequestError: what no prompt can be is not tokenised either."""
+    violations = Violations()
+    kind = request.WhichOneof("input")
+    if kind == "text":
+        _check_text("text", len(request.text), limits, violations)
+    elif kind == "chat":
+        _check_chat(request.chat.messages, limits, violations)
+    else:
+        violations.add("input", "is missing: give text or chat")
+    violations.raise_if_any()
+
+
+def check_detokenize(request: pb.DetokenizeRequest, limits: ModelLimits) -> None:
+    """Raises InvalidRequestError."""
+    violations = Violations()
+    most = max(_SHORT_TEXT_CHARS, limits.max_model_len)
+    if len(request.token_ids) > most:
+        violations.add("token_ids", f"has {len(request.token_ids):,} ids: give at most {most:,}")
+    else:
+        check_ids("token_ids", request.token_ids, limits, violations)
+    violations.raise_if_any()
+
+
 def _check_chat(messages: Sequence[pb.ChatMessage], limits: ModelLimits, violations: Violations) -> None:
     if not messages:
         violations.add("chat.messages", "is empty: give at least one message")
