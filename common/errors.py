@@ -95,6 +95,13 @@ class UnavailableError(RetryableError):
     reason = "UNAVAILABLE"
 
 
+class DataLossError(QuireError):
+    """A message was damaged on its way: nothing in it is believed."""
+
+    code = grpc.StatusCode.DATA_LOSS
+    reason = "DATA_LOSS"
+
+
 class RequestCancelledError(QuireError):
     """The request was cancelled."""
 
@@ -125,6 +132,7 @@ _BY_CODE: dict[int, type[QuireError]] = {
         FailedPreconditionError,
         OverloadedError,
         UnavailableError,
+        DataLossError,
         RequestCancelledError,
         RequestExpiredError,
         RequestFailedError,

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -69,15 +70,19 @@ def error_of(rpc_error: grpc.RpcError) -> QuireError:
     return from_status(bare)
 
 
+@dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands in for a request whose bytes are not the message that the method takes."""
+    """Stands in for a request whose bytes are not the message that the method takes, and says why."""
+
+    error: QuireError
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Between the wire and the handlers: handlers just raise.
 
     Our exceptions become statuses with details, any other is logged and becomes INTERNAL without any; undecodable
-    bytes become INVALID_ARGUMENT before a handler sees them (within a stream they end that stream alone).
+    bytes become INVALID_ARGUMENT, or what their deserialiser raises, before a handler sees them (within a stream they
+    end that stream alone).
     """
 
     async def intercept_service(
@@ -110,7 +115,9 @@ def _careful(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return deserialize(data)
         except DecodeError:
-            return Undecodable()
+            return Undecodable(_no_such_message())
+        except QuireError as error:
+            return Undecodable(error)
 
     return decode
 
@@ -166,18 +173,18 @@ def _checked(request: Any, request_streaming: bool) -> Any:
     if request_streaming:
         return _checked_each(request)
     if isinstance(request, Undecodable):
-        raise _undecodable()
+        raise request.error
     return request
 
 
 async def _checked_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
         if isinstance(request, Undecodable):
-            raise _undecodable()
+            raise request.error
         yield request
 
 
-def _undecodable() -> InvalidRequestError:
+def _no_such_message() -> InvalidRequestError:
     return InvalidRequestError(
         "the bytes sent are not the message that this method takes; regenerate the client's stubs"
     )

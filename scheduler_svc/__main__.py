@@ -169,6 +169,7 @@ def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
     return AdmissionLimits(
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
+        max_queue_wait_s=settings.max_queue_wait_ms / 1000,
     )
 
 

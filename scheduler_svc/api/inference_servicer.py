@@ -8,8 +8,6 @@ import grpc
 
 from common.errors import (
     FailedPreconditionError,
-    FieldViolation,
-    InvalidRequestError,
     QuireError,
     RequestCancelledError,
     RequestExpiredError,
@@ -20,6 +18,7 @@ from protos import inference_pb2_grpc
 from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.prompt_checks import check_detokenize, check_tokenize
 from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -105,15 +104,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> pb.TokenizeResponse:
         """Text or chat to token ids."""
         tokenizer = self._tokenizer()
-        kind = request.WhichOneof("input")
-        if kind is None:
-            raise InvalidRequestError.of([FieldViolation("input", "give `text` or `chat`")])
-        if kind == "chat":
+        check_tokenize(request, self._admission.require_model().limits)
+        if request.HasField("chat"):
             ids = await asyncio.to_thread(encode_chat, tokenizer, request.chat)
         else:
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             ids = await asyncio.to_thread(tokenizer.encode, request.text, special)
-        return pb.TokenizeResponse(token_ids=ids, tokens=tokenizer.tokens(ids))
+        return pb.TokenizeResponse(token_ids=ids, tokens=await asyncio.to_thread(tokenizer.tokens, ids))
 
     async def Detokenize(
         self,
@@ -122,11 +119,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> pb.DetokenizeResponse:
         """Token ids to text."""
         tokenizer = self._tokenizer()
-        vocab_size = self._admission.require_model().limits.vocab_size
-        bad = next((i for i, each in enumerate(request.token_ids) if not 0 <= each < vocab_size), None)
-        if bad is not None:
-            description = f"is {request.token_ids[bad]}, not in [0, {vocab_size})"
-            raise InvalidRequestError.of([FieldViolation(f"token_ids[{bad}]", description)])
+        check_detokenize(request, self._admission.require_model().limits)
         ids = list(request.token_ids)
         return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, ids, request.keep_special_tokens))
 

@@ -305,6 +305,14 @@ class Scheduler:
         """Groups in the queue, and their tokens; a prompt that a group shares counts once."""
         return self._waiting.num_groups, self._waiting.num_tokens
 
+    def num_served(self) -> int:
+        """Groups that have left the queue for a worker so far; one that was preempted leaves it again."""
+        return self._waiting.num_served
+
+    def num_ahead(self, priority: int, deadline_s: float | None) -> int:
+        """Groups in the queue that are served before one that would come now. Looks at all that wait."""
+        return self._waiting.num_ahead(priority, deadline_s)
+
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
 

@@ -10,6 +10,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import structlog
@@ -34,6 +35,8 @@ from scheduler_svc.requests.served_model import ServedModel
 log = structlog.get_logger()
 
 ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class AdmissionLimits:
 
     max_queue_requests: int
     max_queue_tokens: int
+    max_queue_wait_s: float = inf
 
 
 class Entering(NamedTuple):
@@ -219,15 +223,17 @@ class Admission:
         timeout_s: float | None,
     ) -> OutputStream:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
+        timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
+        deadline_s = times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None
         if request.request_id and (record := await self._record(request.request_id)) is not None:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
         self._check_open()
-        self._check_num_requests()
+        self._check_queue(params.priority, deadline_s)
         self._num_entering += 1
         live = None
         try:
-            live = await self._prepare(request, params, digest, model, times, timeout_s)
+            live = await self._prepare(request, params, digest, model, times, deadline_s)
             self._entering[live] = None
             self._entering_tokens += live.num_prompt_tokens
             await self._make_durable(live, request, model)
@@ -245,7 +251,7 @@ class Admission:
         digest: bytes,
         model: ServedModel,
         times: RequestTimes,
-        timeout_s: float | None,
+        deadline_s: float | None,
     ) -> LiveRequest:
         """Tokenises the prompt and settles the length."""
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
@@ -263,14 +269,13 @@ class Admission:
             max_sequences_that_fit=scheduler.max_sequences_that_fit(),
             num_pinned_blocks=scheduler.num_pinned_blocks(),
         )
-        timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         return new_live_request(
             params,
             token_ids,
             digest=digest,
             seq_id=self._engine.number_sequences(params.num_sequences),
             max_tokens=max_tokens,
-            deadline_s=times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None,
+            deadline_s=deadline_s,
             tokenizer=model.tokenizer,
             wanted=request.output,
             times=times,
@@ -282,16 +287,34 @@ class Admission:
         if self._engine.journal.stats.degraded:
             raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
-    def _check_num_requests(self) -> None:
-        num_requests = self._engine.scheduler.queue_size()[0] + self._num_entering
+    def _check_queue(self, priority: int, deadline_s: float | None) -> None:
+        """How many wait, and how long a newcomer would; what is on its way in counts as ahead of it."""
+        scheduler = self._engine.scheduler
+        num_requests = scheduler.queue_size()[0] + self._num_entering
         if num_requests >= self._limits.max_queue_requests:
-            raise OverloadedError(f"the queue is full: {num_requests} requests wait; come back later", 1.0)
+            raise self._overloaded(
+                f"the queue is full: {num_requests} requests wait", self._expected_wait_s(num_requests)
+            )
+        num_ahead = scheduler.num_ahead(priority, deadline_s) + self._num_entering
+        wait_s = self._expected_wait_s(num_ahead)
+        if wait_s > self._limits.max_queue_wait_s:
+            raise self._overloaded(
+                f"{num_ahead} waiting requests are ahead of this one, a wait of some {wait_s:.1f} s", wait_s
+            )
+
+    def _expected_wait_s(self, num_ahead: int) -> float:
+        return self._engine.queue_wait.expected_s(time.monotonic(), num_ahead)
+
+    def _overloaded(self, fault: str, wait_s: float) -> OverloadedError:
+        retry_after_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S) if wait_s else 1.0
+        return OverloadedError(f"{fault}; come back later", retry_after_s)
 
     def _check_num_tokens(self, num_tokens: int) -> None:
         """One that is alone may be as long as it likes."""
         queued_tokens = self._engine.scheduler.queue_size()[1] + self._entering_tokens
         if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
-            raise OverloadedError(f"the queue is full: {queued_tokens} prompt tokens wait; come back later", 1.0)
+            wait_s = self._expected_wait_s(self._engine.scheduler.queue_size()[0])
+            raise self._overloaded(f"the queue is full: {queued_tokens} prompt tokens wait", wait_s)
 
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, model: ServedModel) -> None:
         settled = pb.GenerateRequest()

@@ -24,6 +24,7 @@ from scheduler_svc.requests.computations import Computation, Computations
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.publisher import Publisher
+from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
 
@@ -68,6 +69,7 @@ class Engine:
         self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
+        self.queue_wait = QueueWait()
         self._hopeless_sought_s = 0.0
         self._hopeless_timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -169,7 +171,8 @@ class Engine:
         self.wake_workers()
 
     def note_scheduled(self, plan: StepPlan) -> None:
-        """Keeps the moment at which requests first enter a step."""
+        """Keeps the moment at which requests first enter a step, and how fast they leave the queue."""
+        self.queue_wait.note_step(time.monotonic(), self.scheduler.num_served(), self.scheduler.queue_size()[0])
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
             if request is not None and request.times.first_scheduled_ns is None:

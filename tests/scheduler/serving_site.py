@@ -6,6 +6,7 @@ As `scheduler_svc.__main__` puts it together, but on a store of the test's choic
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from math import inf
 from typing import Any
 
 import grpc
@@ -50,6 +51,7 @@ class Site:
         grace_s: float = 30.0,
         max_queue_requests: int = 1000,
         max_queue_tokens: int = 1_000_000,
+        max_queue_wait_s: float = inf,
         admission_timeout_s: float = 5.0,
         epoch: int = 1,
         prefix_cache: bool = True,
@@ -67,7 +69,9 @@ class Site:
         )
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)
-        limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
+        limits = AdmissionLimits(
+            max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens, max_queue_wait_s=max_queue_wait_s
+        )
         self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
         self.admission = Admission(self.engine, limits, self.readers, self.recovery, timeout_s=admission_timeout_s)
         self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word, retry_s=pin_retry_s)
