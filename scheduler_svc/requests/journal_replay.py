@@ -32,6 +32,8 @@ class JournaledRequest:
     samples: list[JournaledSample]
     prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
+    num_preemptions: int = 0
+    is_paused: bool = False
     finish: journal_pb2.Finish | None = None
 
     @property

@@ -61,6 +61,7 @@ class LiveRequest:
     times: RequestTimes
     ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
     error: str = ""
+    outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     num_failed_steps: int = 0  # in a row
     progress_at_failure: int = -1  # at the last of them
@@ -161,28 +162,38 @@ class LiveRequest:
             recomputed_tokens=group.num_recomputed_tokens,
         )
 
-    def to_finished(self) -> pb.Finished:
-        """The end as readers see it; `ended_state` must be decided."""
-        assert self.ended_state is not None
-        return pb.Finished(
+    def settle_outcome(self) -> pb.Finished:
+        """The end as readers will see it; `ended_state` must be decided, and every sample settled."""
+        assert self.ended_state is not None and self.outcome is None
+        usage = self.usage()
+        usage.completion_tokens = sum(len(sample.token_ids) for sample in self.choose_samples())
+        if self.times.first_token_ns is None and usage.completion_tokens:
+            self.times.first_token_ns = self.times.finished_ns  # they come in one piece
+        self.outcome = pb.Finished(
             state=self.ended_state,
-            usage=self.usage(),
+            usage=usage,
             timings=self.times.to_pb(),
             error=self.error,
             memory=self.memory(),
         )
+        return self.outcome
 
     def to_finish_entry(self) -> journal_pb2.Finish:
-        """The end as the journal keeps it; `ended_state` must be decided."""
-        assert self.ended_state is not None
+        """The end as the journal keeps it; its outcome must be settled."""
+        assert self.outcome is not None
         times = self.times
         finished_unix_ns = times.arrived_unix_ns + (times.finished_ns or times.arrived_ns) - times.arrived_ns
         return journal_pb2.Finish(
-            sequence=self.number, state=self.ended_state, error=self.error, finished_unix_ns=finished_unix_ns
+            sequence=self.number,
+            state=self.outcome.state,
+            error=self.outcome.error,
+            finished_unix_ns=finished_unix_ns,
+            outcome=self.outcome,
         )
 
     def to_response(self) -> pb.GetRequestResponse:
         """What readers may know by now."""
+        finished = self.stream.finished
         return pb.GetRequestResponse(
             request_id=self.request_id,
             state=self.state,
@@ -194,13 +205,13 @@ class LiveRequest:
                 )
                 for sample in self.stream.samples
             ],
-            usage=self.usage(),
-            timings=self.times.to_pb(),
-            error=self.error if self.stream.finished is not None else "",
+            usage=finished.usage if finished else self.usage(),
+            timings=finished.timings if finished else self.times.to_pb(),
+            error=finished.error if finished else "",
             created_unix_ns=self.times.arrived_unix_ns,
             seed=self.params.seed,
             tenant=self.params.tenant,
-            memory=self.memory(),
+            memory=finished.memory if finished else self.memory(),
         )
 
 

@@ -97,6 +97,8 @@ class Publisher:
             news.num_tokens[sample] = len(sample.stream.token_ids)
             news.requests[request] = None
         news.ended, self._ended = self._ended, []
+        for request in news.ended:
+            request.settle_outcome()
         self._journal.append(
             sequences=sequences,
             tokens=tokens,
@@ -134,7 +136,8 @@ class Publisher:
             self._close(request)
 
     def _close(self, request: LiveRequest) -> None:
-        request.stream.close(request.to_finished())
+        assert request.outcome is not None
+        request.stream.close(request.outcome)
         record = record_of(request).SerializeToString()
         self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
         self._on_closed(request)

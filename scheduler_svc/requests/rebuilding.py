@@ -42,7 +42,9 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
         _settle(sample)
     if journaled.finish is not None:
         request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
-        request.stream.close(request.to_finished())
+        if journaled.finish.HasField("outcome"):
+            request.outcome = journaled.finish.outcome
+        request.stream.close(request.outcome or request.settle_outcome())
     return request
 
 
