@@ -310,7 +310,8 @@ class Admission:
         deadline_s = live.group.deadline_s
         if deadline_s is not None:
             entry.deadline_unix_ns = live.times.arrived_unix_ns + round(deadline_s * 1e9) - live.times.arrived_ns
-        durable = self._engine.journal.admit(entry)
+        live.admission = entry
+        durable = self._engine.journal.admit(entry, live.restate)
         done, _ = await asyncio.wait([durable], timeout=self._timeout_s)
         if not done:
             durable.add_done_callback(partial(self._withdraw, live))

@@ -7,6 +7,7 @@ come back.
 import asyncio
 from dataclasses import dataclass, field
 
+from common.arrays import pack_int32
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
@@ -17,6 +18,7 @@ from scheduler_svc.requests.output_stream import OutputStream, SampleStream
 from scheduler_svc.requests.request_params import RequestParams
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
+OWN_ENDS = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)  # of samples that ended by themselves
 FINISH_REASON_OF_STATE = {
     pb.REQUEST_STATE_CANCELLED: pb.FINISH_REASON_CANCELLED,
     pb.REQUEST_STATE_EXPIRED: pb.FINISH_REASON_DEADLINE,
@@ -47,6 +49,16 @@ class RequestTimes:
         )
 
 
+@dataclass(slots=True)
+class DurableState:
+    """What the journal has acknowledged of a request, besides the tokens of samples that are drawn."""
+
+    beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
+    has_prompt_logprobs: bool = False
+    num_preemptions: int = 0
+    finish: journal_pb2.Finish | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
     """One request. Its samples are those that are drawn, or of a beam search the one that streams, at the end all."""
@@ -69,6 +81,9 @@ class LiveRequest:
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
     pending_beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)  # not yet settled
     are_prompt_logprobs_settled: bool = False
+    num_settled_preemptions: int = 0
+    admission: journal_pb2.Admission | None = None  # as the journal has it
+    durable: DurableState = field(default_factory=DurableState)
 
     @property
     def request_id(self) -> str:
@@ -191,6 +206,20 @@ class LiveRequest:
             outcome=self.outcome,
         )
 
+    def restate(self, entry: journal_pb2.JournalEntry) -> None:
+        """Says again all that is durable of it, and nothing more."""
+        assert self.admission is not None
+        drawn = self.samples if self.beams is None else ()
+        entry.restatements.add(
+            admission=self.admission,
+            samples=[_restated(sample) for sample in drawn],
+            beam_steps=self.durable.beam_steps,
+            prompt_logprobs=self.stream.prompt_logprobs if self.durable.has_prompt_logprobs else (),
+            num_preemptions=self.durable.num_preemptions,
+        )
+        if self.durable.finish is not None:
+            entry.finishes.append(self.durable.finish)
+
     def to_response(self) -> pb.GetRequestResponse:
         """What readers may know by now."""
         finished = self.stream.finished
@@ -213,6 +242,16 @@ class LiveRequest:
             tenant=self.params.tenant,
             memory=finished.memory if finished else self.memory(),
         )
+
+
+def _restated(sample: LiveSample) -> journal_pb2.RestatedSample:
+    num_tokens, finish = sample.num_durable, sample.finish
+    has_finish = finish is not None and sample.is_end_durable and finish.reason in OWN_ENDS
+    return journal_pb2.RestatedSample(
+        token_ids=pack_int32(sample.stream.token_ids[:num_tokens]),
+        logprobs=sample.stream.logprobs[:num_tokens],
+        finish=finish if has_finish else None,
+    )
 
 
 def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int) -> None:
