@@ -306,6 +306,7 @@ class Journal:
                     entry_id = await self._writer.write(restated.SerializeToString())
                     self._needed.note_written(keys, entry_id, 0)
                     num_restated += len(keys)
+                self._writer.note_whole()
                 log.warning("all that is live was written into the journal again", num_restated=num_restated)
                 return
             except JournalLostError:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 
@@ -76,7 +77,7 @@ class JournalHealth:
             self.on_change(self.is_degraded)
 
 
-async def answered_in_time(answer: "asyncio.Future[object]") -> bool:
+async def answered_in_time(answer: "asyncio.Future[Any]") -> bool:
     """Waits for an answer until it is late, by the same clock. The future is left as it is."""
     for _ in range(TURNS):
         await asyncio.wait([answer], timeout=LATE_S / TURNS)

@@ -56,6 +56,7 @@ class JournalWriter:
         self.health = JournalHealth()
         self._store = store
         self._leader_id = leader_id
+        self._is_whole = True  # as far as we know: the store has all that it acknowledged
         self._give_up = asyncio.Event()
 
     async def take_epoch(self) -> int:
@@ -100,17 +101,23 @@ class JournalWriter:
         if last is not None and last > self.last_id:
             raise self._fenced(last)
         self._check_not_lost(last)
-        self.health.note_answer()
+        self._note_answer()
 
     async def begin_again(self) -> None:
         """Begins the journal anew, in the same epoch, in a store that has lost it or a part of it.
 
-        Memory still holds the state, which the caller writes next. Raises as `write` does.
+        Memory still holds the state, which the caller writes next, and then calls `note_whole`. Raises as `write` does.
         """
         self.num_recreated += 1
+        self._is_whole = False
         self.health.note_trouble("the journal is gone")
         await self._until_answered(lambda: self._store.raise_epoch(self.epoch))
         await self._write(self._leader_start(), create=True)
+
+    def note_whole(self) -> None:
+        """All that the store had lost is written again."""
+        self._is_whole = True
+        self.health.note_answer()
 
     def give_up(self) -> None:
         """From now on a store that does not answer is not waited for."""
@@ -189,7 +196,11 @@ class JournalWriter:
             self.write_ns = elapsed_ns
         else:
             self.write_ns += round(_WRITE_NS_WEIGHT * (elapsed_ns - self.write_ns))
-        self.health.note_answer()
+        self._note_answer()
+
+    def _note_answer(self) -> None:
+        if self._is_whole:
+            self.health.note_answer()
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from scheduler_svc.journal.journal import JournalStats
+from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StoreFlushedError, StoreUnavailableError
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
@@ -53,7 +54,7 @@ class LossyStore(SlowStore):
 
 
 @asynccontextmanager
-async def lives_on(store: SlowStore, **options: Any) -> AsyncIterator[Lives]:
+async def lives_on(store: MemoryStore, **options: Any) -> AsyncIterator[Lives]:
     lives = Lives(store, **options)
     lives.workers.append(speaking_worker(num_blocks=64))
     try:
@@ -62,10 +63,10 @@ async def lives_on(store: SlowStore, **options: Any) -> AsyncIterator[Lives]:
         await lives.close()
 
 
-def requests_of_all_kinds(random_: random.Random, num_requests: int) -> list[pb.GenerateRequest]:
+def requests_of_all_kinds(random_: random.Random, num_requests: int, length: int = 40) -> list[pb.GenerateRequest]:
     requests = []
     for i in range(num_requests):
-        request = of_kind(i % 5, random_.randrange(300), random_.randrange(20, 60), f"r{i}", random_)
+        request = of_kind(i % 5, random_.randrange(300), random_.randrange(length, 2 * length), f"r{i}", random_)
         request.on_disconnect = pb.ON_DISCONNECT_CONTINUE
         if i % 2:
             request.output.logprobs = i % 3
@@ -110,26 +111,26 @@ def journal_stats(lives: Lives) -> JournalStats:
 
 
 async def test_the_journal_stays_short_however_long_a_request_lives() -> None:
-    async with lives_on(SlowStore(random.Random(1)), restate_entries=8, trim_every=4) as lives:
+    async with lives_on(MemoryStore(), restate_entries=8, trim_every=4) as lives:
         site = await lives.begin()
         await lives.add_workers()
-        client = Client(counting(5, 120, "long", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+        client = Client(counting(5, 200, "long", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
         await client.come(site)
         longest = 0
         while not client.is_done:
             longest = max(longest, len(await entries_of(lives.store)))
             await asyncio.sleep(0)
-        assert journal_stats(lives).entries > 40
+        assert journal_stats(lives).entries > 2 * longest
         assert longest <= 8 + 2 * 4 + 2  # restated when that old, trimmed every four, a trim on its way
-        assert client.seen.token_ids == [list(range(6, 126))]
+        assert client.seen.token_ids == [list(range(6, 206))]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_a_store_that_lost_the_journal_has_all_that_lives_when_the_scheduler_dies_then(seed: int) -> None:
     random_ = random.Random(seed)
     store = LossyStore(random_)
-    clients = [Client(each) for each in requests_of_all_kinds(random_, 10)]
-    async with lives_on(store, preempt_every=7) as lives:
+    clients = [Client(each) for each in requests_of_all_kinds(random_, 5, length=90)]
+    async with lives_on(store, preempt_every=29) as lives:
         for num_entries in (8, 11, 14):
             site = await lives.begin()
             coming = [asyncio.create_task(client.come(site)) for client in clients if client.is_accepted]
@@ -177,9 +178,9 @@ async def test_an_idle_scheduler_finds_out_that_the_journal_is_gone() -> None:
 async def test_requests_that_wait_for_their_model_outlive_the_loss_of_the_journal() -> None:
     store = LossyStore(random.Random(1))
     async with lives_on(store, probe_every_s=0.02) as lives:
-        clients = [Client(each) for each in requests_of_all_kinds(random.Random(1), 5)]
+        clients = [Client(each) for each in requests_of_all_kinds(random.Random(1), 5, length=90)]
         site = await lives.begin()
-        store.stop_after(8)
+        store.stop_after(5)
         await lives.add_workers()
         coming = [asyncio.create_task(client.come(site)) for client in clients]
         await until(lambda: store.is_fatal.is_set())
@@ -190,7 +191,7 @@ async def test_requests_that_wait_for_their_model_outlive_the_loss_of_the_journa
         store.stop_after(None)
         site = await lives.begin()
         num_waiting = site.recovery.num_waiting
-        assert num_waiting
+        assert num_waiting == 5
         store.lose(0)
         await until(lambda: site.journal.stats.num_recreated == 1 and not site.journal.stats.degraded)
         await until(lambda: site.journal.stats.oldest_needed is not None and not site.journal.stats.pending)
