@@ -4,7 +4,7 @@ The deployment stands in braces, a hash tag, so that all keys of one deployment 
 keys are written and read by the scheduler alone.
 
     {quire:<deployment>}:epoch     string, an integer. The last leader epoch taken; INCR by a scheduler that starts
-                                   to lead. Lives for ever.
+                                   to lead, raised by one whose store has lost it. Lives for ever.
     {quire:<deployment>}:journal   stream with ids `epoch-seq`; fields: e, a serialised quire.v1.JournalEntry, and
                                    c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
                                    writer, read by recovery. Trimmed up to the oldest admission still needed.

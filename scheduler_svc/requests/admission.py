@@ -19,6 +19,7 @@ from common.arrays import pack_int32
 from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
+from scheduler_svc.journal.journal_health import answered_in_time
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_replay import JournaledRequest
@@ -225,7 +226,8 @@ class Admission:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         deadline_s = times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None
-        if request.request_id and (record := await self._record(request.request_id)) is not None:
+        self._check_open()
+        if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
         self._check_open()
@@ -284,7 +286,7 @@ class Admission:
     def _check_open(self) -> None:
         if self.closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
-        if self._engine.journal.stats.degraded:
+        if self._engine.journal.health.is_degraded:
             raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
     def _check_queue(self, priority: int, deadline_s: float | None) -> None:
@@ -333,9 +335,10 @@ class Admission:
         deadline_s = live.group.deadline_s
         if deadline_s is not None:
             entry.deadline_unix_ns = live.times.arrived_unix_ns + round(deadline_s * 1e9) - live.times.arrived_ns
-        durable = self._engine.journal.admit(entry)
-        done, _ = await asyncio.wait([durable], timeout=self._timeout_s)
-        if not done:
+        live.admission = entry
+        durable, trouble = self._engine.journal.admit(entry, live.restate), self._engine.journal.health.trouble
+        await asyncio.wait([durable, trouble], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not durable.done():
             durable.add_done_callback(partial(self._withdraw, live))
             raise UnavailableError("the journal's store does not answer; nothing was accepted", 1.0)
         try:
@@ -373,6 +376,17 @@ class Admission:
     async def _record(self, request_id: str) -> journal_pb2.RequestRecord | None:
         payload = await self._engine.records.get(request_id)
         return None if payload is None else journal_pb2.RequestRecord.FromString(payload)
+
+    async def _record_in_time(self, request_id: str) -> journal_pb2.RequestRecord | None:
+        """Raises UnavailableError where the store is silent."""
+        reading = asyncio.ensure_future(self._record(request_id))
+        try:
+            if await answered_in_time(reading):
+                return reading.result()
+        finally:
+            reading.cancel()
+        self._engine.journal.probe_soon()
+        raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

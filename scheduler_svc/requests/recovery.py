@@ -179,7 +179,7 @@ class Recovery:
             await asyncio.gather(self._rebuilding, return_exceptions=True)
 
     def _take(self, journaled: JournaledRequest) -> None:
-        self._engine.journal.keep(journaled.number, journaled.entry_id)
+        self._engine.journal.keep(journaled.number, journaled.entry_id, journaled.restate)
         waiting = self._waiting[journaled.request_id] = Waiting(journaled)
         admission = journaled.admission
         if journaled.finish is None and admission.HasField("deadline_unix_ns"):
@@ -229,6 +229,7 @@ class Recovery:
         if request.ended_state is not None:
             self._record(journaled, record_of(request))
         else:
+            self._engine.journal.restate_by(journaled.number, request.restate)
             self._engine.start(request)
             self._readers.watch(request, at_least_s=RETURN_GRACE_S)
             self.num_recovered += 1

@@ -57,9 +57,19 @@ class Site:
         prefix_cache: bool = True,
         pin_retry_s: float = 0.01,
         model_patience_s: float = 30.0,
+        restate_entries: int = 4096,
+        trim_every: int = 512,
+        probe_every_s: float = 0.5,
     ) -> None:
         self.store = store
-        self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
+        self.journal = Journal(
+            store,
+            leader_id="test",
+            restate_entries=restate_entries,
+            trim_every=trim_every,
+            probe_every_s=probe_every_s,
+            close_timeout_s=0.2,
+        )
         self.records = Records(store, close_timeout_s=0.2)
         config = SchedulerConfig(
             preempt_every=preempt_every,
