@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ClusterStub(object):
-    """Cluster is answered by the scheduler.
+    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
     """
 
     def __init__(self, channel):
@@ -40,10 +41,16 @@ class ClusterStub(object):
                 request_serializer=protos_dot_cluster__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=protos_dot_cluster__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/quire.v1.Cluster/DrainWorker',
+                request_serializer=protos_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=protos_dot_cluster__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer(object):
-    """Cluster is answered by the scheduler.
+    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
     """
 
     def Register(self, request, context):
@@ -51,6 +58,14 @@ class ClusterServicer(object):
         dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
         FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
         live worker holds the worker_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
+        to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -64,6 +79,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_cluster__pb2.RegisterRequest.FromString,
                     response_serializer=protos_dot_cluster__pb2.RegisterResponse.SerializeToString,
             ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=protos_dot_cluster__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=protos_dot_cluster__pb2.DrainWorkerResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'quire.v1.Cluster', rpc_method_handlers)
@@ -73,7 +93,8 @@ def add_ClusterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Cluster(object):
-    """Cluster is answered by the scheduler.
+    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
     """
 
     @staticmethod
@@ -93,6 +114,33 @@ class Cluster(object):
             '/quire.v1.Cluster/Register',
             protos_dot_cluster__pb2.RegisterRequest.SerializeToString,
             protos_dot_cluster__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Cluster/DrainWorker',
+            protos_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
+            protos_dot_cluster__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

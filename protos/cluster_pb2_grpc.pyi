@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ClusterStub:
-    """Cluster is answered by the scheduler."""
+    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,10 +41,16 @@ class ClusterStub:
     FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
     live worker holds the worker_id.
     """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.DrainWorkerResponse]
+    """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
+    to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
+    """
 
 @_typing.type_check_only
 class ClusterAsyncStub(ClusterStub):
-    """Cluster is answered by the scheduler."""
+    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_cluster_pb2.RegisterRequest, _cluster_pb2.RegisterResponse]  # type: ignore[assignment]
@@ -51,9 +59,15 @@ class ClusterAsyncStub(ClusterStub):
     FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
     live worker holds the worker_id.
     """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
+    to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
+    """
 
 class ClusterServicer(metaclass=_abc_1.ABCMeta):
-    """Cluster is answered by the scheduler."""
+    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
+    """
 
     @_abc_1.abstractmethod
     def Register(
@@ -65,6 +79,16 @@ class ClusterServicer(metaclass=_abc_1.ABCMeta):
         dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
         FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
         live worker holds the worker_id.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _cluster_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.DrainWorkerResponse, _abc.Awaitable[_cluster_pb2.DrainWorkerResponse]]:
+        """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
+        to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
         """
 
 def add_ClusterServicer_to_server(servicer: ClusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -140,6 +140,8 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     """REQUEST_STATE_CANCELLED: by Cancel or by on_disconnect."""
     REQUEST_STATE_EXPIRED: _RequestState.ValueType  # 6
     """REQUEST_STATE_EXPIRED: its deadline passed."""
+    REQUEST_STATE_PAUSED: _RequestState.ValueType  # 7
+    """REQUEST_STATE_PAUSED: waits for Resume."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
     """RequestState is where a request stands. FINISHED, FAILED, CANCELLED and EXPIRED are terminal."""
@@ -158,7 +160,33 @@ REQUEST_STATE_CANCELLED: RequestState.ValueType  # 5
 """REQUEST_STATE_CANCELLED: by Cancel or by on_disconnect."""
 REQUEST_STATE_EXPIRED: RequestState.ValueType  # 6
 """REQUEST_STATE_EXPIRED: its deadline passed."""
+REQUEST_STATE_PAUSED: RequestState.ValueType  # 7
+"""REQUEST_STATE_PAUSED: waits for Resume."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+class _PauseKeep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PauseKeepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseKeep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PAUSE_KEEP_UNSPECIFIED: _PauseKeep.ValueType  # 0
+    """PAUSE_KEEP_UNSPECIFIED means AUTO."""
+    PAUSE_KEEP_AUTO: _PauseKeep.ValueType  # 1
+    """PAUSE_KEEP_AUTO moves it to the worker's host pool if it has room there, else keeps the tokens alone."""
+    PAUSE_KEEP_TOKENS: _PauseKeep.ValueType  # 2
+    """PAUSE_KEEP_TOKENS keeps the tokens alone; the KV is computed again when it goes on."""
+
+class PauseKeep(_PauseKeep, metaclass=_PauseKeepEnumTypeWrapper):
+    """PauseKeep is what is kept of the KV of a paused request."""
+
+PAUSE_KEEP_UNSPECIFIED: PauseKeep.ValueType  # 0
+"""PAUSE_KEEP_UNSPECIFIED means AUTO."""
+PAUSE_KEEP_AUTO: PauseKeep.ValueType  # 1
+"""PAUSE_KEEP_AUTO moves it to the worker's host pool if it has room there, else keeps the tokens alone."""
+PAUSE_KEEP_TOKENS: PauseKeep.ValueType  # 2
+"""PAUSE_KEEP_TOKENS keeps the tokens alone; the KV is computed again when it goes on."""
+Global___PauseKeep: _TypeAlias = PauseKeep  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -1223,6 +1251,126 @@ class Error(_message.Message):
 Global___Error: _TypeAlias = Error  # noqa: Y015
 
 @_typing.final
+class AttachRequest(_message.Message):
+    """AttachRequest asks for the rest of a request's output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FROM_POSITIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of the request."""
+    @_builtins.property
+    def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        from_positions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_positions", b"from_positions", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    """PauseRequest names what to pause."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of the request."""
+    keep: Global___PauseKeep.ValueType
+    """keep says what is kept of its KV. Unspecified: AUTO."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        keep: Global___PauseKeep.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    """PauseResponse tells where the request stands now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: Global___RequestState.ValueType
+    """state of the request after the call: PAUSED."""
+    def __init__(
+        self,
+        *,
+        state: Global___RequestState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    """ResumeRequest names what to resume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of the request."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    """ResumeResponse tells where the request stands now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: Global___RequestState.ValueType
+    """state of the request after the call."""
+    def __init__(
+        self,
+        *,
+        state: Global___RequestState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
 class CancelRequest(_message.Message):
     """CancelRequest names what to cancel."""
 
@@ -1825,6 +1973,7 @@ class GetStatsResponse(_message.Message):
     UPTIME_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     JOURNAL_FIELD_NUMBER: _builtins.int
+    NUM_PAUSED_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """num_waiting requests, preempted ones included."""
     num_running: _builtins.int
@@ -1843,6 +1992,8 @@ class GetStatsResponse(_message.Message):
     """uptime_ms of the scheduler."""
     epoch: _builtins.int
     """epoch of the scheduler in its journal."""
+    num_paused: _builtins.int
+    """num_paused requests."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStats]:
         """workers that are connected."""
@@ -1865,10 +2016,11 @@ class GetStatsResponse(_message.Message):
         uptime_ms: _builtins.int = ...,
         epoch: _builtins.int = ...,
         journal: Global___JournalStats | None = ...,
+        num_paused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["journal", b"journal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "num_admitted", b"num_admitted", "num_finished", b"num_finished", "num_refused", b"num_refused", "num_running", b"num_running", "num_waiting", b"num_waiting", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "uptime_ms", b"uptime_ms", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "num_admitted", b"num_admitted", "num_finished", b"num_finished", "num_paused", b"num_paused", "num_refused", b"num_refused", "num_running", b"num_running", "num_waiting", b"num_waiting", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "uptime_ms", b"uptime_ms", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1897,6 +2049,7 @@ class WorkerStats(_message.Message):
     COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
     SWAP_BLOCKS_PER_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker_id of the worker."""
     address: _builtins.str
@@ -1929,6 +2082,8 @@ class WorkerStats(_message.Message):
     """swap_blocks_per_s is the moving average of the speed of swaps, in one direction. 0: not known yet."""
     prefill_tokens_per_s: _builtins.float
     """prefill_tokens_per_s is the moving average of the speed of prefill. 0: not known yet."""
+    draining: _builtins.bool
+    """draining: it gets nothing new."""
     @_builtins.property
     def blocks(self) -> Global___BlockStats:
         """blocks of its KV pool."""
@@ -1953,10 +2108,11 @@ class WorkerStats(_message.Message):
         copied_blocks: _builtins.int = ...,
         swap_blocks_per_s: _builtins.float = ...,
         prefill_tokens_per_s: _builtins.float = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "draining", b"draining", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2051,6 +2207,7 @@ class JournalStats(_message.Message):
     PENDING_FIELD_NUMBER: _builtins.int
     WRITE_NS_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
     store: _builtins.str
     """store is "redis" or "memory"; memory is not durable."""
     entries: _builtins.int
@@ -2061,6 +2218,10 @@ class JournalStats(_message.Message):
     """write_ns is the moving average of the time from sending an entry to its acknowledgement."""
     degraded: _builtins.bool
     """degraded is true while the store does not answer."""
+    delivery: _builtins.str
+    """delivery is "durable": output waits for its journal entry; or "relaxed": it does not, and what was delivered may
+    be lost with the scheduler.
+    """
     def __init__(
         self,
         *,
@@ -2069,10 +2230,11 @@ class JournalStats(_message.Message):
         pending: _builtins.int = ...,
         write_ns: _builtins.int = ...,
         degraded: _builtins.bool = ...,
+        delivery: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "entries", b"entries", "pending", b"pending", "store", b"store", "write_ns", b"write_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "delivery", b"delivery", "entries", b"entries", "pending", b"pending", "store", b"store", "write_ns", b"write_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

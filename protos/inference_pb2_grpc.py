@@ -45,6 +45,21 @@ class InferenceStub(object):
                 request_serializer=protos_dot_inference__pb2.SessionRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/quire.v1.Inference/Attach',
+                request_serializer=protos_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/quire.v1.Inference/Pause',
+                request_serializer=protos_dot_inference__pb2.PauseRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/quire.v1.Inference/Resume',
+                request_serializer=protos_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/quire.v1.Inference/Cancel',
                 request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -117,6 +132,31 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
+        another server's death, or from another client. The messages are those of Generate. NOT_FOUND if unknown or expired.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
+        free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
+        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
+        NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown.
         """
@@ -166,7 +206,7 @@ class InferenceServicer(object):
         answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
         too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
         meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-        Pins end with the scheduler's process.
+        Pins are in the journal, and outlive the scheduler's process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,6 +238,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=protos_dot_inference__pb2.SessionRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.SessionResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=protos_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=protos_dot_inference__pb2.PauseRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.ResumeResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -300,6 +355,87 @@ class Inference(object):
             '/quire.v1.Inference/Session',
             protos_dot_inference__pb2.SessionRequest.SerializeToString,
             protos_dot_inference__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.Inference/Attach',
+            protos_dot_inference__pb2.AttachRequest.SerializeToString,
+            protos_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/Pause',
+            protos_dot_inference__pb2.PauseRequest.SerializeToString,
+            protos_dot_inference__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/Resume',
+            protos_dot_inference__pb2.ResumeRequest.SerializeToString,
+            protos_dot_inference__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

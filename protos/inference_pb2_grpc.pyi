@@ -55,6 +55,19 @@ class InferenceStub:
     client is slow to read costs the others nothing: what it missed comes coalesced in its next event.
     An error of one request is an event of that request; the stream itself ends only with the connection.
     """
+    Attach: _grpc.UnaryStreamMultiCallable[_inference_pb2.AttachRequest, _inference_pb2.GenerateResponse]
+    """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
+    another server's death, or from another client. The messages are those of Generate. NOT_FOUND if unknown or expired.
+    """
+    Pause: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PauseRequest, _inference_pb2.PauseResponse]
+    """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
+    free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
+    Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+    """
+    Resume: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]
+    """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
+    NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]
@@ -75,7 +88,7 @@ class InferenceStub:
     answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
     too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
     meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-    Pins end with the scheduler's process.
+    Pins are in the journal, and outlive the scheduler's process.
     """
     UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]
     """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
@@ -100,6 +113,19 @@ class InferenceAsyncStub(InferenceStub):
     client is slow to read costs the others nothing: what it missed comes coalesced in its next event.
     An error of one request is an event of that request; the stream itself ends only with the connection.
     """
+    Attach: _aio.UnaryStreamMultiCallable[_inference_pb2.AttachRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
+    another server's death, or from another client. The messages are those of Generate. NOT_FOUND if unknown or expired.
+    """
+    Pause: _aio.UnaryUnaryMultiCallable[_inference_pb2.PauseRequest, _inference_pb2.PauseResponse]  # type: ignore[assignment]
+    """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
+    free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
+    Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+    """
+    Resume: _aio.UnaryUnaryMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
+    NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+    """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]  # type: ignore[assignment]
@@ -120,7 +146,7 @@ class InferenceAsyncStub(InferenceStub):
     answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
     too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
     meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-    Pins end with the scheduler's process.
+    Pins are in the journal, and outlive the scheduler's process.
     """
     UnpinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]  # type: ignore[assignment]
     """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
@@ -153,6 +179,37 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         The server sends at most one message per iteration, with what every request gained in it. A request that the
         client is slow to read costs the others nothing: what it missed comes coalesced in its next event.
         An error of one request is an event of that request; the stream itself ends only with the connection.
+        """
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _inference_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
+        """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
+        another server's death, or from another client. The messages are those of Generate. NOT_FOUND if unknown or expired.
+        """
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _inference_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.PauseResponse, _abc.Awaitable[_inference_pb2.PauseResponse]]:
+        """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
+        free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
+        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _inference_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ResumeResponse, _abc.Awaitable[_inference_pb2.ResumeResponse]]:
+        """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
+        NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
         """
 
     @_abc_1.abstractmethod
@@ -216,7 +273,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
         too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
         meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-        Pins end with the scheduler's process.
+        Pins are in the journal, and outlive the scheduler's process.
         """
 
     @_abc_1.abstractmethod

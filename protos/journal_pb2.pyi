@@ -26,7 +26,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class JournalEntry(_message.Message):
     """JournalEntry is one group commit: all that happened while the entry before it was on its way.
-    A reader applies admissions, then prompt_logprobs, deltas and beam steps, then sample finishes, then finishes.
+    A reader applies restatements, then admissions, then prompt_logprobs, deltas and beam steps, then preemptions and
+    pauses, then sample finishes, then finishes; pins in their own order.
     What names a sequence whose admission was trimmed away is of a request that has ended, and is passed over.
     """
 
@@ -41,6 +42,11 @@ class JournalEntry(_message.Message):
     BEAM_STEPS_FIELD_NUMBER: _builtins.int
     SAMPLE_FINISHES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RESTATEMENTS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
+    LEADER_END_FIELD_NUMBER: _builtins.int
     delta_sequences: _builtins.bytes
     """delta_sequences, int64[n], little-endian: the sequence of each new token. A sequence may stand here several times,
     in order.
@@ -75,6 +81,26 @@ class JournalEntry(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptTokenLogprobs]:
         """prompt_logprobs of requests that asked for them, once each: with the first token, or the end of one without."""
 
+    @_builtins.property
+    def restatements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Restatement]:
+        """restatements say again all that earlier entries say of a request, so that those need not be kept."""
+
+    @_builtins.property
+    def preemptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preemption]:
+        """preemptions since the last entry."""
+
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinChange]:
+        """pins made and taken back since the last entry."""
+
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseChange]:
+        """pauses begun and ended since the last entry."""
+
+    @_builtins.property
+    def leader_end(self) -> Global___LeaderEnd:
+        """leader_end closes an epoch; always the last entry of it, alone."""
+
     def __init__(
         self,
         *,
@@ -87,10 +113,15 @@ class JournalEntry(_message.Message):
         beam_steps: _abc.Iterable[Global___BeamStep] | None = ...,
         sample_finishes: _abc.Iterable[Global___SampleEnd] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___PromptTokenLogprobs] | None = ...,
+        restatements: _abc.Iterable[Global___Restatement] | None = ...,
+        preemptions: _abc.Iterable[Global___Preemption] | None = ...,
+        pins: _abc.Iterable[Global___PinChange] | None = ...,
+        pauses: _abc.Iterable[Global___PauseChange] | None = ...,
+        leader_end: Global___LeaderEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["leader_start", b"leader_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leader_end", b"leader_end", "leader_start", b"leader_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_start", b"leader_start", "prompt_logprobs", b"prompt_logprobs", "sample_finishes", b"sample_finishes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_end", b"leader_end", "leader_start", b"leader_start", "pauses", b"pauses", "pins", b"pins", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "restatements", b"restatements", "sample_finishes", b"sample_finishes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -121,6 +152,30 @@ class LeaderStart(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaderStart: _TypeAlias = LeaderStart  # noqa: Y015
+
+@_typing.final
+class LeaderEnd(_message.Message):
+    """LeaderEnd says that the leader of this epoch has handed over: it writes, decides and delivers nothing more, and a
+    standby may lead at once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    leader_id: _builtins.str
+    """leader_id of the process."""
+    def __init__(
+        self,
+        *,
+        leader_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_id", b"leader_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaderEnd: _TypeAlias = LeaderEnd  # noqa: Y015
 
 @_typing.final
 class Admission(_message.Message):
@@ -232,6 +287,189 @@ class DeltaLogprobs(_message.Message):
 Global___DeltaLogprobs: _TypeAlias = DeltaLogprobs  # noqa: Y015
 
 @_typing.final
+class Restatement(_message.Message):
+    """Restatement is a request without an end as it stood when it was restated. What a reader has of the same sequence from
+    earlier entries is replaced. It is written when the entries of a long-lived request are in the way of trimming, and for
+    every live request when the store has lost the journal.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    BEAM_STEPS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    num_preemptions: _builtins.int
+    """num_preemptions so far."""
+    @_builtins.property
+    def admission(self) -> Global___Admission:
+        """admission as it was."""
+
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestatedSample]:
+        """samples that are drawn, all of them in the order of their index; none of a beam search."""
+
+    @_builtins.property
+    def beam_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___BeamStep]:
+        """beam_steps of a beam search, all of them."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """prompt_logprobs, if they are known."""
+
+    @_builtins.property
+    def pause(self) -> Global___PauseChange:
+        """pause, if the request is paused."""
+
+    def __init__(
+        self,
+        *,
+        admission: Global___Admission | None = ...,
+        samples: _abc.Iterable[Global___RestatedSample] | None = ...,
+        beam_steps: _abc.Iterable[Global___BeamStep] | None = ...,
+        prompt_logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+        num_preemptions: _builtins.int = ...,
+        pause: Global___PauseChange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "beam_steps", b"beam_steps", "num_preemptions", b"num_preemptions", "pause", b"pause", "prompt_logprobs", b"prompt_logprobs", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restatement: _TypeAlias = Restatement  # noqa: Y015
+
+@_typing.final
+class RestatedSample(_message.Message):
+    """RestatedSample is one sample so far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """token_ids, int32[n]."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
+        """logprobs beside token_ids, if asked for."""
+
+    @_builtins.property
+    def finish(self) -> _inference_pb2.SampleFinish:
+        """finish, if it has ended."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+        finish: _inference_pb2.SampleFinish | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestatedSample: _TypeAlias = RestatedSample  # noqa: Y015
+
+@_typing.final
+class Preemption(_message.Message):
+    """Preemption is one preemption of a request, all its samples at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    SWAPPED_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence of the request, as in its admission."""
+    swapped: _builtins.bool
+    """swapped: its blocks were moved to the worker's host pool; else they are to be computed again."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        swapped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "swapped", b"swapped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preemption: _TypeAlias = Preemption  # noqa: Y015
+
+@_typing.final
+class PauseChange(_message.Message):
+    """PauseChange says that a request is paused, or goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence of the request, as in its admission."""
+    paused: _builtins.bool
+    """paused is false when it goes on."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paused", b"paused", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseChange: _TypeAlias = PauseChange  # noqa: Y015
+
+@_typing.final
+class PinChange(_message.Message):
+    """PinChange says that a prefix is pinned, or no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    UNPINNED_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant that it belongs to."""
+    name: _builtins.str
+    """name of the pin."""
+    unpinned: _builtins.bool
+    """unpinned says that the pin is taken back; the fields below are empty then."""
+    cache_salt: _builtins.str
+    """cache_salt of the requests that share it."""
+    token_ids: _builtins.bytes
+    """token_ids, int32[n], of the prefix."""
+    model_fingerprint: _builtins.str
+    """model_fingerprint of the model that it was pinned for."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        name: _builtins.str = ...,
+        unpinned: _builtins.bool = ...,
+        cache_salt: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
+        model_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model_fingerprint", b"model_fingerprint", "name", b"name", "tenant", b"tenant", "token_ids", b"token_ids", "unpinned", b"unpinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinChange: _TypeAlias = PinChange  # noqa: Y015
+
+@_typing.final
 class BeamStep(_message.Message):
     """BeamStep is one decision of a beam search: of what it chose among, all that can matter. The search is a pure function
     of these, so a reader that takes them in order has the same live beams, parents, scores and finished hypotheses.
@@ -312,6 +550,7 @@ class Finish(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     WITHDRAWN_FIELD_NUMBER: _builtins.int
     FINISHED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """sequence of the request, as in its admission."""
     state: _inference_pb2.RequestState.ValueType
@@ -324,6 +563,10 @@ class Finish(_message.Message):
     """
     finished_unix_ns: _builtins.int
     """finished_unix_ns is when the end was decided."""
+    @_builtins.property
+    def outcome(self) -> _inference_pb2.Finished:
+        """outcome as readers see it, so that a record that is written late says the same. Absent in entries of older versions."""
+
     def __init__(
         self,
         *,
@@ -332,10 +575,11 @@ class Finish(_message.Message):
         error: _builtins.str = ...,
         withdrawn: _builtins.bool = ...,
         finished_unix_ns: _builtins.int = ...,
+        outcome: _inference_pb2.Finished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished_unix_ns", b"finished_unix_ns", "sequence", b"sequence", "state", b"state", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished_unix_ns", b"finished_unix_ns", "outcome", b"outcome", "sequence", b"sequence", "state", b"state", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -334,6 +334,7 @@ class StepRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the scheduler. A worker refuses an epoch lower than the highest it has seen with STALE_EPOCH."""
     step_id: _builtins.int
@@ -368,6 +369,10 @@ class StepRequest(_message.Message):
     """candidates, int32[n][2]: (row, k): what the row's slot could go on with. Its k best next tokens are answered and
     nothing is sampled: the scheduler decides, and describes the slot anew. Fewer come if the vocabulary is smaller.
     """
+    checksum: _builtins.int
+    """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. A step on a
+    StepStream that does not match, or has none, ends the stream with DATA_LOSS and is not executed.
+    """
     @_builtins.property
     def whole(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotState]:
         """whole are slots described from scratch."""
@@ -389,10 +394,11 @@ class StepRequest(_message.Message):
         num_tokens: _builtins.bytes = ...,
         samples: _builtins.bytes | None = ...,
         candidates: _builtins.bytes = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "copies", b"copies", "epoch", b"epoch", "forks", b"forks", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "forks", b"forks", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015
@@ -568,6 +574,7 @@ class StepResponse(_message.Message):
     TOTAL_NS_FIELD_NUMBER: _builtins.int
     SWAP_NS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the step; with STALE_EPOCH, the highest seen."""
     step_id: _builtins.int
@@ -588,6 +595,10 @@ class StepResponse(_message.Message):
     """total_ns from receiving the step to handing over this answer."""
     swap_ns: _builtins.int
     """swap_ns that moving blocks between device and host took, if the step has swaps; a worker may compute meanwhile."""
+    checksum: _builtins.int
+    """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. An answer on a
+    StepStream that does not match, or has none, is believed in no part: the scheduler gives the stream up.
+    """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleLogprobs]:
         """logprobs of samples whose slots asked for them."""
@@ -616,10 +627,11 @@ class StepResponse(_message.Message):
         total_ns: _builtins.int = ...,
         swap_ns: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidates] | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "epoch", b"epoch", "error", b"error", "exec_ns", b"exec_ns", "invalid_samples", b"invalid_samples", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "status", b"status", "step_id", b"step_id", "swap_ns", b"swap_ns", "token_ids", b"token_ids", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "checksum", b"checksum", "epoch", b"epoch", "error", b"error", "exec_ns", b"exec_ns", "invalid_samples", b"invalid_samples", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "status", b"status", "step_id", b"step_id", "swap_ns", b"swap_ns", "token_ids", b"token_ids", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
