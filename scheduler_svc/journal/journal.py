@@ -119,6 +119,7 @@ class Journal:
         logprobs: Sequence[pb.DeltaLogprobs] = (),
         prompt_logprobs: Sequence[pb.PromptTokenLogprobs] = (),
         beam_steps: Sequence[pb.BeamStep] = (),
+        pauses: Sequence[pb.PauseChange] = (),
         sample_finishes: Sequence[pb.SampleEnd] = (),
         finishes: Sequence[pb.Finish] = (),
         on_durable: Callable[[], None],
@@ -131,6 +132,7 @@ class Journal:
             logprobs: their `delta` is an index into `tokens`.
             prompt_logprobs: of requests, each once.
             beam_steps: of beam searches.
+            pauses: begun and ended.
             sample_finishes: of samples that ended by themselves.
             finishes: of requests that ended.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
@@ -148,6 +150,8 @@ class Journal:
             entry.add_prompt_logprobs(prompt_logprobs)
         if beam_steps:
             entry.add_beam_steps(beam_steps)
+        if pauses:
+            entry.add_pauses(pauses)
         if sample_finishes:
             entry.add_sample_finishes(sample_finishes)
         if finishes:

@@ -34,10 +34,10 @@ class PendingEntry:
 
     @property
     def num_records(self) -> int:
-        """Admissions, tokens, decisions of beam searches, and finishes."""
+        """Admissions, tokens, decisions of beam searches, pauses and finishes."""
         entry = self._entry
-        num_ends = len(entry.sample_finishes) + len(entry.finishes)
-        return len(entry.admissions) + len(self._tokens) + len(entry.beam_steps) + num_ends
+        num_changes = len(entry.pauses) + len(entry.sample_finishes) + len(entry.finishes)
+        return len(entry.admissions) + len(self._tokens) + len(entry.beam_steps) + num_changes
 
     @property
     def admitted_sequences(self) -> list[int]:
@@ -75,6 +75,11 @@ class PendingEntry:
         """Copies them."""
         self._entry.beam_steps.extend(steps)
         self.num_bytes += sum(step.ByteSize() for step in steps)
+
+    def add_pauses(self, pauses: Sequence[pb.PauseChange]) -> None:
+        """Copies them."""
+        self._entry.pauses.extend(pauses)
+        self.num_bytes += sum(pause.ByteSize() for pause in pauses)
 
     def add_sample_finishes(self, finishes: Sequence[pb.SampleEnd]) -> None:
         """Copies them."""

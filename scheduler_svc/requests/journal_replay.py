@@ -32,6 +32,7 @@ class JournaledRequest:
     samples: list[JournaledSample]
     prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
+    is_paused: bool = False
     finish: journal_pb2.Finish | None = None
 
     @property
@@ -73,6 +74,9 @@ class JournalReplay:
             for step in entry.beam_steps:
                 if step.sequence in self.requests:
                     self.requests[step.sequence].beam_steps.append(step)
+            for pause in entry.pauses:
+                if pause.sequence in self.requests:
+                    self.requests[pause.sequence].is_paused = pause.paused
             for each in entry.sample_finishes:
                 if each.sequence in self._sample_of:
                     self._sample_of[each.sequence].finish = each.finish

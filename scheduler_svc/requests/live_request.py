@@ -94,6 +94,8 @@ class LiveRequest:
             return self.stream.finished.state
         if self.ended_state is not None and self.times.first_scheduled_ns is not None:
             return pb.REQUEST_STATE_RUNNING
+        if self.group.is_paused:
+            return pb.REQUEST_STATE_PAUSED
         running = any(each.status is SequenceStatus.RUNNING for each in self.group.sequences)
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
 
