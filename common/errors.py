@@ -95,6 +95,12 @@ class UnavailableError(RetryableError):
     reason = "UNAVAILABLE"
 
 
+class SlowReaderError(UnavailableError):
+    """The reader of a stream took nothing for too long: it may come back, and go on from where it is."""
+
+    reason = "SLOW_READER"
+
+
 class RequestCancelledError(QuireError):
     """The request was cancelled."""
 

@@ -55,6 +55,7 @@ class Site:
         prefix_cache: bool = True,
         pin_retry_s: float = 0.01,
         model_patience_s: float = 30.0,
+        slow_reader_timeout_s: float | None = None,
     ) -> None:
         self.store = store
         self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
@@ -83,7 +84,11 @@ class Site:
             on_change=self.changes.append,
             on_fatal=self.fatal.append,
         )
-        self.server = GrpcServer(("quire.v1.Inference", "quire.v1.Cluster"), PUBLIC_MESSAGE_BYTES)
+        self.server = GrpcServer(
+            ("quire.v1.Inference", "quire.v1.Cluster"),
+            PUBLIC_MESSAGE_BYTES,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+        )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
         inference = InferenceServicer(self.admission, self.prefixes, self.stats)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
