@@ -85,7 +85,7 @@ async def test_a_stream_that_nobody_reads_is_cut_and_may_be_gone_on_with(site: S
     await until(lambda: not place.stream.subscriptions)
     messages, error = await rest_of(call)
     assert error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
-    status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]  # it has what is read of a call
+    status: Any = rpc_status.from_call(error)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     assert any(detail.Unpack(info) for detail in status.details) and info.reason == "SLOW_READER"
     assert any(detail.Unpack(retry) for detail in status.details) and retry.retry_delay.ToMilliseconds() > 0
