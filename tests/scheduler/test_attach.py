@@ -33,11 +33,7 @@ def seen_behind(whole: RequestSeen, positions: list[int], messages: list[pb.Gene
     for index, sample in enumerate(whole.samples):
         position = positions[index] if index < len(positions) else 0
         if position:
-            seen.add_chunk(
-                pb.Chunk(
-                    index=index, num_tokens=position, token_ids=sample.token_ids[:position]
-                )  # its text is not sent
-            )
+            seen.add_chunk(pb.Chunk(index=index, num_tokens=position, token_ids=sample.token_ids[:position]))
     for message in messages:
         seen.add_message(message)
     return seen
