@@ -21,6 +21,11 @@ ASKS: list[dict[str, Any]] = [
     {"beam_width": 3, "n": 3},
     {"temperature": 0},
 ]
+LASTING: dict[str, Any] = {
+    "max_tokens": NUM_TOKENS,
+    "ignore_eos": True,
+    "on_disconnect": quire.OnDisconnect.CONTINUE,
+}
 
 
 class PausingSite(ModelSite):
@@ -48,12 +53,7 @@ Reading = dict[str, "asyncio.Task[quire.Completion]"]
 
 def submitted(client: quire.AsyncClient) -> Reading:
     """One request of each kind, by their ids."""
-    common: dict[str, Any] = {
-        "max_tokens": NUM_TOKENS,
-        "ignore_eos": True,
-        "on_disconnect": quire.OnDisconnect.CONTINUE,
-    }
-    streams = [client.stream(PROMPT, **common, **ask) for ask in ASKS]
+    streams = [client.stream(PROMPT, **LASTING, **ask) for ask in ASKS]
     return {stream.request_id: asyncio.create_task(stream.completion()) for stream in streams}
 
 
