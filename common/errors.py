@@ -102,6 +102,12 @@ class DataLossError(QuireError):
     reason = "DATA_LOSS"
 
 
+class SlowReaderError(UnavailableError):
+    """The reader of a stream took nothing for too long: it may come back, and go on from where it is."""
+
+    reason = "SLOW_READER"
+
+
 class RequestCancelledError(QuireError):
     """The request was cancelled."""
 

@@ -69,7 +69,9 @@ async def serve(settings: SchedulerSettings) -> None:
 
 async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     end = ending(settings.parent_pipe_fd)
-    server = GrpcServer((INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES)
+    server = GrpcServer(
+        (INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=settings.slow_reader_timeout_s
+    )
     address = server.bind(settings.listen)
     journal = Journal(store, leader_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
     epoch = await journal.open()

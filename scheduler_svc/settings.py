@@ -52,6 +52,12 @@ class SchedulerSettings(Settings):
         "first token under overload",
     )
     disconnect_grace_s: float = Field(5.0, ge=0, description="life of a request whose last reader has gone")
+    slow_reader_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="how long a client may take nothing of a stream that has something for it; then the stream is cut, "
+        "and its requests count as left",
+    )
     model_patience_s: float = Field(
         30.0,
         ge=0,

@@ -86,6 +86,13 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if self._is_in_order(entry[1])]
             heapq.heapify(self._heap)
 
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Take it out; it may be pushed again."""
+        self._aside.pop(group, None)
+        self._forget(group)
+        self._heap = [entry for entry in self._heap if entry[1] is not group]
+        heapq.heapify(self._heap)
+
     def resize(self, group: SequenceGroup) -> None:
         """A member of a waiting group is finished; if it was set aside it may be served now."""
         if group in self._aside:

@@ -151,6 +151,7 @@ class Journal:
         logprobs: Sequence[pb.DeltaLogprobs] = (),
         prompt_logprobs: Sequence[pb.PromptTokenLogprobs] = (),
         beam_steps: Sequence[pb.BeamStep] = (),
+        pauses: Sequence[pb.PauseChange] = (),
         sample_finishes: Sequence[pb.SampleEnd] = (),
         preemptions: Sequence[pb.Preemption] = (),
         finishes: Sequence[pb.Finish] = (),
@@ -164,6 +165,7 @@ class Journal:
             logprobs: their `delta` is an index into `tokens`.
             prompt_logprobs: of requests, each once.
             beam_steps: of beam searches.
+            pauses: begun and ended.
             sample_finishes: of samples that ended by themselves.
             preemptions: of requests.
             finishes: of requests that ended.
@@ -182,6 +184,8 @@ class Journal:
             entry.add_prompt_logprobs(prompt_logprobs)
         if beam_steps:
             entry.add_beam_steps(beam_steps)
+        if pauses:
+            entry.add_pauses(pauses)
         if sample_finishes:
             entry.add_sample_finishes(sample_finishes)
         if preemptions:

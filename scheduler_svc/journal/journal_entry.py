@@ -38,10 +38,10 @@ class PendingEntry:
 
     @property
     def num_records(self) -> int:
-        """Admissions, tokens, decisions of beam searches, preemptions, and finishes."""
+        """Admissions, tokens, decisions of beam searches, preemptions, pauses, and finishes."""
         entry = self._entry
         num_ends = len(entry.sample_finishes) + len(entry.finishes)
-        num_decisions = len(entry.beam_steps) + len(entry.preemptions)
+        num_decisions = len(entry.beam_steps) + len(entry.preemptions) + len(entry.pauses)
         return len(entry.admissions) + len(self._tokens) + num_decisions + num_ends
 
     def add_admission(self, admission: pb.Admission, accepted: "asyncio.Future[None]") -> None:
@@ -77,6 +77,11 @@ class PendingEntry:
         """Copies them."""
         self._entry.beam_steps.extend(steps)
         self.num_bytes += sum(step.ByteSize() for step in steps)
+
+    def add_pauses(self, pauses: Sequence[pb.PauseChange]) -> None:
+        """Copies them."""
+        self._entry.pauses.extend(pauses)
+        self.num_bytes += sum(pause.ByteSize() for pause in pauses)
 
     def add_sample_finishes(self, finishes: Sequence[pb.SampleEnd]) -> None:
         """Copies them."""

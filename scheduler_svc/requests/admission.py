@@ -8,15 +8,16 @@ import asyncio
 import secrets
 import time
 import uuid
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
 from common.arrays import pack_int32
-from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, UnavailableError
+from common.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.journal_health import answered_in_time
@@ -34,6 +35,8 @@ from scheduler_svc.requests.request_record import stream_of_record
 from scheduler_svc.requests.served_model import ServedModel
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
 MIN_RETRY_S = 0.1
@@ -151,6 +154,14 @@ class Admission:
             raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
         return stream_of_record(record)
 
+    async def attach(self, request_id: str) -> tuple[OutputStream, pb.Accepted]:
+        """As `find`, with what its reader is told first."""
+        stream = await self.find(request_id)
+        accepted = pb.Accepted()
+        accepted.CopyFrom(stream.accepted)
+        accepted.attached = True
+        return stream, accepted
+
     async def response(self, request_id: str) -> pb.GetRequestResponse:
         """What is known of a request. Raises NotFoundError."""
         waiting = self.recovery.response(request_id)
@@ -175,6 +186,44 @@ class Admission:
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
         return live.ended_state or live.state
 
+    async def pause(self, request_id: str, *, keep_on_host: bool) -> pb.RequestState.ValueType:
+        """Pauses a request; returns when that is durable.
+
+        Raises NotFoundError, FailedPreconditionError if it has ended, UnavailableError.
+        """
+        await self._in_time(self._pause(request_id, keep_on_host))
+        return pb.REQUEST_STATE_PAUSED
+
+    async def resume(self, request_id: str) -> pb.RequestState.ValueType:
+        """Lets a paused request go on, and returns its state once that is durable. Raises as `pause`."""
+        return await self._in_time(self._resume(request_id))
+
+    async def _pause(self, request_id: str, keep_on_host: bool) -> None:
+        if not await self.recovery.set_paused(request_id, is_paused=True):
+            await self._engine.pause(await self._unfinished(request_id), keep_on_host=keep_on_host)
+
+    async def _resume(self, request_id: str) -> pb.RequestState.ValueType:
+        if not await self.recovery.set_paused(request_id, is_paused=False):
+            live = await self._unfinished(request_id)
+            await self._engine.resume(live)
+            return live.state
+        return (await self.response(request_id)).state
+
+    async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await change
+        except TimeoutError:
+            raise UnavailableError("the journal's store does not answer; do it again to be sure of it", 1.0) from None
+
+    async def _unfinished(self, request_id: str) -> LiveRequest:
+        live = await self._live(request_id)
+        if live is None:
+            await self.response(request_id)  # or there is no such request
+        if live is None or live.ended_state is not None:
+            raise FailedPreconditionError(f"request {request_id!r} has ended")
+        return live
+
     def cancel_live(self, request_id: str) -> None:
         """Ends a request if it is live."""
         live = self._engine.live.get(request_id)
@@ -183,11 +232,7 @@ class Admission:
 
     async def _attach_to(self, journaled: JournaledRequest, digest: bytes) -> tuple[OutputStream, pb.Accepted]:
         _check_same(journaled.request_id, journaled.admission.request_digest, digest)
-        stream = await self.find(journaled.request_id)
-        accepted = pb.Accepted()
-        accepted.CopyFrom(stream.accepted)
-        accepted.attached = True
-        return stream, accepted
+        return await self.attach(journaled.request_id)
 
     async def _known_or_new(
         self,

@@ -56,6 +56,7 @@ class DurableState:
     beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
     has_prompt_logprobs: bool = False
     num_preemptions: int = 0
+    is_paused: bool = False
     finish: journal_pb2.Finish | None = None
 
 
@@ -110,6 +111,8 @@ class LiveRequest:
             return self.stream.finished.state
         if self.ended_state is not None and self.times.first_scheduled_ns is not None:
             return pb.REQUEST_STATE_RUNNING
+        if self.group.is_paused:
+            return pb.REQUEST_STATE_PAUSED
         running = any(each.status is SequenceStatus.RUNNING for each in self.group.sequences)
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
 
@@ -206,6 +209,10 @@ class LiveRequest:
             outcome=self.outcome,
         )
 
+    def note_durable_pause(self, is_paused: bool) -> None:
+        """The journal has acknowledged that it is paused, or goes on."""
+        self.durable.is_paused = is_paused
+
     def restate(self, entry: journal_pb2.JournalEntry) -> None:
         """Says again all that is durable of it, and nothing more."""
         assert self.admission is not None
@@ -216,6 +223,7 @@ class LiveRequest:
             beam_steps=self.durable.beam_steps,
             prompt_logprobs=self.stream.prompt_logprobs if self.durable.has_prompt_logprobs else (),
             num_preemptions=self.durable.num_preemptions,
+            pause=journal_pb2.PauseChange(sequence=self.number, paused=True) if self.durable.is_paused else None,
         )
         if self.durable.finish is not None:
             entry.finishes.append(self.durable.finish)

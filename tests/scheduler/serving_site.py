@@ -60,6 +60,7 @@ class Site:
         restate_entries: int = 4096,
         trim_every: int = 512,
         probe_every_s: float = 0.5,
+        slow_reader_timeout_s: float | None = None,
     ) -> None:
         self.store = store
         self.journal = Journal(
@@ -97,7 +98,11 @@ class Site:
             on_change=self.changes.append,
             on_fatal=self.fatal.append,
         )
-        self.server = GrpcServer(("quire.v1.Inference", "quire.v1.Cluster"), PUBLIC_MESSAGE_BYTES)
+        self.server = GrpcServer(
+            ("quire.v1.Inference", "quire.v1.Cluster"),
+            PUBLIC_MESSAGE_BYTES,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+        )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
         inference = InferenceServicer(self.admission, self.prefixes, self.stats)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
