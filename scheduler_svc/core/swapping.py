@@ -16,9 +16,17 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 def should_swap(worker: WorkerState, group: SequenceGroup) -> bool:
-    """Whether that is the better way out for it, and possible: the host pool has room, nobody waits for a source."""
+    """Whether that is the better way out for it, and possible: the host pool has room, nobody waits for a source.
+
+    Suspects are not swapped: they may be tried anywhere.
+    """
     host = worker.host
-    if host is None or worker.preemption == "recompute" or any(s.source is not None for s in group.live):
+    if (
+        host is None
+        or worker.preemption == "recompute"
+        or group.cohort is not None
+        or any(s.source is not None for s in group.live)
+    ):
         return False
     tables = [_filled_blocks(worker, sequence) for sequence in group.live]
     num_blocks = len({block for table in tables for block in table})
