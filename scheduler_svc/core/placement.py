@@ -45,9 +45,8 @@ def has_other_place(
     worker: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], limits: WorkerLimits
 ) -> bool:
     """Whether another worker, which does not drain, could hold it."""
-    return any(
-        not other.is_draining and can_ever_hold(other, group, limits) for other in workers if other is not worker
-    )
+    others = (other for other in workers if other is not worker and not other.is_draining)
+    return any(can_ever_hold(other, group, limits) for other in others)
 
 
 def max_tokens_of_each(worker: WorkerState, limits: WorkerLimits, num_prompt_tokens: int, num_sequences: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups, pins, placement
 from scheduler_svc.core.admitting import Admission, is_too_late
+from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving
 from scheduler_svc.core.isolation import Isolation, Verdict
 from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.ordering import running_rank
@@ -315,9 +316,7 @@ class Scheduler:
 
     def num_sequences_on(self, worker_id: str) -> int:
         """Those that run there, and those that are preempted and still bound to it."""
-        worker = self._workers[worker_id]
-        kept = dict.fromkeys([*worker.parked, *worker.swapped])
-        return len(worker.running) + sum(len(group.live) for group in kept)
+        return num_sequences_on(self._workers[worker_id])
 
     def expired(self, now_s: float) -> list[SequenceGroup]:
         """Groups that never ran and whose deadline passes before their prompt could be computed, for the caller to end.
@@ -338,8 +337,8 @@ class Scheduler:
         blocks = pins.pinned_blocks(worker, block_hashes)
         if blocks is None:
             return False
-        waiting = [*self._waiting, *self._leaving_groups()]
-        pins.check_promises(worker, blocks, self._serving(), waiting, self._limits)
+        waiting = [*self._waiting, *leaving_groups(self._workers.values())]
+        pins.check_promises(worker, blocks, serving(self._workers.values()), waiting, self._limits)
         pins.add_pin(worker, name, blocks)
         return True
 
@@ -364,12 +363,13 @@ class Scheduler:
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
 
-        Workers that drain count where there is no other. `num_prompt_tokens` are those that its `num_sequences` share. 0 with no worker.
+        Workers that drain count where there is no other. `num_prompt_tokens` are those that its `num_sequences` share.
+        0 with no worker.
         """
         return min(
             (
                 placement.max_tokens_of_each(worker, self._limits, num_prompt_tokens, num_sequences)
-                for worker in self._serving()
+                for worker in serving(self._workers.values())
             ),
             default=0,
         )
@@ -377,7 +377,10 @@ class Scheduler:
     def max_sequences_that_fit(self) -> int:
         """Sequences of the widest group that every present worker could hold alone. 0 with no worker."""
         most = self._limits.max_num_seqs
-        return min((min(most, worker.num_slots, worker.capacity_blocks) for worker in self._serving()), default=0)
+        return min(
+            (min(most, worker.num_slots, worker.capacity_blocks) for worker in serving(self._workers.values())),
+            default=0,
+        )
 
     def num_pinned_blocks(self) -> int:
         """Of the worker on which pins hold the most."""
@@ -401,19 +404,8 @@ class Scheduler:
         self._isolation.check()
         check_waiting(self._waiting)
 
-    def _serving(self) -> list[WorkerState]:
-        """The workers that do not drain; all, if there are only such."""
-        workers = list(self._workers.values())
-        return [worker for worker in workers if not worker.is_draining] or workers
-
-    def _leaving_groups(self) -> list[SequenceGroup]:
-        """Groups on workers that drain, each once."""
-        draining = [worker for worker in self._workers.values() if worker.is_draining]
-        running = [sequence.group for worker in draining for sequence in worker.running]
-        return list(dict.fromkeys([*running, *(group for worker in draining for group in worker.swapped)]))
-
     def _move_from_draining(self) -> None:
-        for group in self._leaving_groups():
+        for group in leaving_groups(self._workers.values()):
             worker = self._worker_of(group)
             if not placement.has_other_place(worker, group, self._workers.values(), self._limits):
                 continue
@@ -438,9 +430,9 @@ class Scheduler:
         if any(s.status is SequenceStatus.RUNNING for s in group.sequences) or group.num_pending_tokens:
             return
         worker.parked.pop(group, None)
-        if worker.is_draining and group.swap_step is not None:
-            if placement.has_other_place(worker, group, self._workers.values(), self._limits):
-                lose_swapped(worker, group)
+        others = self._workers.values() if worker.is_draining else ()
+        if group.swap_step is not None and placement.has_other_place(worker, group, others, self._limits):
+            lose_swapped(worker, group)
         if group.swap_step is None:
             self._wait(group, SequenceStatus.PREEMPTED)
         elif group not in worker.swapped:

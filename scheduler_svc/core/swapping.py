@@ -21,12 +21,9 @@ def should_swap(worker: WorkerState, group: SequenceGroup) -> bool:
     Suspects are not swapped: they may be tried anywhere.
     """
     host = worker.host
-    if (
-        host is None
-        or worker.preemption == "recompute"
-        or group.cohort is not None
-        or any(s.source is not None for s in group.live)
-    ):
+    if host is None or worker.preemption == "recompute" or group.cohort is not None:
+        return False
+    if any(s.source is not None for s in group.live):
         return False
     tables = [_filled_blocks(worker, sequence) for sequence in group.live]
     num_blocks = len({block for table in tables for block in table})

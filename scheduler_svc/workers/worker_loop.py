@@ -165,9 +165,8 @@ class WorkerLoop:
         self._refused.clear()
         self._scheduler.rollback(self.worker_id)
         if result.status in (StepStatus.FAILED, StepStatus.INVALID):
-            self._engine.note_failed_step(plan, result.error)
+            self._engine.note_failed_step([plan], result.error)
 
     def _blame(self, error: Exception) -> None:
         """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
-        for plan in list(self._in_flight):
-            self._engine.note_failed_step(plan, f"{type(error).__name__} in the scheduler")
+        self._engine.note_failed_step(list(self._in_flight), f"{type(error).__name__} in the scheduler")
