@@ -113,7 +113,8 @@ class Isolation:
         cohort = self._next_cohort(worker, workers)
         if cohort is not None and worker.in_flight:
             return False
-        self._begin_trial(worker, cohort)
+        if cohort is not None:
+            self._begin_trial(worker, workers, cohort)
         return True
 
     def pass_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
@@ -123,10 +124,10 @@ class Isolation:
         if worker.trial is not None:
             self._end_trial(worker)
             return True
-        if not self._cohorts:
-            return False
-        self._begin_trial(worker, self._next_cohort(worker, workers))
-        return worker.trial is not None
+        cohort = self._next_cohort(worker, workers) if self._cohorts else None
+        if cohort is not None:
+            self._begin_trial(worker, workers, cohort)
+        return cohort is not None
 
     def check(self) -> None:
         """Assert that suspects and cohorts know each other."""
@@ -179,21 +180,23 @@ class Isolation:
                 del self._cohorts[cohort]
 
     def _next_cohort(self, worker: WorkerState, workers: Collection[WorkerState]) -> Cohort | None:
-        tried = [other.trial for other in workers if other is not worker and other.trial is not None]
+        is_one_tried = any(other is not worker and _is_trying(other) for other in workers)
         for cohort in self._cohorts:
             places = {group.worker_id for group in cohort.groups if group.worker_id is not None}
-            if cohort in tried:
-                continue
             if places == {worker.worker_id}:
                 return cohort
-            if not places and not tried and any(may_take(worker, g, workers, self._limits) for g in cohort.groups):
+            if places or is_one_tried:
+                continue
+            if any(may_take(worker, group, workers, self._limits) for group in cohort.groups):
                 return cohort
         return None
 
-    def _begin_trial(self, worker: WorkerState, cohort: Cohort | None) -> None:
+    def _begin_trial(self, worker: WorkerState, workers: Iterable[WorkerState], cohort: Cohort) -> None:
+        for other in workers:
+            if other.trial is cohort:  # and has nobody of it
+                self._end_trial(other)
         worker.trial = cohort
-        if cohort is not None:
-            worker.num_trial_steps = 0
+        worker.num_trial_steps = 0
 
     def _end_trial(self, worker: WorkerState) -> None:
         cohort, worker.trial = worker.trial, None
@@ -201,3 +204,8 @@ class Isolation:
         if cohort in self._cohorts:
             del self._cohorts[cohort]
             self._cohorts[cohort] = None  # the others have theirs first
+
+
+def _is_trying(worker: WorkerState) -> bool:
+    """Whether one under suspicion is there, and has the turn."""
+    return worker.trial is not None and any(group.worker_id == worker.worker_id for group in worker.trial.groups)

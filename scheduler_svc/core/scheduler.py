@@ -241,7 +241,6 @@ class Scheduler:
         for row in plan.candidate_rows:
             plan.sequences[row].num_pending_tokens -= 1
         worker.complete_step()
-        self._isolation.note_executed(plan)
         for group in list(worker.parked):
             self._unpark(worker, group)
         return appended
@@ -266,6 +265,10 @@ class Scheduler:
             self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
         for group in list(worker.parked):
             self._unpark(worker, group)
+
+    def note_executed(self, plan: StepPlan) -> None:
+        """This plan was executed, and its result taken: who has come past the place of an incident is cleared."""
+        self._isolation.note_executed(plan)
 
     def note_failed_step(self, plans: Iterable[StepPlan]) -> list[Verdict]:
         """These plans failed in the model, and were rolled back: who was in them is tried apart.

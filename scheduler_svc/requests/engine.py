@@ -201,6 +201,7 @@ class Engine:
                 self._end_if_due(sequence, token_id, is_valid=sequence.seq_id not in invalid)
         if result.candidates:
             self._take_candidates(plan, result)
+        self.scheduler.note_executed(plan)
         if self.on_result is not None:
             self.on_result(plan)
 
