@@ -24,7 +24,7 @@ from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
 log = structlog.get_logger()
 
 LEASE_MS = 6000
-WATCH_EVERY_S = 1.0
+WATCH_EVERY_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +146,8 @@ class Workers:
             if late_s > WATCH_EVERY_S:  # it was we who did not run, and could not hear anyone
                 for member in self.members.values():
                     member.seen_s += late_s
+                    if member.loop is not None:
+                        member.loop.excuse(late_s)
             self.give_up_silent(now_s)
             self._memory_log.note(now_s, self._engine.scheduler)
 
