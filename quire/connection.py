@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.errors import NotFoundError, QuireError, RequestExpiredError, RetryableError, UnavailableError
 from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
-from protos import inference_pb2_grpc
+from protos import cluster_pb2_grpc, inference_pb2_grpc
 from quire.absence import unreachable
 from quire.params import ClientOptions
 from quire.results import Health
@@ -52,6 +52,7 @@ class Connection:
             channel_args.append(("grpc.enable_http_proxy", 0))
         self._channel = grpc.aio.insecure_channel(address, options=channel_args)
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
+        self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self.session = Session(self.inference, address, options)
 

@@ -33,6 +33,7 @@ class ServiceOptions:
     scheduler: str | None
     worker_id: str | None
     parent_pipe_fd: int | None
+    drain_timeout_s: float
 
 
 async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
@@ -64,7 +65,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
             address=advertised_address(bound, options.advertise),
             model_fingerprint=engine.description.model.fingerprint,
         )
-        await _until_end(end, server, options.scheduler, identity)
+        await _until_end(end, server, options, identity)
         await servicer.drain()
         await executor.close()
         await thread.close()
@@ -74,18 +75,18 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         log.info("worker ended")
 
 
-async def _until_end(end: asyncio.Event, server: GrpcServer, scheduler: str | None, identity: WorkerIdentity) -> None:
-    """Keeps the lease until the end, and then says that it is one."""
-    if scheduler is None:
+async def _until_end(end: asyncio.Event, server: GrpcServer, options: ServiceOptions, identity: WorkerIdentity) -> None:
+    """Keeps the lease until the end, then says that it is one, and waits a while for what runs here to move."""
+    if options.scheduler is None:
         await end.wait()
         await _set_serving(server, False)
         return
-    registration = Registration(scheduler, identity)
+    registration = Registration(options.scheduler, identity)
     keeping = asyncio.create_task(registration.keep())
     await end.wait()
     await _set_serving(server, False)
+    await registration.leave(options.drain_timeout_s)
     keeping.cancel()
-    await registration.say_draining()
     await registration.close()
 
 
