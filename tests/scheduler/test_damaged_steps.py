@@ -6,11 +6,12 @@ from contextlib import suppress
 
 import grpc
 
+from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
 NUM_DAMAGED = 30
-ONE_IN = 20  # messages
+ONE_IN = 5  # messages
 
 
 class FlippingWire:
@@ -38,14 +39,14 @@ async def keep_announcing(site: Site, worker: ScriptedWorker) -> None:
 
 async def test_flipped_bits_cost_no_request_and_no_token_is_wrong() -> None:
     async with running_site() as site:
-        worker = await site.add_worker()
+        worker = await site.add_worker(num_blocks=512)
+        running = [asyncio.create_task(site.run(counting(1000 * i, 200 + i))) for i in range(1, 17)]
+        await until(lambda: site.engine.num_admitted == len(running))
         worker.wire = wire = FlippingWire(seed=20)
         announcing = asyncio.create_task(keep_announcing(site, worker))
-        running = [asyncio.create_task(site.run(counting(100 * i, 60 + i))) for i in range(1, 17)]
-        while wire.num_damaged < NUM_DAMAGED:
-            assert tokens_in(await site.run(counting(5000, 40))) == list(range(5001, 5041))
         for i, messages in enumerate(await asyncio.gather(*running), start=1):
-            assert tokens_in(messages) == list(range(100 * i + 1, 100 * i + 61 + i))
+            assert tokens_in(messages) == list(range(1000 * i + 1, 1000 * i + 201 + i))
+        assert wire.num_damaged == NUM_DAMAGED
         assert NUM_DAMAGED / 2 <= worker.num_streams - 1 <= NUM_DAMAGED  # of the two on a stream both may be damaged
         announcing.cancel()
         await site.idle()
