@@ -53,7 +53,7 @@ async def exhaust(service: Service, address: str) -> ExhaustionReport:
     async with quire.AsyncClient(address) as client:
         expected = await _ask(client)
         went_on = [await _among_idle_streams(client, address, expected)]
-        rss = _rss_bytes(pid)
+        rss = rss_bytes(pid)
         went_on.append(await _among_idle_streams(client, address, expected))
         crowd = [_silent_connection(address) for _ in range(NUM_CONNECTIONS)]
         try:
@@ -78,7 +78,7 @@ async def exhaust(service: Service, address: str) -> ExhaustionReport:
         newcomer_refused=newcomer_refused,
         recovery_s=recovery_s,
         alive=service.process.poll() is None,
-        rss_growth=_rss_bytes(pid) / rss - 1,
+        rss_growth=rss_bytes(pid) / rss - 1,
     )
 
 
@@ -133,7 +133,8 @@ def _num_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def _rss_bytes(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
+    """Of a process: the memory that it really has."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
