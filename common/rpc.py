@@ -127,6 +127,7 @@ def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str
         try:
             return await inner(_checked(request, request_streaming), context)
         except Exception as error:
+            del request  # see _abort
             await _abort(context, method, error)
 
     return behaviour
@@ -141,6 +142,7 @@ def _wrap_stream(inner: Callable[..., Any], request_streaming: bool, method: str
             else:
                 await _write_all(responses, context)
         except Exception as error:
+            del request  # see _abort
             await _abort(context, method, error)
 
     return behaviour
@@ -160,12 +162,17 @@ async def _write_all(responses: AsyncGenerator[Any, None], context: grpc.aio.Ser
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:
-    """Ends the call with the status of what the handler raised."""
+    """Ends the call with the status of what the handler raised.
+
+    gRPC keeps the abort, and with it all frames of its traceback, in a cycle until the next full collection: nothing
+    in them may hold the request, which can have many megabytes.
+    """
     if isinstance(error, grpc.aio.AbortError):  # the handler's own, which has been sent
         raise error
     if not isinstance(error, QuireError):
         log.error("call of %s failed", method, exc_info=error)
         error = QuireError("the server failed; its log says why")
+    error.__traceback__ = None
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
 
