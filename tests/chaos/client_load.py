@@ -11,12 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos.asks import ChaosAsk
-from tests.chaos.history import History
+from tests.chaos.history import History, Told
 from tests.services import ROOT
 
 POLL_S = 0.02
 FLOW_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 240.0
+MIN_STREAMING = 2
 MIN_GAPS = 20  # of a request whose speed is judged
 
 
@@ -121,7 +122,7 @@ class ClientLoad:
         self.update()
         enough = self.history.num_tokens + num_tokens
         await self.until(
-            lambda: self.history.num_tokens >= enough and len(self.history.live_at(time.monotonic())) >= 2,
+            lambda: self.history.num_tokens >= enough and len(self.streaming()) >= MIN_STREAMING,
             f"{num_tokens} more tokens",
         )
 
@@ -132,14 +133,16 @@ class ClientLoad:
         assert first is not None
         return first
 
-    async def all_went_on_after(self, at_s: float, of_client: str = "") -> float:
+    def streaming(self, client: ClientProcess | None = None, at_s: float | None = None) -> list[Told]:
+        """Requests in the middle of an output that comes as it is made, now or at a moment, of one client or of all."""
+        prefix = "" if client is None else f"{client.name}-"
+        live = self.history.live_at(time.monotonic() if at_s is None else at_s)
+        return [told for told in live if self.asks[told.ask].streams and told.request_id.startswith(prefix)]
+
+    async def all_went_on_after(self, at_s: float, client: ClientProcess | None = None) -> float:
         """When the last of the requests that streamed at a moment had its next token, or its end."""
         self.update()
-        live = [
-            told
-            for told in self.history.live_at(at_s)
-            if self.asks[told.ask].streams and told.request_id.startswith(of_client)
-        ]
+        live = self.streaming(client, at_s)
         moments: dict[str, float] = {}
 
         def all_went_on() -> bool:

@@ -12,7 +12,7 @@ import quire
 from tests.chaos.asks import chaos_asks
 from tests.chaos.chaos_store import ChaosStore
 from tests.chaos.checking import DemoMargins, Reference
-from tests.chaos.client_load import ClientLoad
+from tests.chaos.client_load import END_TIMEOUT_S, ClientLoad
 from tests.chaos.deployment import Deployment, Place
 from tests.chaos.history import Told
 from tests.chaos.proxy import Proxy
@@ -117,6 +117,7 @@ class Stage:
         detected_s: float | None = None,
         recovered_s: float | None = None,
         records_since_s: float = 0.0,
+        end_timeout_s: float = END_TIMEOUT_S,
         **more: float,
     ) -> Figures:
         """Lets the load end, and holds what it was told against the undisturbed run and the server's own records.
@@ -128,10 +129,11 @@ class Stage:
             detected_s: when it was noticed.
             recovered_s: when all was well again.
             records_since_s: only requests that ended after this must have a record.
+            end_timeout_s: how long the clients may take to come to their end.
             more: figures of this scenario alone.
         """
         reference = await self.reference()
-        history = await load.finish()
+        history = await load.finish(end_timeout_s)
         verdict = await asyncio.to_thread(reference.judge, list(history.requests.values()))
         async with deployment.client() as client:
             ended = [told for told in history.requests.values() if (told.ended_s or 0.0) > records_since_s]
