@@ -17,7 +17,7 @@ TIMEOUT_S = 600  # a busy machine takes its time
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_handful_of_faults_break_no_promise() -> None:
-    broken = []
+    broken: list[tuple[str, ...]] = []
     for result in asyncio.run(run(QUICK, SEED, QUICK_EXTENT)):
         if result.figures is None:
             broken.append((result.scenario.title, result.error))
