@@ -30,6 +30,10 @@ class History:
         return self._digest.hexdigest()
 
     @property
+    def now_s(self) -> float:
+        return self._clock.monotonic()
+
+    @property
     def is_traced(self) -> bool:
         return self._is_traced
 

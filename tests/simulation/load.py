@@ -90,8 +90,10 @@ def draw_load(random_: Random) -> list[ClientPlan]:
 def _client(random_: Random, name: str, orders: list[Order]) -> ClientPlan:
     absences = []
     if random_.random() < 0.35:
-        for _ in range(random_.randrange(1, 4)):
-            absences.append((random_.uniform(0.1, LOAD_S + 2), random_.choice([0.01, 0.3, 1.5, 7.0])))
+        absences = [
+            (random_.uniform(0.1, LOAD_S + 2), random_.choice([0.01, 0.3, 1.5, 7.0]))
+            for _ in range(random_.randrange(1, 4))
+        ]
     return ClientPlan(
         name=name,
         orders=orders,

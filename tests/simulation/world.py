@@ -18,7 +18,7 @@ from tests.simulation.store_client import StoreClient
 from tests.simulation.store_server import StoreServer
 from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
 from tests.simulation.verdict import fault_of_end
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.virtual_loop import VirtualLoop, until
 
 GRACE_S = 5.0
 RESTART_S = (0.1, 0.6)
@@ -35,6 +35,7 @@ class World:
         self.truth = JournalTruth(history)
         self.store = StoreServer(loop, Random(draw.getrandbits(64)), history)
         self.store.on_taken = self._on_taken
+        self.store.on_loss = self.truth.note_loss
         self.options = _draw_options(draw)
         self.workers = self._draw_workers(draw)
         self.lives: list[SchedulerLife] = []
@@ -59,8 +60,7 @@ class World:
             self.loop.outside(self.random.uniform(0.0, 0.2), worker.start)
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*(asyncio.create_task(client.run()) for client in self.clients))
-            while not self.is_quiet():
-                await asyncio.sleep(0.5)
+            await until(self.is_quiet, 0.5)
 
     def start_scheduler(self) -> None:
         number = len(self.lives) + 1
@@ -105,10 +105,8 @@ class World:
         )
 
     def _leader(self) -> SchedulerLife | None:
-        for life in reversed(self.lives):
-            if life.serves:
-                return life if life.process.runs else None
-        return None
+        life = self.life
+        return life if life.serves and life.process.runs else None
 
     def _on_end(self, life: SchedulerLife) -> None:
         if life is self.life:
@@ -154,10 +152,9 @@ class World:
         if fault is not None:
             self.history.violate(fault)
 
-    def _is_excused(self, order: Order) -> bool:
-        """A record that the store has lost is nobody's fault."""
-        admitted = self.truth.owner(order.request_id)
-        return self.store.has_lost_data and admitted is not None and admitted.state is not None
+    def is_excused(self, order: Order) -> bool:
+        """What had ended, and may have run again under the same id since the store lost its record, is not judged."""
+        return self.truth.ended_before(order.request_id, self.store.flushed_s)
 
     def _new_client(self, plan: ClientPlan, random_: Random) -> Client:
         return Client(
@@ -168,7 +165,7 @@ class World:
             plan,
             find_leader=self._leader,
             verify=self._verify,
-            is_excused=self._is_excused,
+            is_excused=self.is_excused,
         )
 
     def _draw_workers(self, draw: Random) -> dict[str, ToyWorker]:
@@ -194,6 +191,7 @@ class World:
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
         }
+
 
 def _draw_options(draw: Random) -> SchedulerOptions:
     config = SchedulerConfig(
