@@ -20,7 +20,7 @@ from tests.chaos.runs import merged, run
 from tests.chaos.stage import Extent
 
 CAMPAIGN_TIMEOUT_S = 1200.0
-QUICK_EXTENT = Extent(num_asks=10, min_tokens=24, max_tokens=48, concurrency=6, num_clients=1)
+QUICK_EXTENT = Extent(num_asks=10, min_tokens=24, max_tokens=48, concurrency=6, num_clients=1, flow_tokens=80)
 
 
 def main() -> None:

@@ -80,11 +80,13 @@ class ClientLoad:
         *,
         concurrency: int,
         num_processes: int = 2,
+        flow_tokens: int = 300,
         reconnect_timeout_s: float = 60.0,
     ) -> None:
         self.asks = list(asks)
         self.history = History()
         self.clients: list[ClientProcess] = []
+        self._flow_tokens = flow_tokens
         self._address = address
         self._folder = folder
         self._plan = folder / "plan.json"
@@ -117,9 +119,10 @@ class ClientLoad:
             assert time.monotonic() < give_up_s, f"not within {timeout_s:g} s: {what}"
             await asyncio.sleep(POLL_S)
 
-    async def until_flowing(self, num_tokens: int = 300) -> None:
+    async def until_flowing(self, num_tokens: int | None = None) -> None:
         """Until so many more tokens have come, and several requests are in the middle of their output."""
         self.update()
+        num_tokens = num_tokens or self._flow_tokens
         enough = self.history.num_tokens + num_tokens
         await self.until(
             lambda: self.history.num_tokens >= enough and len(self.streaming()) >= MIN_STREAMING,

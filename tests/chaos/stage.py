@@ -30,6 +30,7 @@ class Extent:
     max_tokens: int = 140
     concurrency: int = 12
     num_clients: int = 2
+    flow_tokens: int = 300  # that must have come before a fault, unless the scenario says otherwise
 
 
 class Stage:
@@ -96,6 +97,7 @@ class Stage:
             self.folder(),
             concurrency=concurrency or self.extent.concurrency,
             num_processes=self.extent.num_clients,
+            flow_tokens=self.extent.flow_tokens,
             reconnect_timeout_s=reconnect_timeout_s,
         )
         self._scene.callback(load.close)
