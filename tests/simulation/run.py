@@ -11,7 +11,7 @@ from tests.simulation.inflicting import Inflicting
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.verdict import faults_of_record, faults_of_rest
 from tests.simulation.virtual_clocks import virtual_clocks
-from tests.simulation.virtual_loop import START_NS, StuckError, VirtualClock, VirtualLoop, until
+from tests.simulation.virtual_loop import START_NS, StuckError, VirtualClock, new_loop, until
 from tests.simulation.world import World
 
 MAX_TURNS = 2_000_000
@@ -35,7 +35,7 @@ class Outcome:
 def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Outcome:
     """The same seed is the same run, event by event. With `forgets` the store breaks its word: see StoreServer."""
     clock = VirtualClock()
-    loop = VirtualLoop(clock, max_turns=MAX_TURNS)
+    loop = new_loop(clock, max_turns=MAX_TURNS)
     history = History(clock, is_traced=is_traced)
     draw = Random(seed)
     keep_log(history)

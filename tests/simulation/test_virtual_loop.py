@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from tests.simulation.virtual_loop import Process, StuckError, VirtualClock, VirtualLoop
+from tests.simulation.virtual_loop import Process, StuckError, VirtualClock, VirtualLoop, new_loop
 
 
-def new_loop() -> VirtualLoop:
-    return VirtualLoop(VirtualClock(), max_turns=1000)
+def short_loop() -> VirtualLoop:
+    return new_loop(VirtualClock(), max_turns=1000)
 
 
 async def ticking(ticks: list[float], loop: VirtualLoop) -> None:
@@ -16,14 +16,14 @@ async def ticking(ticks: list[float], loop: VirtualLoop) -> None:
 
 
 def test_an_hour_passes_at_once() -> None:
-    loop = new_loop()
+    loop = short_loop()
     before_s = loop.time()
     loop.run(asyncio.sleep(3600.0))
     assert 3600.0 <= loop.time() - before_s < 3600.1
 
 
 def test_timers_fire_in_their_order_whenever_they_were_set() -> None:
-    loop, fired = new_loop(), list[str]()
+    loop, fired = short_loop(), list[str]()
     loop.call_later(2.0, fired.append, "late")
     loop.call_later(1.0, fired.append, "early")
     cancelled = loop.call_later(1.5, fired.append, "never")
@@ -33,7 +33,7 @@ def test_timers_fire_in_their_order_whenever_they_were_set() -> None:
 
 
 def test_a_killed_process_does_nothing_more_not_even_clean_up() -> None:
-    loop, ended = new_loop(), list[str]()
+    loop, ended = short_loop(), list[str]()
     process = Process(loop, "p")
 
     async def work() -> None:
@@ -52,7 +52,7 @@ def test_a_killed_process_does_nothing_more_not_even_clean_up() -> None:
 
 
 def test_a_frozen_process_goes_on_where_it_was_when_it_is_thawed() -> None:
-    loop, ticks = new_loop(), list[float]()
+    loop, ticks = short_loop(), list[float]()
     process = Process(loop, "p")
     process.spawn(ticking(ticks, loop))
     loop.outside(1.5, process.freeze)
@@ -64,7 +64,7 @@ def test_a_frozen_process_goes_on_where_it_was_when_it_is_thawed() -> None:
 
 
 def test_what_a_process_starts_belongs_to_it() -> None:
-    loop, ticks = new_loop(), list[float]()
+    loop, ticks = short_loop(), list[float]()
     process = Process(loop, "p")
 
     async def parent() -> None:
@@ -80,17 +80,17 @@ def test_what_a_process_starts_belongs_to_it() -> None:
 
 
 def test_waiting_for_nothing_is_found() -> None:
-    loop = new_loop()
+    loop = short_loop()
     with pytest.raises(StuckError, match="no timer"):
         loop.run(asyncio.Event().wait())
 
 
 def test_turning_without_end_is_found() -> None:
-    loop = new_loop()
+    loop = short_loop()
 
     async def spin() -> None:
-        while True:
-            await asyncio.sleep(0)  # noqa: ASYNC110 - that is the fault
+        while True:  # noqa: ASYNC110 - that is the fault
+            await asyncio.sleep(0)
 
     with pytest.raises(StuckError, match="1000 turns"):
         loop.run(spin())

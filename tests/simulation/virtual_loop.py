@@ -174,7 +174,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.clock.now_ns / 1e9
 
     def call_soon(
-        self, callback: Callable[[Unpack[Arguments]], object], *args: Unpack[Arguments], context: Context | None = None
+        self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append((handle, _process_of(context)))
@@ -184,7 +184,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self,
         delay: float,
         callback: Callable[[Unpack[Arguments]], object],
-        *args: Unpack[Arguments],
+        *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
@@ -193,7 +193,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self,
         when: float,
         callback: Callable[[Unpack[Arguments]], object],
-        *args: Unpack[Arguments],
+        *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)

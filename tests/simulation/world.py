@@ -6,13 +6,14 @@ It starts what died, and knows who leads. What goes wrong is done elsewhere, and
 import asyncio
 from random import Random
 
+from protos import inference_pb2 as pb
 from protos import worker_pb2
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.store import EntryId
 from tests.simulation.client import Client
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
-from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, draw_load
+from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, PinPlan, draw_load
 from tests.simulation.scheduler_life import SchedulerLife, SchedulerOptions
 from tests.simulation.store_client import StoreClient
 from tests.simulation.store_server import StoreServer
@@ -40,7 +41,9 @@ class World:
         self.workers = self._draw_workers(draw)
         self.lives: list[SchedulerLife] = []
         self._begun_s = loop.time()
-        self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in draw_load(draw)]
+        load = draw_load(draw)
+        self._pins = load.pins
+        self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in load.clients]
         self.fatal_entry: int | None = None  # how many more the store takes before the leader dies
         self.fatal_step: int | None = None  # how many more the workers execute
 
@@ -58,6 +61,10 @@ class World:
         self.start_scheduler()
         for worker in self.workers.values():
             self.loop.outside(self.random.uniform(0.0, 0.2), worker.start)
+        for pin in self._pins:
+            self.loop.outside(pin.at_s, self._pin, pin)
+            if pin.unpinned_s is not None:
+                self.loop.outside(pin.unpinned_s, self._unpin, pin)
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*(asyncio.create_task(client.run()) for client in self.clients))
             await until(self.is_quiet, 0.5)
@@ -155,6 +162,17 @@ class World:
     def is_excused(self, order: Order) -> bool:
         """What had ended, and may have run again under the same id since the store lost its record, is not judged."""
         return self.truth.ended_before(order.request_id, self.store.flushed_s)
+
+    def _pin(self, pin: PinPlan) -> None:
+        leader = self._leader()
+        if leader is not None:
+            prefix = pb.TokenIds(ids=pin.token_ids)
+            leader.process.spawn(leader.pin(pb.PinPrefixRequest(name=pin.name, token_ids=prefix)))
+
+    def _unpin(self, pin: PinPlan) -> None:
+        leader = self._leader()
+        if leader is not None:
+            leader.process.spawn(leader.unpin(pb.UnpinPrefixRequest(name=pin.name)))
 
     def _new_client(self, plan: ClientPlan, random_: Random) -> Client:
         return Client(
