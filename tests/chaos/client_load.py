@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import quire
 from tests.chaos.asks import ChaosAsk
 from tests.chaos.history import History, Told
 from tests.services import ROOT
@@ -81,6 +82,7 @@ class ClientLoad:
         concurrency: int,
         num_processes: int = 2,
         flow_tokens: int = 300,
+        on_disconnect: quire.OnDisconnect = quire.OnDisconnect.CONTINUE,
         reconnect_timeout_s: float = 60.0,
     ) -> None:
         self.asks = list(asks)
@@ -94,6 +96,7 @@ class ClientLoad:
             "asks": [{"prompt": list(ask.prompt), "params": _as_json(ask)} for ask in asks],
             "concurrency": max(1, concurrency // num_processes),
             "reconnect_timeout_s": reconnect_timeout_s,
+            "on_disconnect": on_disconnect.value,
         }
         self._plan.write_text(json.dumps(plan))
         for _ in range(num_processes):
