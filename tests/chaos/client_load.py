@@ -66,6 +66,10 @@ class ClientProcess:
         return self.process.poll() is not None
 
     @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    @property
     def complaint(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
@@ -118,7 +122,7 @@ class ClientLoad:
             if holds():
                 return
             for client in self.clients:
-                assert client.was_killed or not client.process.returncode, f"a client ended:\n{client.complaint}"
+                assert client.was_killed or not client.has_failed, f"a client ended:\n{client.complaint}"
             assert time.monotonic() < give_up_s, f"not within {timeout_s:g} s: {what}"
             await asyncio.sleep(POLL_S)
 
