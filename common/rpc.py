@@ -131,6 +131,7 @@ def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str
         try:
             return await inner(_checked(request, request_streaming), context)
         except Exception as error:
+            del request  # see _abort
             await _abort(context, method, error)
 
     return behaviour
@@ -147,6 +148,7 @@ def _wrap_stream(
             else:
                 await _write_all(responses, context, slow_reader_timeout_s)
         except Exception as error:
+            del request  # see _abort
             await _abort(context, method, error)
 
     return behaviour
@@ -175,12 +177,17 @@ async def _write_all(
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:
-    """Ends the call with the status of what the handler raised."""
+    """Ends the call with the status of what the handler raised.
+
+    gRPC keeps the abort, and with it all frames of its traceback, in a cycle until the next full collection: nothing
+    in them may hold the request, which can have many megabytes.
+    """
     if isinstance(error, grpc.aio.AbortError):  # the handler's own, which has been sent
         raise error
     if not isinstance(error, QuireError):
         log.error("call of %s failed", method, exc_info=error)
         error = QuireError("the server failed; its log says why")
+    error.__traceback__ = None
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
 

@@ -1,5 +1,8 @@
 """The edge of a server and the way back: exceptions to statuses, statuses to exceptions, whatever lies between."""
 
+import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -114,3 +117,49 @@ async def test_an_address_that_cannot_be_bound_is_refused_with_what_to_do(listen
     server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES)
     with pytest.raises(ListenError, match="choose another with --listen"):
         server.bind(listen)
+
+
+class Large:
+    """A request of which can be seen how long it is kept."""
+
+    made: "list[weakref.ref[Large]]"
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        Large.made.append(weakref.ref(self))
+
+
+async def refuse(request: Large, context: Any) -> bytes:
+    raise OverloadedError(f"too much: {len(request.data)}")
+
+
+async def refuse_within(request: Large, context: Any) -> AsyncIterator[bytes]:
+    yield b"first"
+    await refuse(request, context)
+
+
+async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None:
+    Large.made = []
+    server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Single": grpc.unary_unary_rpc_method_handler(refuse, Large, plain),
+        "Stream": grpc.unary_stream_rpc_method_handler(refuse_within, Large, plain),
+    }
+    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
+    address = server.bind("127.0.0.1:0")
+    await server.start()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary(f"/{ECHO}/Single", plain, plain)(b"large")
+            with pytest.raises(grpc.aio.AioRpcError):
+                async for _ in channel.unary_stream(f"/{ECHO}/Stream", plain, plain)(b"large"):
+                    pass
+        await server.stop(1)
+        async with asyncio.timeout(10):
+            while any(kept() is not None for kept in Large.made):  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+    assert len(Large.made) == 2

@@ -26,3 +26,10 @@ _BY_THEME = (
 SCENARIOS: tuple[Scenario, ...] = tuple(
     sorted((scenario for theme in _BY_THEME for scenario in theme.SCENARIOS), key=lambda scenario: scenario.fault)
 )
+
+# Those that `make test` plays: few, and the one that leaves a worker dead comes last.
+QUICK: tuple[Scenario, ...] = (
+    *(scenario for scenario in SCENARIOS if scenario.fault in ("F07", "F11", "F24")),
+    *(scenario for scenario in client_faults.SCENARIOS if scenario.fault == "F10"),
+    *(scenario for scenario in SCENARIOS if scenario.fault == "F01"),
+)

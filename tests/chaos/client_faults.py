@@ -14,7 +14,7 @@ from benchmarks.report import percentile
 from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from tests.chaos.client_load import ClientLoad, ClientProcess
+from tests.chaos.client_load import MIN_STREAMING, ClientLoad, ClientProcess
 from tests.chaos.deployment import Deployment
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
@@ -34,12 +34,13 @@ async def one_is_killed(stage: Stage) -> Figures:
     load = stage.load(deployment.address)
     await load.until_flowing()
     victim = load.clients[0]
+    await load.until(lambda: len(load.streaming(victim)) >= MIN_STREAMING, "the victim reads several streams")
     struck_s = victim.send(signal.SIGKILL)
     await asyncio.to_thread(victim.wait, GONE_TIMEOUT_S)
     heir = load.add_client(attach=victim.history)
     await load.until(heir.history.exists, "the heir begins")
     began_s = time.monotonic()
-    recovered_s = await load.all_went_on_after(struck_s, of_client=f"{victim.name}-")
+    recovered_s = await load.all_went_on_after(struck_s, victim)
     return await stage.figures(
         load, deployment, struck_s=struck_s, recovered_s=recovered_s, resumed_after_s=recovered_s - began_s
     )
@@ -50,7 +51,8 @@ async def they_go_away(stage: Stage) -> Figures:
     await stage.reference()
     deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S)))
     await deployment.begin(*STANDARD_WORKERS)
-    load, bystander = stage.load(deployment.address), stage.load(deployment.address, concurrency=4)
+    load = stage.load(deployment.address, on_disconnect=quire.OnDisconnect.CANCEL)
+    bystander = stage.load(deployment.address, concurrency=4)
     for each in (load, bystander):
         await each.until_flowing()
     killed, frozen = load.clients

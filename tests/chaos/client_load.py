@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import quire
 from tests.chaos.asks import ChaosAsk
-from tests.chaos.history import History
+from tests.chaos.history import History, Told
 from tests.services import ROOT
 
 POLL_S = 0.02
 FLOW_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 240.0
+MIN_STREAMING = 2
 MIN_GAPS = 20  # of a request whose speed is judged
 
 
@@ -64,6 +66,10 @@ class ClientProcess:
         return self.process.poll() is not None
 
     @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    @property
     def complaint(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
@@ -79,11 +85,14 @@ class ClientLoad:
         *,
         concurrency: int,
         num_processes: int = 2,
+        flow_tokens: int = 300,
+        on_disconnect: quire.OnDisconnect = quire.OnDisconnect.CONTINUE,
         reconnect_timeout_s: float = 60.0,
     ) -> None:
         self.asks = list(asks)
         self.history = History()
         self.clients: list[ClientProcess] = []
+        self._flow_tokens = flow_tokens
         self._address = address
         self._folder = folder
         self._plan = folder / "plan.json"
@@ -91,6 +100,7 @@ class ClientLoad:
             "asks": [{"prompt": list(ask.prompt), "params": _as_json(ask)} for ask in asks],
             "concurrency": max(1, concurrency // num_processes),
             "reconnect_timeout_s": reconnect_timeout_s,
+            "on_disconnect": on_disconnect.value,
         }
         self._plan.write_text(json.dumps(plan))
         for _ in range(num_processes):
@@ -112,16 +122,17 @@ class ClientLoad:
             if holds():
                 return
             for client in self.clients:
-                assert client.was_killed or not client.process.returncode, f"a client ended:\n{client.complaint}"
+                assert client.was_killed or not client.has_failed, f"a client ended:\n{client.complaint}"
             assert time.monotonic() < give_up_s, f"not within {timeout_s:g} s: {what}"
             await asyncio.sleep(POLL_S)
 
-    async def until_flowing(self, num_tokens: int = 300) -> None:
+    async def until_flowing(self, num_tokens: int | None = None) -> None:
         """Until so many more tokens have come, and several requests are in the middle of their output."""
         self.update()
+        num_tokens = num_tokens or self._flow_tokens
         enough = self.history.num_tokens + num_tokens
         await self.until(
-            lambda: self.history.num_tokens >= enough and len(self.history.live_at(time.monotonic())) >= 2,
+            lambda: self.history.num_tokens >= enough and len(self.streaming()) >= MIN_STREAMING,
             f"{num_tokens} more tokens",
         )
 
@@ -132,14 +143,16 @@ class ClientLoad:
         assert first is not None
         return first
 
-    async def all_went_on_after(self, at_s: float, of_client: str = "") -> float:
+    def streaming(self, client: ClientProcess | None = None, at_s: float | None = None) -> list[Told]:
+        """Requests in the middle of an output that comes as it is made, now or at a moment, of one client or of all."""
+        prefix = "" if client is None else f"{client.name}-"
+        live = self.history.live_at(time.monotonic() if at_s is None else at_s)
+        return [told for told in live if self.asks[told.ask].streams and told.request_id.startswith(prefix)]
+
+    async def all_went_on_after(self, at_s: float, client: ClientProcess | None = None) -> float:
         """When the last of the requests that streamed at a moment had its next token, or its end."""
         self.update()
-        live = [
-            told
-            for told in self.history.live_at(at_s)
-            if self.asks[told.ask].streams and told.request_id.startswith(of_client)
-        ]
+        live = self.streaming(client, at_s)
         moments: dict[str, float] = {}
 
         def all_went_on() -> bool:

@@ -48,6 +48,34 @@ class Result:
         }
 
 
+PAGE = """# What happens under faults
+
+Written by `make chaos`; do not edit. Real processes: a scheduler, workers with the demo model, Valkey with
+`appendfsync always`, clients that use the SDK. Each row is one fault of the list that `docs/durability.md` explains,
+injected while requests of every kind run (greedy, sampled with a seed, four samples, the best of four, beams, stop
+strings, log-probabilities), and everything that every client was told is held against the same requests in a run
+without faults.
+
+- *lost*: accepted, and did not finish for their client. *positions twice, missing, changed*: as clients saw them;
+  outputs that part at a near tie of the model are counted as cuts, not as changes.
+- *detected*: from the fault to the scheduler's log line about it. *recovered*: until every stream that ran had its
+  next token, or, where everything stood still, until the first token. *worst stall*: between two tokens of a stream.
+- *leaked blocks*: device and host blocks still held once everything has ended, and requests still there.
+- Times hang on the machine: {machine}.
+
+{faults}
+
+## Long runs
+
+{campaigns}
+"""
+
+
+def page(faults: Sequence[dict[str, Any]], campaigns: Sequence[dict[str, Any]], machine: str) -> str:
+    """All of it, for people."""
+    return PAGE.format(machine=machine, faults=table(faults), campaigns=table(campaigns))
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Rows as they are in the JSON, in Markdown."""
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]

@@ -63,8 +63,8 @@ async def ten_times_too_much(stage: Stage) -> Figures:
             "overload_ttft_p99_s": full_p99_s,
             "ttft_p99_ratio": full_p99_s / half_p99_s,
             "goodput_shortfall": 1 - goodput / peak_per_s,
-            "refusal_p50_s": percentile(refusals, 50) if refusals else float("inf"),
-            "refusal_p99_s": percentile(refusals, 99) if refusals else float("inf"),
+            "refusal_p50_s": percentile(refusals, 50) if refusals else SPAN_S,
+            "refusal_p99_s": percentile(refusals, 99) if refusals else SPAN_S,
         },
     )
 

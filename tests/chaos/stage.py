@@ -12,7 +12,7 @@ import quire
 from tests.chaos.asks import chaos_asks
 from tests.chaos.chaos_store import ChaosStore
 from tests.chaos.checking import DemoMargins, Reference
-from tests.chaos.client_load import ClientLoad
+from tests.chaos.client_load import END_TIMEOUT_S, ClientLoad
 from tests.chaos.deployment import Deployment, Place
 from tests.chaos.history import Told
 from tests.chaos.proxy import Proxy
@@ -30,6 +30,7 @@ class Extent:
     max_tokens: int = 140
     concurrency: int = 12
     num_clients: int = 2
+    flow_tokens: int = 300  # that must have come before a fault, unless the scenario says otherwise
 
 
 class Stage:
@@ -88,15 +89,28 @@ class Stage:
         """An empty one, gone after the scenario."""
         return Path(self._scene.enter_context(tempfile.TemporaryDirectory(prefix="quire-chaos-")))
 
-    def load(self, address: str, *, concurrency: int | None = None, reconnect_timeout_s: float = 60.0) -> ClientLoad:
-        """Clients that ask until they are told to end."""
+    def load(
+        self,
+        address: str,
+        *,
+        concurrency: int | None = None,
+        reconnect_timeout_s: float = 60.0,
+        on_disconnect: quire.OnDisconnect = quire.OnDisconnect.CONTINUE,
+    ) -> ClientLoad:
+        """Clients that ask until they are told to end.
+
+        Their requests go on without them unless it is said otherwise: on a busy machine a client may be slower to come
+        back than the grace that it would have.
+        """
         load = ClientLoad(
             address,
             self.asks,
             self.folder(),
             concurrency=concurrency or self.extent.concurrency,
             num_processes=self.extent.num_clients,
+            flow_tokens=self.extent.flow_tokens,
             reconnect_timeout_s=reconnect_timeout_s,
+            on_disconnect=on_disconnect,
         )
         self._scene.callback(load.close)
         return load
@@ -117,6 +131,7 @@ class Stage:
         detected_s: float | None = None,
         recovered_s: float | None = None,
         records_since_s: float = 0.0,
+        end_timeout_s: float = END_TIMEOUT_S,
         **more: float,
     ) -> Figures:
         """Lets the load end, and holds what it was told against the undisturbed run and the server's own records.
@@ -128,10 +143,11 @@ class Stage:
             detected_s: when it was noticed.
             recovered_s: when all was well again.
             records_since_s: only requests that ended after this must have a record.
+            end_timeout_s: how long the clients may take to come to their end.
             more: figures of this scenario alone.
         """
         reference = await self.reference()
-        history = await load.finish()
+        history = await load.finish(end_timeout_s)
         verdict = await asyncio.to_thread(reference.judge, list(history.requests.values()))
         async with deployment.client() as client:
             ended = [told for told in history.requests.values() if (told.ended_s or 0.0) > records_since_s]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import quire
 from quire.cli.load import Lengths, Load, PlannedRequest
-from tests.services import start_scheduler, start_worker
+from tests.services import Service, start_scheduler, start_worker
 
 _LENGTHS = Lengths.parse("24-40")
 _NUM_WARM = 200
@@ -77,7 +77,7 @@ async def overload(address: str, *, duration_s: float = 15.0, factor: float = 10
         outcomes, took_s = await offer(math.inf, seed=2, num_requests=_NUM_WARM)
         rate = _num_served(outcomes) / took_s
         outcomes, took_s = await offer(1.5 * rate, seed=3)
-        peak_per_s = _num_served(outcomes) / took_s
+        peak_per_s = max(rate, _num_served(outcomes) / took_s)
         half, _ = await offer(peak_per_s / 2, seed=4)
         over, took_s = await offer(peak_per_s * factor, seed=5)
     first = [each.first_token_s for each in over if not each.refused]
@@ -124,12 +124,12 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 @asynccontextmanager
-async def demo_services(*scheduler_flags: str) -> AsyncIterator[str]:
-    """The demo model on one worker; the scheduler's address."""
+async def demo_services(*scheduler_flags: str) -> AsyncIterator[tuple[Service, str]]:
+    """The demo model on one worker; the scheduler and its address."""
     service, address = await asyncio.to_thread(start_scheduler, *scheduler_flags)
     with service, start_worker(address, "--threads", "1"):
         await asyncio.to_thread(service.wait_for, "worker ready")
-        yield address
+        yield service, address
 
 
 async def _main() -> None:
@@ -139,7 +139,7 @@ async def _main() -> None:
     parser.add_argument("--duration", type=float, default=15.0)
     arguments = parser.parse_args()
     flags = ("--max-queue-wait-ms", arguments.max_queue_wait_ms, "--max-num-seqs", arguments.max_num_seqs)
-    async with demo_services(*flags) as address:
+    async with demo_services(*flags) as (_, address):
         report = await overload(address, duration_s=arguments.duration)
     figures = {**asdict(report), "ttft_ratio": report.ttft_ratio, "goodput": report.goodput}
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}, indent=2))  # noqa: T201

@@ -64,6 +64,7 @@ class ScriptedWorker:
             device="none",
         )
         self.script: Script = self.execute
+        self.wire: Callable[[bytes], bytes] = lambda data: data  # what becomes of messages on their way, both ways
         self.tells_prompt_logprobs = False
         self.steps: list[pb.StepRequest] = []  # as they arrived
         self.num_streams = 0
@@ -93,7 +94,11 @@ class ScriptedWorker:
             "Describe": grpc.unary_unary_rpc_method_handler(
                 self._describe, pb.DescribeRequest.FromString, pb.DescribeResponse.SerializeToString
             ),
-            "StepStream": grpc.stream_stream_rpc_method_handler(self._step_stream, open_request, _raw_or_sealed),
+            "StepStream": grpc.stream_stream_rpc_method_handler(
+                self._step_stream,
+                lambda data: open_request(self.wire(data)),
+                lambda answer: self.wire(_raw_or_sealed(answer)),
+            ),
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("quire.v1.Worker", handlers)])
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"

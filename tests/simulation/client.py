@@ -18,6 +18,8 @@ from tests.simulation.load import ClientPlan, Order
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.virtual_loop import VirtualLoop
 
+RIVAL_PATIENCE_S = 20.0  # for the request that it rivals to be accepted
+
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
 _AGAIN_CODES = {code.value[0] for code in _AGAIN}
 _NOT_FOUND: int = grpc.StatusCode.NOT_FOUND.value[0]
@@ -106,8 +108,8 @@ class Client:
         if now_s < self._begun_s + order.arrives_s:
             return
         if order.rival_of is not None and not order.rival_of.is_accepted:
-            if order.rival_of.is_done:
-                order.is_refused = True
+            if order.rival_of.is_done or now_s > self._begun_s + RIVAL_PATIENCE_S:
+                self._give_up(order)
             else:
                 self._loop.outside(0.2, self._start, order)
             return
@@ -116,7 +118,7 @@ class Client:
         self._order_of[handle] = order
         if order.absent_since_s is None:
             order.absent_since_s = now_s
-        if order.is_accepted and self._random.random() < 0.8:
+        if order.is_accepted and (self._is_excused(order) or self._random.random() < 0.8):
             positions = [len(sample.token_ids) for sample in order.samples]
             attach = pb.Attach(request_id=order.request_id, from_positions=positions)
             self._positions[handle] = dict(enumerate(positions))
@@ -160,6 +162,9 @@ class Client:
         self._positions[handle][index] = chunk.position + chunk.num_tokens
         self._history.note(f"{name} chunk {index} {chunk.position} {list(chunk.token_ids)} {chunk.finish.reason}")
         sample = order.sample(index)
+        if self._is_excused(order):
+            self._give_up(order)
+            return
         if chunk.position != due or chunk.num_tokens != len(chunk.token_ids):
             self._history.violate(f"P2: {name} got position {chunk.position} of sample {index}, {due} was due")
         known = sample.token_ids[chunk.position : chunk.position + chunk.num_tokens]
@@ -184,6 +189,9 @@ class Client:
     def _end(self, order: Order, finished: pb.Finished) -> None:
         state = pb.RequestState.Name(finished.state)
         self._history.note(f"{self.plan.name} {order.request_id} {state} {finished.error}")
+        if self._is_excused(order):
+            self._give_up(order)
+            return
         admitted = self._truth.owner(order.request_id)
         if admitted is None or admitted.state != finished.state:
             self._history.violate(f"P4: {order.request_id} was told {state}, and the journal says {admitted}")
@@ -194,14 +202,15 @@ class Client:
         self._history.note(f"{self.plan.name} {order.request_id} error {error.code} {error.message}")
         if error.code in _AGAIN_CODES:
             self._loop.outside(self._random.uniform(0.1, 0.6), self._start, order)
-        elif error.code == _ALREADY_EXISTS and order.rival_of is not None:
-            order.is_refused = True
-        elif error.code == _NOT_FOUND and self._is_excused(order):
-            order.is_refused = True
+        elif self._is_excused(order) or (error.code == _ALREADY_EXISTS and order.rival_of is not None):
+            self._give_up(order)
         else:
-            order.is_refused = True
+            self._give_up(order)
             known = "accepted " if order.is_accepted else ""
             self._history.violate(f"P1: {known}{order.request_id} was refused: {error.code} {error.message}")
+
+    def _give_up(self, order: Order) -> None:
+        order.is_refused = True
         if self.is_done and self._connection is not None:
             self._connection.hang_up(0.0)
 

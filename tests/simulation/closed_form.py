@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from statistics import fmean
 
 from protos import inference_pb2 as pb
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
+from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
 from scheduler_svc.requests.request_params import EARLY_STOPPING, num_sequences_of
 from tests.simulation import toy_model as model
 
@@ -60,7 +61,7 @@ class ClosedForm:
         """Of the prompt's tokens from the second on."""
         told, checksum = [], model.START
         ids = self._request.token_ids.ids
-        for token_id, next_id in zip(ids, ids[1:], strict=False):
+        for token_id, next_id in pairwise(ids):
             checksum = model.extended(checksum, token_id)
             told.append((next_id, model.logprob(checksum, next_id)))
         return told
@@ -171,10 +172,6 @@ class _Search:
         survivors = self.search.advance(given)
         self._checksums = [model.extended(self._checksums[each.parent], each.token_id) for each in survivors]
         self._num_steps += 1
-
-
-def hypotheses_of(found: Sequence[Hypothesis]) -> list[tuple[int, ...]]:
-    return [each.token_ids for each in found]
 
 
 def _checksum(token_ids: list[int]) -> int:

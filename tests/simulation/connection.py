@@ -1,4 +1,4 @@
-"""A client's connection to a scheduler: one Session stream, with delays, a window, and an end that each side may see late."""
+"""A client's connection to a scheduler: one Session stream, with delays, a window, and an end that is seen late."""
 
 import asyncio
 from collections import deque

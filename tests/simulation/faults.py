@@ -11,6 +11,7 @@ Kind = Literal[
     "scheduler dies",
     "scheduler dies at entry",
     "scheduler dies at step",
+    "scheduler is told to end",
     "scheduler freezes",
     "second leader",
     "worker dies",
@@ -34,6 +35,7 @@ _OF_SCHEDULERS: list[Kind] = [
     "scheduler dies at entry",
     "scheduler dies at entry",
     "scheduler dies at step",
+    "scheduler is told to end",
     "scheduler freezes",
     "second leader",
 ]

@@ -6,7 +6,7 @@ Also where the log of production code ends: an exception that it caught and logg
 import sys
 import traceback
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -28,6 +28,10 @@ class History:
     @property
     def digest(self) -> str:
         return self._digest.hexdigest()
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.monotonic()
 
     @property
     def is_traced(self) -> bool:
@@ -88,7 +92,7 @@ class _Logger:
 def keep_log(history: History | None) -> None:
     """From now on the log of production code goes there."""
     _Sink.history = history
-    structlog.configure(wrapper_class=_Logger, processors=[], cache_logger_on_first_use=True)
+    structlog.configure(wrapper_class=cast(Any, _Logger), processors=[], cache_logger_on_first_use=True)
 
 
 def _say(level: str, event: str, fields: dict[str, Any]) -> None:

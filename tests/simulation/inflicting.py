@@ -86,6 +86,8 @@ class Inflicting:
             world.fatal_entry = fault.number
         elif what == "dies at step":
             world.fatal_step = fault.number
+        elif what == "is told to end":
+            life.tell_to_end()
         elif life.process.is_dead or life.process.is_frozen:
             return
         elif what == "leader":

@@ -22,6 +22,7 @@ class Admitted:
     tokens: list[list[int]]  # of samples that are drawn
     num_beam_steps: int = 0
     state: pb.RequestState.ValueType | None = None
+    ended_s: float = 0.0
     is_withdrawn: bool = False
 
 
@@ -34,9 +35,15 @@ class JournalTruth:
     by_id: dict[str, list[Admitted]] = field(default_factory=dict)
     num_entries: int = 0
     epoch: int = 0  # the highest
+    _last_payload: bytes = b""
+    _unsure: set[bytes] = field(default_factory=set)  # perhaps lost before they were acknowledged: may come again
     _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
 
     def take(self, entry_id: EntryId, payload: bytes) -> None:
+        if payload in self._unsure:
+            self._unsure.discard(payload)
+            return
+        self._last_payload = payload
         entry = journal_pb2.JournalEntry.FromString(payload)
         self.num_entries += 1
         if entry_id.epoch < self.epoch:
@@ -52,10 +59,17 @@ class JournalTruth:
         for finish in entry.finishes:
             self._finish(finish)
 
+    def note_loss(self) -> None:
+        """The store has lost entries, perhaps the one that its writer still waits for."""
+        self._unsure.add(self._last_payload)
+
     def owner(self, request_id: str) -> Admitted | None:
         """The last that was admitted by this id, unless it was withdrawn."""
         kept = [each for each in self.by_id.get(request_id, ()) if not each.is_withdrawn]
         return kept[-1] if kept else None
+
+    def ended_before(self, request_id: str, moment_s: float) -> bool:
+        return any(each.state is not None and each.ended_s <= moment_s for each in self.by_id.get(request_id, ()))
 
     def _admit(self, admission: journal_pb2.Admission) -> None:
         request, number = admission.request, admission.sequence
@@ -73,7 +87,7 @@ class JournalTruth:
         if finish.withdrawn:
             admitted.is_withdrawn = True
         elif admitted.state is None:
-            admitted.state = finish.state
+            admitted.state, admitted.ended_s = finish.state, self.history.now_s
         elif admitted.state != finish.state:
             self.history.violate(
                 f"P1: {admitted.request_id} ended as {pb.RequestState.Name(admitted.state)}, and then as "

@@ -66,10 +66,28 @@ class ClientPlan:
     reading_pause_s: float  # between two messages
 
 
-def draw_load(random_: Random) -> list[ClientPlan]:
-    """All clients of a run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinPlan:
+    """A prefix that somebody pins, and unpins, if they do, later."""
+
+    name: str
+    token_ids: list[int]
+    at_s: float
+    unpinned_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of a run."""
+
+    clients: list[ClientPlan]
+    pins: list[PinPlan]
+
+
+def draw_load(random_: Random) -> Load:
     prefixes = [_tokens(random_, random_.randrange(BLOCK_SIZE, 4 * BLOCK_SIZE)) for _ in range(2)]
-    plans, orders = [], []
+    plans: list[ClientPlan] = []
+    orders: list[Order] = []
     num_requests = random_.randrange(4, 13)
     number = 0
     while number < num_requests:
@@ -84,14 +102,27 @@ def draw_load(random_: Random) -> list[ClientPlan]:
         plans.append(_client(random_, f"c{len(plans) + 1}", mine))
     for order in random_.sample(orders, k=min(len(orders), random_.choice([0, 0, 1, 2]))):
         plans.append(_follower(random_, f"c{len(plans) + 1}", order))
-    return plans
+    pinned = random_.sample(prefixes, k=random_.choice([0, 0, 1, 2]))
+    return Load(plans, [_pin(random_, f"p{number}", prefix) for number, prefix in enumerate(pinned)])
+
+
+def _pin(random_: Random, name: str, prefix: list[int]) -> PinPlan:
+    at_s = random_.uniform(0.0, LOAD_S)
+    return PinPlan(
+        name=name,
+        token_ids=prefix,
+        at_s=at_s,
+        unpinned_s=at_s + random_.uniform(0.001, 2.0) if random_.random() < 0.4 else None,
+    )
 
 
 def _client(random_: Random, name: str, orders: list[Order]) -> ClientPlan:
     absences = []
     if random_.random() < 0.35:
-        for _ in range(random_.randrange(1, 4)):
-            absences.append((random_.uniform(0.1, LOAD_S + 2), random_.choice([0.01, 0.3, 1.5, 7.0])))
+        absences = [
+            (random_.uniform(0.1, LOAD_S + 2), random_.choice([0.01, 0.3, 1.5, 7.0]))
+            for _ in range(random_.randrange(1, 4))
+        ]
     return ClientPlan(
         name=name,
         orders=orders,

@@ -1,6 +1,5 @@
 """One seed, from nothing to its verdict."""
 
-import asyncio
 import gc
 from dataclasses import dataclass
 from random import Random
@@ -12,7 +11,7 @@ from tests.simulation.inflicting import Inflicting
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.verdict import faults_of_record, faults_of_rest
 from tests.simulation.virtual_clocks import virtual_clocks
-from tests.simulation.virtual_loop import START_NS, StuckError, VirtualClock, VirtualLoop
+from tests.simulation.virtual_loop import START_NS, StuckError, VirtualClock, new_loop, until
 from tests.simulation.world import World
 
 MAX_TURNS = 2_000_000
@@ -33,10 +32,10 @@ class Outcome:
     virtual_s: float
 
 
-def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
-    """The same seed is the same run, event by event."""
+def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Outcome:
+    """The same seed is the same run, event by event. With `forgets` the store breaks its word: see StoreServer."""
     clock = VirtualClock()
-    loop = VirtualLoop(clock, max_turns=MAX_TURNS)
+    loop = new_loop(clock, max_turns=MAX_TURNS)
     history = History(clock, is_traced=is_traced)
     draw = Random(seed)
     keep_log(history)
@@ -45,6 +44,7 @@ def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
         with virtual_clocks(clock):
             world = World(loop, draw, history)
             faults = draw_faults(draw)
+            world.store.forgets = forgets
             try:
                 loop.run(_run(world, Inflicting(world, faults)))
             except (StuckError, TimeoutError) as error:
@@ -53,7 +53,10 @@ def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
                 history.violate(f"nobody caught: {fault}")
             virtual_s = (clock.now_ns - START_NS) / 1e9
             keep_log(None)
-            for process in [*(life.process for life in world.lives), *(each.process for each in world.workers.values())]:
+            for process in [
+                *(life.process for life in world.lives),
+                *(each.process for each in world.workers.values()),
+            ]:
                 process.bury()
             loop.drain(200)
     finally:
@@ -76,16 +79,14 @@ async def _run(world: World, inflicting: Inflicting) -> None:
     inflicting.begin()
     await world.serve()
     inflicting.end()
-    while not world.is_quiet():
-        await asyncio.sleep(0.5)
+    await until(world.is_quiet, 0.5)
     life = world.life
     for fault in faults_of_rest(life.engine.scheduler, len(life.engine.sampling_of)):
         world.history.violate(fault)
     await life.process.spawn(_audit(world, life))
     if not world.store.has_lost_data:
         world.start_scheduler()
-        while not world.life.serves:
-            await asyncio.sleep(0.01)
+        await until(lambda: world.life.serves, 0.01)
         if world.life.recovery.num_waiting:
             world.history.violate(f"P1: {world.life.recovery.num_waiting} requests that have ended are recovered again")
         await world.life.process.spawn(_audit(world, world.life))
@@ -94,6 +95,8 @@ async def _run(world: World, inflicting: Inflicting) -> None:
 async def _audit(world: World, life: SchedulerLife) -> None:
     """Everything accepted has an end, and its record says what was seen."""
     for order in world.orders:
+        if world.is_excused(order):
+            continue
         admitted = world.truth.owner(order.request_id)
         if admitted is None or order.rival_of is not None:
             if order.is_accepted and order.rival_of is None:

@@ -4,10 +4,13 @@ Its store, its workers' links and its clients' connections are those of the simu
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import QuireError
+from protos import inference_pb2 as pb
 from scheduler_svc.api.session import Session
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -27,6 +30,7 @@ from tests.simulation.toy_worker import ToyLine, ToyWorker
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 RECORD_TTL_S = 3600
+DRAIN_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class SchedulerLife:
         self._options = options
         self._history = history
         self._on_end = on_end
+        self._told_to_end = asyncio.Event()
         self.process.context.run(self._build)
         self.process.spawn(self._run())
 
@@ -87,6 +92,24 @@ class SchedulerLife:
             connection.serve(self.process.spawn(self._serve_session(connection)))
         else:
             connection.end_from_server()
+
+    async def pin(self, request: pb.PinPrefixRequest) -> None:
+        """As somebody asks; what comes of it is noted."""
+        try:
+            answer = await self.prefixes.pin(request)
+            self._history.note(f"{self.process.name} has pinned {answer.prefix.num_blocks} blocks")
+        except QuireError as error:
+            self._history.note(f"{self.process.name} has not pinned {request.name}: {error.message}")
+
+    async def unpin(self, request: pb.UnpinPrefixRequest) -> None:
+        try:
+            self.prefixes.unpin(request)
+        except QuireError as error:
+            self._history.note(f"{self.process.name} has not unpinned {request.name}: {error.message}")
+
+    def tell_to_end(self) -> None:
+        """SIGTERM."""
+        self.process.call_later(0.0, self._told_to_end.set)
 
     def die(self) -> None:
         """Killed: clients see their connections break, nothing else happens."""
@@ -128,10 +151,9 @@ class SchedulerLife:
         self.serves = True
         self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
         try:
-            await asyncio.wait([fatal, *running], return_when=asyncio.FIRST_COMPLETED)
-            for each in (fatal, *running):
-                if each.done():
-                    each.result()
+            await _unless_failed(self._told_to_end.wait(), (fatal, *running))
+            self.keeper.close()
+            await _unless_failed(self._drain(), (fatal, *running))
         finally:
             self.serves = False
             self.admission.closed = self.readers.closed = True
@@ -145,6 +167,13 @@ class SchedulerLife:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    async def _drain(self) -> None:
+        self.readers.closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self.admission.close()
+                await self.engine.wait_until_empty()
+
     async def _serve_session(self, connection: Connection) -> None:
         session = Session(self.admission)
         reading = asyncio.create_task(session.read(connection.requests()))
@@ -154,3 +183,15 @@ class SchedulerLife:
         finally:
             reading.cancel()
             session.close()
+
+
+async def _unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
+    """Does the work, or gives it up and raises when one of the others fails."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        for each in (*others, task):
+            if each.done():
+                each.result()
+    finally:
+        task.cancel()

@@ -83,9 +83,7 @@ class StoreClient:
         return known
 
     async def get_record(self, request_id: str) -> bytes | None:
-        payload: bytes | None = await self._side.call(
-            f"get {request_id}", lambda store: store.get_record(request_id)
-        )
+        payload: bytes | None = await self._side.call(f"get {request_id}", lambda store: store.get_record(request_id))
         return payload
 
     async def close(self) -> None:

@@ -51,7 +51,10 @@ class StoreServer:
         self.delay_s = (0.0001, 0.001)  # of either way
         self.lost_replies = 0.0  # probability
         self.on_taken: Callable[[EntryId, bytes], None] = lambda entry_id, payload: None
+        self.on_loss: Callable[[], None] = lambda: None
+        self.forgets = 0.0  # probability that an entry is acknowledged, and not kept: no promise survives that
         self.has_lost_data = False
+        self.flushed_s = 0.0  # when records were last lost
         self.content = LossyStore(clock_s=loop.time)
         self._loop = loop
         self._random = random_
@@ -73,12 +76,15 @@ class StoreServer:
     def flush(self) -> None:
         """Journal, epoch and records are gone."""
         self.has_lost_data = True
+        self.on_loss()
+        self.flushed_s = self._loop.time()
         self.content = LossyStore(clock_s=self._loop.time)
 
     def fail_over(self, num_entries: int) -> None:
         """The last entries are gone."""
         if self.content.num_entries:
             self.has_lost_data = True
+            self.on_loss()
             self.content.lose_last(num_entries)
 
     def _arrive(self, command: Command) -> None:
@@ -96,7 +102,9 @@ class StoreServer:
             command.work(self.content).send(None)
         except StopIteration as done:
             result = done.value
-            if command.taken is not None:
+            if command.taken is not None and self._random.random() < self.forgets:
+                self.content.lose_last(1)
+            elif command.taken is not None:
                 self.on_taken(*command.taken)
         except Exception as error:
             result = error

@@ -184,9 +184,7 @@ class ToyWorker:
         except TimeoutError:
             return False
 
-    def _ask(
-        self, leader: Leader, request: cluster_pb2.RegisterRequest, answer: "asyncio.Future[bool]"
-    ) -> None:
+    def _ask(self, leader: Leader, request: cluster_pb2.RegisterRequest, answer: "asyncio.Future[bool]") -> None:
         """In the leader's process."""
         try:
             leader.registry.register(request)

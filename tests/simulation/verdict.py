@@ -44,10 +44,11 @@ def faults_of_rest(scheduler: Scheduler, num_samplings: int) -> list[str]:
         faults.append(f"P7: the scheduler's memory does not add up: {error}")
     if num_samplings:
         faults.append(f"P7: {num_samplings} sampling parameters are left behind")
-    for worker in scheduler.stats().workers:
-        if worker.num_used_blocks != worker.num_pinned_blocks or worker.num_used_host_blocks:
-            faults.append(f"P7: {worker} holds blocks, and nothing runs")
-    return faults
+    return faults + [
+        f"P7: {worker} holds blocks, and nothing runs"
+        for worker in scheduler.stats().workers
+        if worker.num_used_blocks != worker.num_pinned_blocks or worker.num_used_host_blocks
+    ]
 
 
 def faults_of_record(order: Order, response: pb.GetRequestResponse) -> list[str]:

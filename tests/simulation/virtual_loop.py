@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 START_NS = 1_000 * 1_000_000_000
 UNIX_NS = 1_700_000_000 * 1_000_000_000  # of the moment at which the virtual clock stands at 0
 TURN_NS = 1_000  # that a turn of the loop takes, so that whoever waits by turning is seen to take time
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class StuckError(Exception):
@@ -88,6 +89,12 @@ class Process:
         self.thaw()
 
 
+async def until(condition: Callable[[], bool], every_s: float) -> None:
+    """Asks again and again, in virtual time."""
+    while not condition():  # noqa: ASYNC110 - what it asks about tells nobody
+        await asyncio.sleep(every_s)
+
+
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
@@ -112,7 +119,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             task = self.create_task(work)
             while not task.done():
                 self._turn()
-            return task.result()
+            result: Result = task.result()
+            return result
         finally:
             asyncio._set_running_loop(None)
 
@@ -166,19 +174,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.clock.now_ns / 1e9
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append((handle, _process_of(context)))
         return handle
 
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._num_timers += 1
@@ -188,9 +204,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> "asyncio.Future[Any]":
         return asyncio.Future(loop=self)
 
-    def create_task(
-        self, coro: Any, *, name: str | None = None, context: Context | None = None
-    ) -> "asyncio.Task[Any]":
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         process = _process_of(context)
         if process is not None:
@@ -216,3 +230,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 def _process_of(context: Context | None) -> Process | None:
     return _process.get() if context is None else context.get(_process)
+
+
+def new_loop(clock: VirtualClock, *, max_turns: int) -> VirtualLoop:
+    """What has to do with the outside world, from readers to subprocesses, it does not have."""
+    return VirtualLoop(clock, max_turns=max_turns)  # type: ignore[abstract]

@@ -6,19 +6,20 @@ It starts what died, and knows who leads. What goes wrong is done elsewhere, and
 import asyncio
 from random import Random
 
+from protos import inference_pb2 as pb
 from protos import worker_pb2
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.store import EntryId
 from tests.simulation.client import Client
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
-from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, draw_load
+from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, PinPlan, draw_load
 from tests.simulation.scheduler_life import SchedulerLife, SchedulerOptions
 from tests.simulation.store_client import StoreClient
 from tests.simulation.store_server import StoreServer
 from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
 from tests.simulation.verdict import fault_of_end
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.virtual_loop import VirtualLoop, until
 
 GRACE_S = 5.0
 RESTART_S = (0.1, 0.6)
@@ -35,11 +36,14 @@ class World:
         self.truth = JournalTruth(history)
         self.store = StoreServer(loop, Random(draw.getrandbits(64)), history)
         self.store.on_taken = self._on_taken
+        self.store.on_loss = self.truth.note_loss
         self.options = _draw_options(draw)
         self.workers = self._draw_workers(draw)
         self.lives: list[SchedulerLife] = []
         self._begun_s = loop.time()
-        self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in draw_load(draw)]
+        load = draw_load(draw)
+        self._pins = load.pins
+        self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in load.clients]
         self.fatal_entry: int | None = None  # how many more the store takes before the leader dies
         self.fatal_step: int | None = None  # how many more the workers execute
 
@@ -57,10 +61,13 @@ class World:
         self.start_scheduler()
         for worker in self.workers.values():
             self.loop.outside(self.random.uniform(0.0, 0.2), worker.start)
+        for pin in self._pins:
+            self.loop.outside(pin.at_s, self._pin, pin)
+            if pin.unpinned_s is not None:
+                self.loop.outside(pin.unpinned_s, self._unpin, pin)
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*(asyncio.create_task(client.run()) for client in self.clients))
-            while not self.is_quiet():
-                await asyncio.sleep(0.5)
+            await until(self.is_quiet, 0.5)
 
     def start_scheduler(self) -> None:
         number = len(self.lives) + 1
@@ -105,10 +112,8 @@ class World:
         )
 
     def _leader(self) -> SchedulerLife | None:
-        for life in reversed(self.lives):
-            if life.serves:
-                return life if life.process.runs else None
-        return None
+        life = self.life
+        return life if life.serves and life.process.runs else None
 
     def _on_end(self, life: SchedulerLife) -> None:
         if life is self.life:
@@ -154,10 +159,20 @@ class World:
         if fault is not None:
             self.history.violate(fault)
 
-    def _is_excused(self, order: Order) -> bool:
-        """A record that the store has lost is nobody's fault."""
-        admitted = self.truth.owner(order.request_id)
-        return self.store.has_lost_data and admitted is not None and admitted.state is not None
+    def is_excused(self, order: Order) -> bool:
+        """What had ended, and may have run again under the same id since the store lost its record, is not judged."""
+        return self.truth.ended_before(order.request_id, self.store.flushed_s)
+
+    def _pin(self, pin: PinPlan) -> None:
+        leader = self._leader()
+        if leader is not None:
+            prefix = pb.TokenIds(ids=pin.token_ids)
+            leader.process.spawn(leader.pin(pb.PinPrefixRequest(name=pin.name, token_ids=prefix)))
+
+    def _unpin(self, pin: PinPlan) -> None:
+        leader = self._leader()
+        if leader is not None:
+            leader.process.spawn(leader.unpin(pb.UnpinPrefixRequest(name=pin.name)))
 
     def _new_client(self, plan: ClientPlan, random_: Random) -> Client:
         return Client(
@@ -168,7 +183,7 @@ class World:
             plan,
             find_leader=self._leader,
             verify=self._verify,
-            is_excused=self._is_excused,
+            is_excused=self.is_excused,
         )
 
     def _draw_workers(self, draw: Random) -> dict[str, ToyWorker]:
@@ -194,6 +209,7 @@ class World:
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
         }
+
 
 def _draw_options(draw: Random) -> SchedulerOptions:
     config = SchedulerConfig(

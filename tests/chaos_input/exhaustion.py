@@ -1,0 +1,149 @@
+"""Too many connections and streams (F33): a scheduler that may open 256 files, under thousands that say nothing.
+
+    python -m tests.chaos_input.exhaustion
+
+starts the demo model and prints what it saw. Whoever was there before must go on; whoever comes then is refused; and
+when the crowd has gone, newcomers are served again.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+
+import quire
+from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
+from tests.chaos_input.overload import demo_services
+from tests.services import Service
+
+MAX_FILES = 256
+NUM_CONNECTIONS = 400
+NUM_STREAMS = 5000
+_PROMPT = "The fox"
+_RECOVERY_LIMIT_S = 30.0
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and no settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExhaustionReport:
+    """What was seen; times in seconds."""
+
+    num_connections: int
+    files_at_most: int
+    num_streams: int
+    went_on: bool  # who was connected got its answers all the time
+    newcomer_refused: bool  # while no file was left
+    recovery_s: float  # from the crowd's end to a newcomer's first answer
+    alive: bool
+    rss_growth: float  # of the scheduler, from the first crowd's end on
+
+
+async def exhaust(service: Service, address: str) -> ExhaustionReport:
+    """Crowds a running scheduler. Its limit of open files is lowered, and stays so."""
+    pid = service.process.pid
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
+    async with quire.AsyncClient(address) as client:
+        expected = await _ask(client)
+        went_on = [await _among_idle_streams(client, address, expected)]
+        rss = rss_bytes(pid)
+        went_on.append(await _among_idle_streams(client, address, expected))
+        crowd = [_silent_connection(address) for _ in range(NUM_CONNECTIONS)]
+        try:
+            files = await _until_full(pid)
+            went_on.append(await _ask(client) == expected)
+            newcomer_refused = await _is_refused(address)
+            went_on.append(await _ask(client) == expected)
+        finally:
+            for each in crowd:
+                each.close()
+        clock = asyncio.get_running_loop().time
+        gone_s = clock()
+        while await _is_refused(address):
+            assert clock() - gone_s < _RECOVERY_LIMIT_S, "nobody new is served after the crowd has gone"
+        recovery_s = clock() - gone_s
+        went_on.append(await _ask(client) == expected)
+    return ExhaustionReport(
+        num_connections=NUM_CONNECTIONS,
+        files_at_most=files,
+        num_streams=NUM_STREAMS,
+        went_on=all(went_on),
+        newcomer_refused=newcomer_refused,
+        recovery_s=recovery_s,
+        alive=service.process.poll() is None,
+        rss_growth=rss_bytes(pid) / rss - 1,
+    )
+
+
+async def _among_idle_streams(client: quire.AsyncClient, address: str, expected: str) -> bool:
+    """Whether a client is served while thousands of sessions say nothing, and while they end."""
+    async with AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(address, options=channel_options(PUBLIC_MESSAGE_BYTES))
+        )
+        open_session: Any = channel.stream_stream("/quire.v1.Inference/Session")
+        sessions = [open_session() for _ in range(NUM_STREAMS)]
+        await asyncio.gather(*(each.wait_for_connection() for each in sessions))
+        served = await _ask(client) == expected
+        for each in sessions:
+            each.cancel()
+    return served and await _ask(client) == expected
+
+
+async def _ask(client: quire.AsyncClient) -> str:
+    return (await client.generate(_PROMPT, max_tokens=16, temperature=0)).text
+
+
+async def _is_refused(address: str) -> bool:
+    """Whether somebody new, on a connection of its own, gets no answer."""
+    options = [*channel_options(PUBLIC_MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        try:
+            await stub.GetModel(pb.GetModelRequest(), timeout=2)
+        except grpc.aio.AioRpcError:
+            return True
+    return False
+
+
+async def _until_full(pid: int) -> int:
+    """Returns the number of open files once there are no more to be had."""
+    async with asyncio.timeout(30):
+        while (files := _num_files(pid)) < MAX_FILES:  # noqa: ASYNC110 - it is another process's
+            await asyncio.sleep(0.05)
+    return files
+
+
+def _silent_connection(address: str) -> socket.socket:
+    """One that begins as HTTP/2 does, so that nobody hangs up on it soon."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(_GREETING)
+    return connection
+
+
+def _num_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def rss_bytes(pid: int) -> int:
+    """Of a process: the memory that it really has."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+async def _main() -> None:
+    async with demo_services() as (service, address):
+        report = await exhaust(service, address)
+    print(json.dumps(asdict(report), indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
