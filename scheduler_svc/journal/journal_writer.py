@@ -90,8 +90,8 @@ class JournalWriter:
     async def write(self, payload: bytes) -> EntryId:
         """Returns the id under which the payload is durable.
 
-        Raises FencedError when a newer leader writes, GaveUpError after `give_up`, or JournalLostError: then nothing was
-        written, and `begin_again` comes next.
+        Raises FencedError when a newer leader writes, GaveUpError after `give_up`, or JournalLostError: then nothing
+        was written, and `begin_again` comes next.
         """
         return await self._write(payload, create=False)
 

@@ -220,7 +220,7 @@ class Admission:
         timeout_s: float | None,
     ) -> OutputStream:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
-        self._check_open()
+        self._check_store()
         if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
@@ -281,8 +281,11 @@ class Admission:
     def _check_open(self) -> None:
         if self.closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
+        self._check_store()
+
+    def _check_store(self) -> None:
         if self._engine.journal.health.is_degraded:
-            raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
+            raise _silent_store()
 
     def _check_num_requests(self) -> None:
         num_requests = self._engine.scheduler.queue_size()[0] + self._num_entering
@@ -363,7 +366,11 @@ class Admission:
         finally:
             reading.cancel()
         self._engine.journal.probe_soon()
-        raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
+        raise _silent_store()
+
+
+def _silent_store() -> UnavailableError:
+    return UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

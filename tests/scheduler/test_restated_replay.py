@@ -1,4 +1,4 @@
-"""Saying everything again changes nothing: whoever reads the journal from there finds what its earlier readers found."""
+"""Saying everything again changes nothing: who reads the journal from there finds what its earlier readers found."""
 
 import random
 from dataclasses import dataclass, field
@@ -50,7 +50,9 @@ class Writer:
             finish.outcome.usage.completion_tokens = number
             del self.live[number]
         for _ in range(self.random.randrange(2)):
-            entry.pins.add(tenant="t", name=self.random.choice("abc"), unpinned=chance() < 0.4, cache_salt=str(chance()))
+            entry.pins.add(
+                tenant="t", name=self.random.choice("abc"), unpinned=chance() < 0.4, cache_salt=str(chance())
+            )
         return entry
 
     def _admit(self, entry: journal_pb2.JournalEntry) -> None:

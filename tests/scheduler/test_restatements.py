@@ -1,4 +1,4 @@
-"""What lives long is said again in the journal: it can be trimmed, be lost and be begun anew, and no request notices."""
+"""What lives long is said again in the journal: it can be trimmed, or lost and begun anew, and no request notices."""
 
 import asyncio
 import random
@@ -141,8 +141,10 @@ async def test_a_store_that_lost_the_journal_has_all_that_lives_when_the_schedul
             store.lose_at({2, 5, random_.randrange(3, 8)})
             await until(lambda: store.num_losses > 0 or all(client.is_done for client in clients))
             await until(
-                lambda n=before + num_entries: journal_stats(lives).entries >= n  # type: ignore[misc]
-                or all(client.is_done for client in clients)
+                lambda n=before + num_entries: (
+                    journal_stats(lives).entries >= n  # type: ignore[misc]
+                    or all(client.is_done for client in clients)
+                )
             )
             await until(lambda: not journal_stats(lives).degraded)
             store.lose_at(set())
