@@ -85,6 +85,10 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     await recovery.read(store, settings.record_ttl_s)
     admission = Admission(engine, _admission_limits(settings), readers, recovery)
     keeper = PrefixKeeper(engine, admission.keeps_its_word)
+    if settings.prefix_cache:
+        keeper.restore(recovery.pins)
+    elif recovery.pins:
+        log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
     prefixes = Prefixes(admission, keeper, is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     changes: set[asyncio.Task[None]] = set()

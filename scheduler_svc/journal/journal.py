@@ -9,8 +9,9 @@ when the store has lost the journal. It is said between two entries, as it is du
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import structlog
 
@@ -154,6 +155,8 @@ class Journal:
         sample_finishes: Sequence[pb.SampleEnd] = (),
         preemptions: Sequence[pb.Preemption] = (),
         finishes: Sequence[pb.Finish] = (),
+        pins: Sequence[pb.PinChange] = (),
+        needed: Mapping[Hashable, Restate] = MappingProxyType({}),
         on_durable: Callable[[], None],
     ) -> None:
         """Copies what one iteration of one worker brought into the next entry.
@@ -167,6 +170,8 @@ class Journal:
             sample_finishes: of samples that ended by themselves.
             preemptions: of requests.
             finishes: of requests that ended.
+            pins: made or taken back.
+            needed: keys of what this begins and is needed until `forget`, and how each is said again.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
         """
@@ -188,6 +193,11 @@ class Journal:
             entry.add_preemptions(preemptions)
         if finishes:
             entry.add_finishes(finishes)
+        if pins:
+            entry.add_pins(pins)
+        for key, restate in needed.items():
+            self._needed.expect(key, restate)
+            entry.needed.append(key)
         entry.on_durable.append(on_durable)
         self._note_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
 
