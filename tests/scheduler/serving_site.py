@@ -30,6 +30,7 @@ from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.publisher import Delivery
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.workers.workers import Workers
@@ -58,6 +59,7 @@ class Site:
         restate_entries: int = 4096,
         trim_every: int = 512,
         probe_every_s: float = 0.5,
+        delivery: Delivery = "durable",
     ) -> None:
         self.store = store
         self.journal = Journal(
@@ -75,8 +77,8 @@ class Site:
             pipeline_depth=pipeline_depth,
             enable_prefix_cache=prefix_cache,
         )
-        self.engine = Engine(Scheduler(config), self.journal, self.records)
-        self.readers = Readers(self.engine, grace_s=grace_s)
+        self.engine = Engine(Scheduler(config), self.journal, self.records, delivery=delivery)
+        self.readers = Readers(self.engine, grace_s=grace_s, may_be_ahead=delivery == "relaxed")
         limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
         self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
         self.admission = Admission(self.engine, limits, self.readers, self.recovery, timeout_s=admission_timeout_s)
@@ -94,7 +96,7 @@ class Site:
             on_fatal=self.fatal.append,
         )
         self.server = GrpcServer(("quire.v1.Inference", "quire.v1.Cluster"), PUBLIC_MESSAGE_BYTES)
-        self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
+        self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
         inference = InferenceServicer(self.admission, self.prefixes, self.stats)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers, epoch), self.server.grpc)
