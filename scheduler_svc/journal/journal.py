@@ -63,6 +63,7 @@ class Journal:
         restate_entries: int = 4096,
         restate_bytes: int = 64 << 20,
         probe_every_s: float = 0.5,
+        late_s: float = 0.4,
         close_timeout_s: float = 5.0,
     ) -> None:
         """Takes a store that is open.
@@ -75,10 +76,11 @@ class Journal:
             restate_entries: what is needed is said again when so many entries were written since it was said,
             restate_bytes: or so many bytes of news.
             probe_every_s: how often the store is asked for the journal while nothing is written.
+            late_s: a store that has not answered for so long is in trouble.
             close_timeout_s: how long `close` waits for what is pending.
         """
         self._store = store
-        self._writer = JournalWriter(store, leader_id)
+        self._writer = JournalWriter(store, leader_id, late_s=late_s)
         self._max_entry_bytes = max_entry_bytes
         self._trimmer = Trimmer(store, trim_every)
         self._needed = NeededEntries(restate_entries=restate_entries, restate_bytes=restate_bytes)

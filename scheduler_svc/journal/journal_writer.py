@@ -46,14 +46,14 @@ class JournalWriter:
     command delayed on its way does no harm. Nothing new is sent while it is unknown whether the last entry arrived.
     """
 
-    def __init__(self, store: Store, leader_id: str) -> None:
+    def __init__(self, store: Store, leader_id: str, *, late_s: float) -> None:
         self.epoch = 0
         self.last_id = JOURNAL_START  # acknowledged
         self.num_entries = 0  # acknowledged
         self.num_commands = 0
         self.num_recreated = 0
         self.write_ns = 0  # moving average
-        self.health = JournalHealth()
+        self.health = JournalHealth(late_s)
         self._store = store
         self._leader_id = leader_id
         self._is_whole = True  # as far as we know: the store has all that it acknowledged

@@ -18,7 +18,6 @@ from common.arrays import pack_int32
 from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.journal.journal_health import answered_in_time
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_replay import JournaledRequest
@@ -361,7 +360,7 @@ class Admission:
         """Raises UnavailableError where the store is silent."""
         reading = asyncio.ensure_future(self._record(request_id))
         try:
-            if await answered_in_time(reading):
+            if await self._engine.journal.health.is_in_time(reading):
                 return reading.result()
         finally:
             reading.cancel()

@@ -59,6 +59,7 @@ class Site:
         restate_entries: int = 4096,
         trim_every: int = 512,
         probe_every_s: float = 0.5,
+        late_s: float = 60.0,
         delivery: Delivery = "durable",
     ) -> None:
         self.store = store
@@ -68,6 +69,7 @@ class Site:
             restate_entries=restate_entries,
             trim_every=trim_every,
             probe_every_s=probe_every_s,
+            late_s=late_s,
             close_timeout_s=0.2,
         )
         self.records = Records(store, close_timeout_s=0.2)

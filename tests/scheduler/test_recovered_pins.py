@@ -102,7 +102,7 @@ async def test_a_pin_waits_for_a_worker_of_its_model(lives: Lives) -> None:
 
 async def test_a_pin_is_told_of_when_it_is_durable_and_so_is_its_end() -> None:
     store = GatedStore()
-    async with running_site(store) as site:
+    async with running_site(store, late_s=0.4) as site:
         await site.add_worker()
         store.may_append.clear()
         code, message = await refusal(site, pin_request())

@@ -27,7 +27,8 @@ class Writer:
         entry, chance = journal_pb2.JournalEntry(), self.random.random
         if chance() < 0.4:
             self._admit(entry)
-        sequences, tokens = [], []
+        sequences: list[int] = []
+        tokens: list[int] = []
         for number, num_samples in self.live.items():
             for index in range(num_samples):
                 for _ in range(self.random.randrange(3)):

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from protos import inference_pb2 as pb
-from scheduler_svc.journal.journal_health import JournalHealth, answered_in_time
+from scheduler_svc.journal.journal_health import JournalHealth
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.pinning import retry_delay_s
@@ -20,7 +20,7 @@ from tests.valkey import ValkeyProcess
 
 @asynccontextmanager
 async def site_on(valkey: ValkeyProcess, **options: Any) -> AsyncIterator[Site]:
-    async with redis_store(valkey.url) as store, running_site(store, **options) as site:
+    async with redis_store(valkey.url) as store, running_site(store, late_s=0.4, **options) as site:
         await site.add_worker(num_blocks=64)
         yield site
 
@@ -94,7 +94,7 @@ async def test_an_emptied_store_has_all_that_lives_and_its_epoch_again(valkey: V
 
 async def test_a_record_that_is_not_read_in_time_is_a_refusal_and_brings_the_trouble_to_light() -> None:
     store = GatedStore()
-    async with running_site(store) as site:
+    async with running_site(store, late_s=0.4) as site:
         await site.add_worker()
         store.may_read.clear()
         error = await refused(site.run(counting(10, 3, "named")))
@@ -105,8 +105,8 @@ async def test_a_record_that_is_not_read_in_time_is_a_refusal_and_brings_the_tro
 
 async def test_an_answer_is_late_by_turns_of_our_own_loop() -> None:
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    assert not await answered_in_time(never)
-    health = JournalHealth()
+    health = JournalHealth(0.4)
+    assert not await health.is_in_time(never)
     with health.asking():
         time.sleep(0.6)  # noqa: ASYNC251 - our own loop stands still: one turn at most
         await asyncio.sleep(0)
