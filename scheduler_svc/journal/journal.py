@@ -10,7 +10,6 @@ when the store has lost the journal. It is said between two entries, as it is du
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import structlog
@@ -18,8 +17,9 @@ import structlog
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_health import JournalHealth
+from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
-from scheduler_svc.journal.needed_entries import NeededEntries, Restate
+from scheduler_svc.journal.needed_entries import NeededEntries, Restate, restating_alone
 from scheduler_svc.journal.store import (
     EntryId,
     FencedError,
@@ -31,23 +31,6 @@ from scheduler_svc.journal.store import (
 from scheduler_svc.journal.trimmer import Trimmer
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalStats:
-    """A picture of now. Counters run from the journal's opening."""
-
-    epoch: int
-    entries: int  # acknowledged
-    commands: int  # sent on the journal's connection, the failed ones included
-    pending: int  # admissions, tokens and finishes not yet acknowledged
-    pending_bytes: int  # about
-    write_ns: int  # moving average from sending an entry to its acknowledgement
-    degraded: bool  # the store does not take entries now
-    num_recreated: int  # times that the store had lost the journal, or a part of it
-    num_needed: int  # requests and pins that have to be read from it
-    oldest_needed: EntryId | None  # from which on it is kept
-    num_restated: int  # requests and pins that were said again, so that older entries could go
 
 
 class Journal:
@@ -142,7 +125,7 @@ class Journal:
         entry = self._open_entry()
         bytes_before = entry.num_bytes
         entry.add_admission(admission, accepted)
-        self._needed.expect(admission.sequence, restate or _restating(admission))
+        self._needed.expect(admission.sequence, restate or restating_alone(admission))
         self._note_added(1, entry.num_bytes - bytes_before)
         return accepted
 
@@ -347,10 +330,3 @@ class Journal:
             if not accepted.done():
                 accepted.set_exception(reason)
         await self._trimmer.close()
-
-
-def _restating(admission: pb.Admission) -> Restate:
-    def restate(entry: pb.JournalEntry) -> None:
-        entry.restatements.add(admission=admission)
-
-    return restate

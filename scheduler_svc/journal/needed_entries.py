@@ -111,3 +111,12 @@ class NeededEntries:
                 entry, keys = pb.JournalEntry(), []
         if keys:
             yield entry, keys
+
+
+def restating_alone(admission: pb.Admission) -> Restate:
+    """Of a request of which nothing but its admission is durable."""
+
+    def restate(entry: pb.JournalEntry) -> None:
+        entry.restatements.add(admission=admission)
+
+    return restate
