@@ -56,6 +56,7 @@ class DurableState:
     beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
     has_prompt_logprobs: bool = False
     num_preemptions: int = 0
+    is_paused: bool = False
     finish: journal_pb2.Finish | None = None
 
 
@@ -216,6 +217,7 @@ class LiveRequest:
             beam_steps=self.durable.beam_steps,
             prompt_logprobs=self.stream.prompt_logprobs if self.durable.has_prompt_logprobs else (),
             num_preemptions=self.durable.num_preemptions,
+            pause=journal_pb2.PauseChange(sequence=self.number, paused=True) if self.durable.is_paused else None,
         )
         if self.durable.finish is not None:
             entry.finishes.append(self.durable.finish)
