@@ -55,7 +55,10 @@ class JournalEntry(_message.Message):
     """delta_tokens, int32[n]: the tokens, beside delta_sequences."""
     @_builtins.property
     def leader_start(self) -> Global___LeaderStart:
-        """leader_start opens an epoch; always the first entry of it, alone."""
+        """leader_start opens an epoch; always the first entry of it, alone. Later in an epoch (seq is not 0) it says that the
+        store had lost entries: the leader says everything again in the entries behind it that have restatements or pins,
+        and what it has not said by the first entry that has neither has ended.
+        """
 
     @_builtins.property
     def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:

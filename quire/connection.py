@@ -21,6 +21,7 @@ from quire.results import Health
 from quire.session import Session
 
 INFERENCE_SERVICE = "quire.v1.Inference"
+JOURNAL_SERVICE = "quire.v1.Journal"  # by health alone: NOT_SERVING while the journal's store does not answer
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 0.5
 

@@ -37,6 +37,7 @@ from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+JOURNAL = "quire.v1.Journal"  # by health alone
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
 
 log = structlog.get_logger()
@@ -73,23 +74,34 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
         (INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=settings.slow_reader_timeout_s
     )
     address = server.bind(settings.listen)
-    journal = Journal(store, leader_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    journal = Journal(
+        store,
+        leader_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        restate_entries=settings.restate_entries,
+    )
     epoch = await journal.open()
     records = Records(store, ttl_s=settings.record_ttl_s)
-    engine = Engine(Scheduler(_scheduler_config(settings)), journal, records)
-    readers = Readers(engine, grace_s=settings.disconnect_grace_s)
+    engine = Engine(Scheduler(_scheduler_config(settings)), journal, records, delivery=settings.delivery)
+    readers = Readers(engine, grace_s=settings.disconnect_grace_s, may_be_ahead=settings.delivery == "relaxed")
     recovery = Recovery(engine, readers, model_patience_s=settings.model_patience_s)
     await recovery.read(store, settings.record_ttl_s)
     admission = Admission(engine, _admission_limits(settings), readers, recovery)
     keeper = PrefixKeeper(engine, admission.keeps_its_word)
+    if settings.prefix_cache:
+        keeper.restore(recovery.pins)
+    elif recovery.pins:
+        log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
     prefixes = Prefixes(admission, keeper, is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     changes: set[asyncio.Task[None]] = set()
 
-    def on_change(driven: bool) -> None:
-        change = asyncio.create_task(server.set_serving(INFERENCE, driven and not admission.closed))
+    def announce(service: str, is_serving: bool) -> None:
+        change = asyncio.create_task(server.set_serving(service, is_serving))
         changes.add(change)
         change.add_done_callback(changes.discard)
+
+    def on_change(driven: bool) -> None:
+        announce(INFERENCE, driven and not admission.closed)
 
     workers = Workers(
         engine,
@@ -100,16 +112,19 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
         on_change=on_change,
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
     )
-    stats = StatsReporter(engine, admission, workers, store_kind=store.kind)
+    stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
     inference = InferenceServicer(admission, prefixes, stats)
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), server.grpc)
     await server.start()
-    for ready in ("", CLUSTER):
+    for ready in ("", CLUSTER, JOURNAL):
         await server.set_serving(ready, True)
+    journal.health.on_change = lambda degraded: announce(JOURNAL, not degraded)
     if not store.durable:
         log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
-    log.info("listening", address=address, store=store.kind, epoch=epoch)
+    if settings.delivery == "relaxed":
+        log.warning("relaxed delivery: clients may see output that a later scheduler has to compute again")
+    log.info("listening", address=address, store=store.kind, durability=store.durability, epoch=epoch)
     running = [asyncio.create_task(each) for each in (journal.run(), records.run(), workers.watch())]
     try:
         await _unless_failed(end.wait(), (fatal, *running))

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from common.settings import Settings
 from scheduler_svc.core.ordering import OrderPolicy
 from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.requests.publisher import Delivery
 
 
 class SchedulerSettings(Settings):
@@ -19,6 +20,14 @@ class SchedulerSettings(Settings):
     listen: str = Field("127.0.0.1:7847", description="address to serve on, host:port; port 0 takes any free one")
     store: str = Field("memory", description="where the journal lives: redis://, rediss://, unix:// or memory")
     store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
+    delivery: Delivery = Field(
+        "durable",
+        description="when output goes to clients: durable (once the journal has it), or relaxed (at once: sooner, but "
+        "what a client has seen may be lost with the scheduler, and is then computed again)",
+    )
+    restate_entries: int = Field(
+        4096, ge=1, description="a request that lives on is written again after so many entries of the journal"
+    )
     deployment: str = Field(
         "default", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name that separates deployments on one store"
     )

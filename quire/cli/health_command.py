@@ -6,7 +6,7 @@ import typer
 
 import quire
 from quire.cli.output import EXIT_FAILED, errors_explained, out
-from quire.connection import INFERENCE_SERVICE
+from quire.connection import INFERENCE_SERVICE, JOURNAL_SERVICE
 from quire.params import DEFAULT_ADDRESS
 
 
@@ -19,9 +19,21 @@ def health(
     ] = INFERENCE_SERVICE,
     timeout_s: Annotated[float, typer.Option(help="Longest wait for an answer, in seconds.")] = 3.0,
 ) -> None:
-    """Ask whether the server can serve: exit code 0 if it can, 1 if not."""
+    """Ask whether the server can serve: exit code 0 if it can, 1 if not.
+
+    DEGRADED is 0: the journal's store does not answer, what runs goes on, and nothing new is accepted until it does.
+    """
     with errors_explained(), quire.Client(address, connect_timeout_s=timeout_s) as client:
         answer = client.health(service)
-    out.print(f"{service or address}: {answer.value}", markup=False)
+        is_degraded = service == INFERENCE_SERVICE and answer is quire.Health.SERVING and _is_degraded(client)
+    out.print(f"{service or address}: {'DEGRADED' if is_degraded else answer.value}", markup=False)
     if answer is not quire.Health.SERVING:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _is_degraded(client: quire.Client) -> bool:
+    """Whether the server says that its journal is not taken now; an older one says nothing of it."""
+    try:
+        return client.health(JOURNAL_SERVICE) is quire.Health.NOT_SERVING
+    except quire.NotFoundError:
+        return False

@@ -159,7 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[pb.UnpinPrefixRequest, pb.UnpinPrefixResponse],
     ) -> pb.UnpinPrefixResponse:
         """Lets a prefix go."""
-        self._prefixes.unpin(request)
+        await self._prefixes.unpin(request)
         return pb.UnpinPrefixResponse()
 
     async def ListPrefixes(

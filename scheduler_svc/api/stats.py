@@ -6,17 +6,27 @@ from protos import inference_pb2 as pb
 from scheduler_svc.core.scheduler_stats import WorkerStats
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.publisher import Delivery
 from scheduler_svc.workers.workers import Member, Workers
 
 
 class StatsReporter:
     """Reads all, owns nothing."""
 
-    def __init__(self, engine: Engine, admission: Admission, workers: Workers, *, store_kind: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        admission: Admission,
+        workers: Workers,
+        *,
+        store_kind: str,
+        delivery: Delivery = "durable",
+    ) -> None:
         self._engine = engine
         self._admission = admission
         self._workers = workers
         self._store_kind = store_kind
+        self._delivery = delivery
         self._started_ns = time.monotonic_ns()
 
     def __call__(self) -> pb.GetStatsResponse:
@@ -41,6 +51,7 @@ class StatsReporter:
                 pending=journal.pending,
                 write_ns=int(journal.write_ns),
                 degraded=journal.degraded,
+                delivery=self._delivery,
             ),
         )
 

@@ -9,16 +9,17 @@ when the store has lost the journal. It is said between two entries, as it is du
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 
 import structlog
 
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_health import JournalHealth
+from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
-from scheduler_svc.journal.needed_entries import NeededEntries, Restate
+from scheduler_svc.journal.needed_entries import NeededEntries, Restate, restating_alone
 from scheduler_svc.journal.store import (
     EntryId,
     FencedError,
@@ -30,23 +31,6 @@ from scheduler_svc.journal.store import (
 from scheduler_svc.journal.trimmer import Trimmer
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalStats:
-    """A picture of now. Counters run from the journal's opening."""
-
-    epoch: int
-    entries: int  # acknowledged
-    commands: int  # sent on the journal's connection, the failed ones included
-    pending: int  # admissions, tokens and finishes not yet acknowledged
-    pending_bytes: int  # about
-    write_ns: int  # moving average from sending an entry to its acknowledgement
-    degraded: bool  # the store does not take entries now
-    num_recreated: int  # times that the store had lost the journal, or a part of it
-    num_needed: int  # requests and pins that have to be read from it
-    oldest_needed: EntryId | None  # from which on it is kept
-    num_restated: int  # requests and pins that were said again, so that older entries could go
 
 
 class Journal:
@@ -62,6 +46,7 @@ class Journal:
         restate_entries: int = 4096,
         restate_bytes: int = 64 << 20,
         probe_every_s: float = 0.5,
+        late_s: float = 0.4,
         close_timeout_s: float = 5.0,
     ) -> None:
         """Takes a store that is open.
@@ -74,10 +59,11 @@ class Journal:
             restate_entries: what is needed is said again when so many entries were written since it was said,
             restate_bytes: or so many bytes of news.
             probe_every_s: how often the store is asked for the journal while nothing is written.
+            late_s: a store that has not answered for so long is in trouble.
             close_timeout_s: how long `close` waits for what is pending.
         """
         self._store = store
-        self._writer = JournalWriter(store, leader_id)
+        self._writer = JournalWriter(store, leader_id, late_s=late_s)
         self._max_entry_bytes = max_entry_bytes
         self._trimmer = Trimmer(store, trim_every)
         self._needed = NeededEntries(restate_entries=restate_entries, restate_bytes=restate_bytes)
@@ -139,7 +125,7 @@ class Journal:
         entry = self._open_entry()
         bytes_before = entry.num_bytes
         entry.add_admission(admission, accepted)
-        self._needed.expect(admission.sequence, restate or _restating(admission))
+        self._needed.expect(admission.sequence, restate or restating_alone(admission))
         self._note_added(1, entry.num_bytes - bytes_before)
         return accepted
 
@@ -155,6 +141,8 @@ class Journal:
         sample_finishes: Sequence[pb.SampleEnd] = (),
         preemptions: Sequence[pb.Preemption] = (),
         finishes: Sequence[pb.Finish] = (),
+        pins: Sequence[pb.PinChange] = (),
+        needed: Mapping[Hashable, Restate] = MappingProxyType({}),
         on_durable: Callable[[], None],
     ) -> None:
         """Copies what one iteration of one worker brought into the next entry.
@@ -169,6 +157,8 @@ class Journal:
             sample_finishes: of samples that ended by themselves.
             preemptions: of requests.
             finishes: of requests that ended.
+            pins: made or taken back.
+            needed: keys of what this begins and is needed until `forget`, and how each is said again.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
         """
@@ -192,6 +182,11 @@ class Journal:
             entry.add_preemptions(preemptions)
         if finishes:
             entry.add_finishes(finishes)
+        if pins:
+            entry.add_pins(pins)
+        for key, restate in needed.items():
+            self._needed.expect(key, restate)
+            entry.needed.append(key)
         entry.on_durable.append(on_durable)
         self._note_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
 
@@ -339,10 +334,3 @@ class Journal:
             if not accepted.done():
                 accepted.set_exception(reason)
         await self._trimmer.close()
-
-
-def _restating(admission: pb.Admission) -> Restate:
-    def restate(entry: pb.JournalEntry) -> None:
-        entry.restatements.add(admission=admission)
-
-    return restate

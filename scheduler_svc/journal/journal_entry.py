@@ -38,10 +38,10 @@ class PendingEntry:
 
     @property
     def num_records(self) -> int:
-        """Admissions, tokens, decisions of beam searches, preemptions, pauses, and finishes."""
+        """Admissions, tokens, decisions of beam searches, preemptions, pauses, pins, and finishes."""
         entry = self._entry
         num_ends = len(entry.sample_finishes) + len(entry.finishes)
-        num_decisions = len(entry.beam_steps) + len(entry.preemptions) + len(entry.pauses)
+        num_decisions = len(entry.beam_steps) + len(entry.preemptions) + len(entry.pauses) + len(entry.pins)
         return len(entry.admissions) + len(self._tokens) + num_decisions + num_ends
 
     def add_admission(self, admission: pb.Admission, accepted: "asyncio.Future[None]") -> None:
@@ -97,6 +97,11 @@ class PendingEntry:
         """Copies them."""
         self._entry.finishes.extend(finishes)
         self.num_bytes += sum(finish.ByteSize() for finish in finishes)
+
+    def add_pins(self, changes: Sequence[pb.PinChange]) -> None:
+        """Copies them."""
+        self._entry.pins.extend(changes)
+        self.num_bytes += sum(change.ByteSize() for change in changes)
 
     def restate(self, write: Callable[[pb.JournalEntry], list[Hashable]]) -> None:
         """Lets `write` put in front what is said again; it returns the keys. Once all before this entry is durable."""

@@ -14,15 +14,16 @@ import structlog
 
 log = structlog.get_logger()
 
-TURNS = 4
-LATE_S = 0.4  # after which an answer is late
+_TURNS = 4
 
 
 class JournalHealth:
     """`on_change` is told whether the store is in trouble, each time that this changes. Owned by the loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, late_s: float) -> None:
+        """After `late_s` an answer is late."""
         self.on_change: Callable[[bool], None] | None = None
+        self._late_s = late_s
         self._degraded_since_s: float | None = None
         self._trouble: asyncio.Future[None] | None = None
         self._turn: asyncio.TimerHandle | None = None
@@ -44,11 +45,20 @@ class JournalHealth:
     @contextmanager
     def asking(self) -> Iterator[None]:
         """While the store owes us one answer."""
-        self._turn = asyncio.get_running_loop().call_later(LATE_S / TURNS, self._turned, TURNS - 1)
+        self._begin_turn(_TURNS)
         try:
             yield
         finally:
-            self._turn.cancel()
+            if self._turn is not None:
+                self._turn.cancel()
+
+    async def is_in_time(self, answer: "asyncio.Future[Any]") -> bool:
+        """Waits for another answer of the store until it is late. The future is left as it is."""
+        for _ in range(_TURNS):
+            await asyncio.wait([answer], timeout=self._late_s / _TURNS)
+            if answer.done():
+                return True
+        return False
 
     def note_trouble(self, reason: str) -> None:
         """The store said no, or nothing."""
@@ -66,21 +76,13 @@ class JournalHealth:
             self._degraded_since_s = self._trouble = None
             self._tell()
 
-    def _turned(self, num_left: int) -> None:
+    def _begin_turn(self, num_left: int) -> None:
         if num_left:
-            self._turn = asyncio.get_running_loop().call_later(LATE_S / TURNS, self._turned, num_left - 1)
+            loop = asyncio.get_running_loop()
+            self._turn = loop.call_later(self._late_s / _TURNS, self._begin_turn, num_left - 1)
         else:
-            self.note_trouble(f"no answer for {LATE_S:g} s")
+            self.note_trouble(f"no answer for {self._late_s:g} s")
 
     def _tell(self) -> None:
         if self.on_change is not None:
             self.on_change(self.is_degraded)
-
-
-async def answered_in_time(answer: "asyncio.Future[Any]") -> bool:
-    """Waits for an answer until it is late, by the same clock. The future is left as it is."""
-    for _ in range(TURNS):
-        await asyncio.wait([answer], timeout=LATE_S / TURNS)
-        if answer.done():
-            return True
-    return False

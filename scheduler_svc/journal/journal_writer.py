@@ -46,14 +46,14 @@ class JournalWriter:
     command delayed on its way does no harm. Nothing new is sent while it is unknown whether the last entry arrived.
     """
 
-    def __init__(self, store: Store, leader_id: str) -> None:
+    def __init__(self, store: Store, leader_id: str, *, late_s: float) -> None:
         self.epoch = 0
         self.last_id = JOURNAL_START  # acknowledged
         self.num_entries = 0  # acknowledged
         self.num_commands = 0
         self.num_recreated = 0
         self.write_ns = 0  # moving average
-        self.health = JournalHealth()
+        self.health = JournalHealth(late_s)
         self._store = store
         self._leader_id = leader_id
         self._is_whole = True  # as far as we know: the store has all that it acknowledged
@@ -90,8 +90,8 @@ class JournalWriter:
     async def write(self, payload: bytes) -> EntryId:
         """Returns the id under which the payload is durable.
 
-        Raises FencedError when a newer leader writes, GaveUpError after `give_up`, or JournalLostError: then nothing was
-        written, and `begin_again` comes next.
+        Raises FencedError when a newer leader writes, GaveUpError after `give_up`, or JournalLostError: then nothing
+        was written, and `begin_again` comes next.
         """
         return await self._write(payload, create=False)
 

@@ -16,6 +16,7 @@ class MemoryStore:
 
     kind = "memory"
     durable = False
+    durability = "none: it ends with this process"
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s

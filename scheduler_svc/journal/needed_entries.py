@@ -87,7 +87,7 @@ class NeededEntries:
 
     def restate_due(self, entry: pb.JournalEntry) -> list[Hashable]:
         """Has those said again that are in the way of trimming, a few at a time. Returns their keys."""
-        due = []
+        due: list[Hashable] = []
         for key, each in self._durable.items():
             is_due = (
                 self._num_entries - each.num_entries >= self._restate_entries
@@ -111,3 +111,12 @@ class NeededEntries:
                 entry, keys = pb.JournalEntry(), []
         if keys:
             yield entry, keys
+
+
+def restating_alone(admission: pb.Admission) -> Restate:
+    """Of a request of which nothing but its admission is durable."""
+
+    def restate(entry: pb.JournalEntry) -> None:
+        entry.restatements.add(admission=admission)
+
+    return restate

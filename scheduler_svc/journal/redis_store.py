@@ -6,6 +6,7 @@ keys, not what is in an entry or a record.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 from zlib import crc32
@@ -27,6 +28,11 @@ log = structlog.get_logger()
 _CONNECT_PAUSE_S = 0.2
 _SIDE_TIMEOUT_S = 5.0
 _KEYS_AT_ONCE = 500
+_WORTH = {
+    "always": "fsync always: it outlives every process and the loss of power",
+    "everysec": "fsync everysec: the last two seconds may be lost with the store's process or with power",
+    "no": "fsync by the system's choice: half a minute may be lost with power, and some with the store's process",
+}
 
 
 class RedisStore:
@@ -45,6 +51,7 @@ class RedisStore:
         Raises StoreConfigurationError (the address) or ValueError (the deployment) if it is malformed.
         """
         self.address = _without_password(url)
+        self.durability = "unknown: the store does not show its configuration"
         self._keys = Keys.of(deployment)
         self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
         self._side = RedisLink(url, timeout_s=max(timeout_s, _SIDE_TIMEOUT_S), repeatable=True)
@@ -74,10 +81,24 @@ class RedisStore:
                     is_waiting = True
                 await asyncio.sleep(_CONNECT_PAUSE_S)
         self._warn_of_loss(_info(persistence), _info(memory))
+        await self._learn_durability(_info(persistence))
+
+    async def _learn_durability(self, persistence: dict[str, str]) -> None:
+        """What the server keeps of what it acknowledges, as far as it lets us ask."""
+        if persistence.get("aof_enabled") == "0":
+            self.durability = "none: what was accepted ends with the store's process"
+            return
+        with suppress(StoreUnavailableError):
+            reply = await self._side.call(pack("CONFIG", "GET", "appendfsync"))
+            mode = reply.get(b"appendfsync", b"").decode()
+            self.durability = _WORTH.get(mode, self.durability)
 
     def _warn_of_loss(self, persistence: dict[str, str], memory: dict[str, str]) -> None:
         if persistence.get("aof_enabled") == "0":
-            log.warning("the store keeps no append-only file: set appendonly yes", store=self.address)
+            log.warning(
+                "NOT DURABLE: the store keeps no append-only file, what was accepted dies with it; set appendonly yes",
+                store=self.address,
+            )
         if memory.get("maxmemory", "0") != "0" and memory.get("maxmemory_policy") != "noeviction":
             log.warning("the store may evict the journal: set maxmemory-policy noeviction", store=self.address)
 

@@ -80,6 +80,10 @@ class Store(Protocol):
     def durable(self) -> bool:
         """Whether what was acknowledged outlives the process."""
 
+    @property
+    def durability(self) -> str:
+        """What an acknowledgement is worth, in a few words for the log."""
+
     async def next_epoch(self) -> int:
         """Counts the epoch up and returns it."""
 

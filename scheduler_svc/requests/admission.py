@@ -20,7 +20,6 @@ from common.arrays import pack_int32
 from common.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.journal.journal_health import answered_in_time
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_replay import JournaledRequest
@@ -271,7 +270,7 @@ class Admission:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         deadline_s = times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None
-        self._check_open()
+        self._check_store()
         if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
@@ -331,8 +330,11 @@ class Admission:
     def _check_open(self) -> None:
         if self.closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
+        self._check_store()
+
+    def _check_store(self) -> None:
         if self._engine.journal.health.is_degraded:
-            raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
+            raise _silent_store()
 
     def _check_queue(self, priority: int, deadline_s: float | None) -> None:
         """How many wait, and how long a newcomer would; what is on its way in counts as ahead of it."""
@@ -426,12 +428,16 @@ class Admission:
         """Raises UnavailableError where the store is silent."""
         reading = asyncio.ensure_future(self._record(request_id))
         try:
-            if await answered_in_time(reading):
+            if await self._engine.journal.health.is_in_time(reading):
                 return reading.result()
         finally:
             reading.cancel()
         self._engine.journal.probe_soon()
-        raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
+        raise _silent_store()
+
+
+def _silent_store() -> UnavailableError:
+    return UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

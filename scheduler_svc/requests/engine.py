@@ -23,7 +23,7 @@ from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.computations import Computation, Computations
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live_sample import LiveSample
-from scheduler_svc.requests.publisher import Publisher
+from scheduler_svc.requests.publisher import Delivery, Publisher
 from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
@@ -42,7 +42,9 @@ class Engine:
     which sequences go on, `settle` makes text, journal entries and, through them, what readers see.
     """
 
-    def __init__(self, scheduler: Scheduler, journal: Journal, records: Records) -> None:
+    def __init__(
+        self, scheduler: Scheduler, journal: Journal, records: Records, *, delivery: Delivery = "durable"
+    ) -> None:
         self.scheduler = scheduler
         self.journal = journal
         self.records = records
@@ -59,6 +61,7 @@ class Engine:
             push_text=self._push_text,
             on_durable=self._wake_held_back,
             on_closed=self._on_closed,
+            delivery=delivery,
         )
         self._computations = Computations(scheduler, self.sampling_of)
         self._num_sequences = 0  # that were numbered

@@ -89,7 +89,7 @@ class JournalReplay:
         self.highest_number = 0  # of any sequence
         self.num_unreadable = 0  # admissions by a version from which nobody can go on
         self._sample_of: dict[int, JournaledSample] = {}  # by number of its sequence
-        # While a leader says everything again: what it has not said yet. It is needed if the leader dies before the end.
+        # While a leader says everything again: what it has not said yet. It is needed if it dies before the end.
         self._unsaid: set[int | tuple[str, str]] | None = None
 
     def apply(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:

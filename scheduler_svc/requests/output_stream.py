@@ -88,8 +88,8 @@ class _Place:
 
     __slots__ = ("index", "is_done", "position", "sample", "text_position")
 
-    def __init__(self, index: int, sample: SampleStream, position: int) -> None:
-        if position > sample.num_released:
+    def __init__(self, index: int, sample: SampleStream, position: int, *, may_be_ahead: bool) -> None:
+        if position > sample.num_released and not may_be_ahead:
             raise InvalidRequestError(
                 f"from_positions[{index}] is {position}, but only {sample.num_released} tokens were ever sent"
             )
@@ -97,7 +97,9 @@ class _Place:
         self.is_done = False  # its end was taken
         self.sample = sample
         self.position = position
-        self.text_position = sample.text_log.released_ends[position - 1] if position else 0
+        ends = sample.text_log.released_ends
+        # None while the reader is ahead of all that there is.
+        self.text_position = None if position > len(ends) else (ends[position - 1] if position else 0)
 
 
 class Subscription:
@@ -106,7 +108,7 @@ class Subscription:
     Close it when the reader is gone: the request's fate may hang on its having readers.
     """
 
-    __slots__ = ("_from_positions", "_notify", "_num_known", "_on_close", "_open", "stream")
+    __slots__ = ("_from_positions", "_may_be_ahead", "_notify", "_num_known", "_on_close", "_open", "stream")
 
     def __init__(
         self,
@@ -114,17 +116,23 @@ class Subscription:
         from_positions: Sequence[int],
         notify: "Callable[[Subscription], None]",
         on_close: Callable[[], None],
+        *,
+        may_be_ahead: bool = False,
     ) -> None:
-        """Raises InvalidRequestError if one of `from_positions` lies beyond what was released of its sample."""
+        """Raises InvalidRequestError if one of `from_positions` lies beyond what was released of its sample.
+
+        Unless the reader `may_be_ahead`: then it waits there.
+        """
         self.stream = stream
         self._from_positions = from_positions
         self._num_known = 0  # samples
         self._open: list[_Place] = []  # in samples whose end this reader has not taken
         self._notify = notify
         self._on_close = on_close
+        self._may_be_ahead = may_be_ahead
         self._learn_samples()
         beyond = next((i for i, each in enumerate(from_positions) if each and i >= self._num_known), None)
-        if beyond is not None:
+        if beyond is not None and not may_be_ahead:
             raise InvalidRequestError(f"from_positions[{beyond}] is of a sample of which nothing was ever sent")
         stream.subscriptions.add(self)
 
@@ -177,21 +185,25 @@ class Subscription:
     def _learn_samples(self) -> None:
         for index in range(self._num_known, len(self.stream.samples)):
             position = self._from_positions[index] if index < len(self._from_positions) else 0
-            self._open.append(_Place(index, self.stream.samples[index], position))
+            sample = self.stream.samples[index]
+            self._open.append(_Place(index, sample, position, may_be_ahead=self._may_be_ahead))
         self._num_known = len(self.stream.samples)
 
     def _fill(self, chunk: pb.Chunk, place: _Place, max_tokens: int) -> int:
-        stream, sample, start = self.stream, place.sample, place.position
+        stream, sample = self.stream, place.sample
+        start = min(place.position, sample.num_released)  # they differ only if it ended before the reader's place
+        if place.text_position is None:
+            place.text_position = sample.text_end(start)
         end = sample.num_released
         if end - start > max_tokens:
             end = start + max_tokens
         text_end = sample.text_end(end)
         if place.index:
             chunk.index = place.index
-        chunk.position = start
+        chunk.position = place.position
         chunk.num_tokens = num_taken = end - start
         chunk.text = sample.text_log.text[place.text_position : text_end]
-        place.position, place.text_position = end, text_end
+        place.position, place.text_position = max(place.position, end), text_end
         if stream.wanted.token_ids:
             chunk.token_ids.extend(sample.token_ids[start:end])
         if sample.logprobs and stream.wanted.HasField("logprobs"):

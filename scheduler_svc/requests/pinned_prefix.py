@@ -6,8 +6,10 @@ Of its tokens those of full blocks are kept, so their number depends on the work
 import asyncio
 from dataclasses import dataclass, field
 
+from common.arrays import pack_int32, unpack_int32
 from common.errors import QuireError
 from protos import inference_pb2 as pb
+from protos import journal_pb2
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.new_request import prefix_hash_seed
@@ -26,6 +28,8 @@ class PinnedPrefix:
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks
     worker_ids: set[str] = field(default_factory=set)  # of workers that have it
     is_kept: bool = False
+    durable: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has it
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has that it was taken back
     is_missed: bool = False  # no worker has it, and that was said
     group: SequenceGroup | None = None  # that computes it now
     num_attempts: int = 0  # to compute it, since it was last wanted
@@ -86,6 +90,34 @@ class PinnedPrefix:
             worker_ids=sorted(self.worker_ids),
         )
 
+    def to_change(self) -> journal_pb2.PinChange:
+        """What the journal keeps of it."""
+        return journal_pb2.PinChange(
+            tenant=self.tenant,
+            name=self.name,
+            cache_salt=self.cache_salt,
+            token_ids=pack_int32(self.token_ids),
+            model_fingerprint=self.fingerprint,
+        )
+
+    def restate(self, entry: journal_pb2.JournalEntry) -> None:
+        """Says it again in the journal."""
+        entry.pins.append(self.to_change())
+
     @property
     def _hash_seed(self) -> bytes:
         return prefix_hash_seed(self.tenant, self.cache_salt)
+
+
+def pinned_again(change: journal_pb2.PinChange) -> PinnedPrefix:
+    """One of an earlier scheduler. No worker has it yet; it is cut into blocks when the first of its model comes."""
+    prefix = PinnedPrefix(
+        name=change.name,
+        tenant=change.tenant,
+        cache_salt=change.cache_salt,
+        token_ids=unpack_int32(change.token_ids).tolist(),
+        fingerprint=change.model_fingerprint,
+        is_kept=True,
+    )
+    prefix.durable.set()
+    return prefix

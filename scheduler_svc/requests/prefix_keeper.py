@@ -3,11 +3,12 @@
 A prefix is computed once; any other worker pins it as soon as a request has computed it there. When no worker has it
 any more it is computed again, with no client's doing.
 Requests come first: a pin takes no memory that was promised to one, nor is memory kept for a prefix that no worker
-has; that one is tried again until it fits. It knows nothing of clients and their words.
+has; that one is tried again until it fits. Pins of earlier schedulers wait for a worker of their model.
+It knows nothing of clients and their words.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -18,6 +19,8 @@ from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.computations import Computation
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.journal_replay import JournaledPin
+from scheduler_svc.requests.pin_journal import PinJournal
 from scheduler_svc.requests.pinned_prefix import PinnedPrefix
 
 log = structlog.get_logger()
@@ -32,6 +35,7 @@ class PrefixKeeper:
     def __init__(self, engine: Engine, keeps_word: Callable[[], bool], *, retry_s: float = RETRY_S) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
+        self.pins = PinJournal(engine.journal)
         self._keeps_word = keeps_word
         self._retry_s = retry_s
         self._prefixes: dict[tuple[str, str], PinnedPrefix] = {}  # by tenant and name; the oldest first
@@ -53,6 +57,11 @@ class PrefixKeeper:
         """A new one; `establish` makes something of it."""
         self._prefixes[prefix.tenant, prefix.name] = prefix
         self._engine.on_result = self._pin_what_was_used
+
+    def restore(self, journaled: Iterable[JournaledPin]) -> None:
+        """Takes over what earlier schedulers had pinned; before the journal runs."""
+        for each in journaled:
+            self.add(self.pins.read(each))
 
     def measure(self, prefix: PinnedPrefix) -> None:
         """Cuts it into blocks of the present workers' size."""
@@ -105,6 +114,7 @@ class PrefixKeeper:
         prefix.worker_ids.clear()
         prefix.settle(error)
         if prefix.is_kept:
+            self.pins.take_back(prefix)
             log.info("prefix unpinned", name=prefix.name, tenant=prefix.tenant)
         self._engine.wake_workers()
 
@@ -121,7 +131,8 @@ class PrefixKeeper:
         self._block_size = block_size
         for prefix in list(self):
             if prefix.fingerprint != fingerprint:
-                self.drop(prefix, UnavailableError("another model is served now", 1.0))
+                if prefix.block_size:  # its model was served by this process, and is replaced
+                    self.drop(prefix, UnavailableError("another model is served now", 1.0))
                 continue
             if prefix.block_size != block_size:  # all workers are new
                 self._rest(prefix)
@@ -137,7 +148,7 @@ class PrefixKeeper:
         if self._scheduler.queue_size()[0]:
             self._renew()
         for prefix in list(self):
-            if not prefix.worker_ids and prefix.group is None and self._worker_ids:
+            if prefix.block_size and not prefix.worker_ids and prefix.group is None and self._worker_ids:
                 self.establish(prefix)
 
     def _renew(self) -> None:
@@ -208,7 +219,9 @@ class PrefixKeeper:
             )
         self._rest(prefix)
         prefix.worker_ids.add(worker_id)
-        prefix.is_kept = True
+        if not prefix.is_kept:
+            prefix.is_kept = True
+            self.pins.write(prefix)
         prefix.is_missed = False
         log.info(
             "prefix pinned",

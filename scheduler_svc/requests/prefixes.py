@@ -1,6 +1,6 @@
 """The door for pins: what clients ask to be kept is checked and tokenised here, and waited for.
 
-Which worker has which prefix is the keeper's. Pins live as long as this process: the journal does not know them yet.
+Which worker has which prefix is the keeper's. What a client is told of a pin is in the journal before that.
 """
 
 import asyncio
@@ -53,14 +53,17 @@ class Prefixes:
         prefix, is_new = self._known_or_new(request, token_ids, model)
         if not prefix.worker_ids:
             await self._until_pinned(prefix)
+        await self._keeper.pins.until(prefix.durable)
         return pb.PinPrefixResponse(prefix=prefix.to_pb(), created=is_new)
 
-    def unpin(self, request: pb.UnpinPrefixRequest) -> None:
-        """Lets it go on all workers, also while it is being computed. Raises NotFoundError."""
+    async def unpin(self, request: pb.UnpinPrefixRequest) -> None:
+        """Lets it go on all workers, also while it is being computed. Raises NotFoundError, UnavailableError."""
         prefix = self._keeper.find(request.tenant, request.name)
         if prefix is None:
             raise NotFoundError("the tenant has no pin of this name; ListPrefixes shows those that it has")
         self._keeper.drop(prefix, RequestCancelledError("the prefix was unpinned before it was computed"))
+        if prefix.is_kept:
+            await self._keeper.pins.until(prefix.gone)
 
     def of_tenant(self, tenant: str) -> pb.ListPrefixesResponse:
         """By name; those, too, that no worker has at the moment."""
@@ -79,6 +82,9 @@ class Prefixes:
         self, request: pb.PinPrefixRequest, token_ids: list[int], model: ServedModel
     ) -> tuple[PinnedPrefix, bool]:
         known = self._keeper.find(request.tenant, request.name)
+        if known is not None and known.fingerprint != model.fingerprint:  # of an earlier scheduler, and another model
+            self._keeper.drop(known, None)
+            known = None
         if known is not None:
             if (known.token_ids, known.cache_salt) != (token_ids, request.cache_salt):
                 raise NameInUseError(

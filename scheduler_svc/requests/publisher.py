@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
-from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.live_request import OWN_ENDS, LiveRequest
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.request_record import record_of
+
+Delivery = Literal["durable", "relaxed"]
 
 
 @dataclass(slots=True)
@@ -33,7 +35,8 @@ class _News:
 
 class Publisher:
     """`push_text` brings a sample's text up to its tokens. `on_durable` is called with each acknowledgement, and
-    `on_closed` of each request whose end is durable.
+    `on_closed` of each request whose end is durable. `delivery`: whether readers wait for the acknowledgement, or for
+    that of ends alone.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class Publisher:
         push_text: Callable[[LiveRequest, LiveSample], object],
         on_durable: Callable[[], None],
         on_closed: Callable[[LiveRequest], None],
+        delivery: Delivery,
     ) -> None:
         self._journal = journal
         self._records = records
         self._push_text = push_text
         self._on_durable = on_durable
         self._on_closed = on_closed
+        self._is_relaxed = delivery == "relaxed"
         self._unsettled: dict[LiveSample, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
 
@@ -118,6 +123,8 @@ class Publisher:
             finishes=[finish for _, finish in news.ended],
             on_durable=partial(self._release, news),
         )
+        if self._is_relaxed:
+            _show_tokens(news)
 
     def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
         """Those noted meanwhile, as one whose text cannot be made ends all of its request, come too."""
@@ -128,20 +135,14 @@ class Publisher:
                     yield sample, request
 
     def _release(self, news: _News) -> None:
-        now_ns = time.monotonic_ns()
         self._on_durable()
         _note_durable(news)
-        for sample, num_tokens in news.num_tokens.items():
-            sample.stream.num_released = num_tokens
         for sample in news.ended_samples:
             assert sample.finish is not None
             sample.stream.close(sample.finish)
         for request, _ in news.ended:
             request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
-        for request in news.requests:
-            if request.times.first_token_ns is None and any(each.num_released for each in request.stream.samples):
-                request.times.first_token_ns = now_ns
-            request.stream.notify()
+        _show_tokens(news)
         for request, _ in news.ended:
             self._close(request)
 
@@ -151,6 +152,16 @@ class Publisher:
         record = record_of(request).SerializeToString()
         self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
         self._on_closed(request)
+
+
+def _show_tokens(news: _News) -> None:
+    now_ns = time.monotonic_ns()
+    for sample, num_tokens in news.num_tokens.items():
+        sample.stream.num_released = max(num_tokens, sample.stream.num_released)
+    for request in news.requests:
+        if request.times.first_token_ns is None and any(each.num_released for each in request.stream.samples):
+            request.times.first_token_ns = now_ns
+        request.stream.notify()
 
 
 def _note_durable(news: _News) -> None:

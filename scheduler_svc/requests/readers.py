@@ -18,19 +18,26 @@ log = structlog.get_logger()
 
 
 class Readers:
-    """Opens places in outputs. Once `closed`, as in our own shutdown, no grace period is started."""
+    """Opens places in outputs. Once `closed`, as in our own shutdown, no grace period is started.
 
-    def __init__(self, engine: Engine, *, grace_s: float) -> None:
+    `may_be_ahead`: readers may come back from a scheduler that let them see what the journal did not have yet. They
+    get nothing twice, and wait where they are for what is computed again.
+    """
+
+    def __init__(self, engine: Engine, *, grace_s: float, may_be_ahead: bool = False) -> None:
         self.closed = False
         self._engine = engine
         self._grace_s = grace_s
+        self._may_be_ahead = may_be_ahead
 
     def subscribe(
         self, stream: OutputStream, from_positions: Sequence[int], notify: Callable[[Subscription], None]
     ) -> Subscription:
         """Opens a reader's place in an output, by sample. Raises InvalidRequestError for one beyond what was sent."""
         request_id = stream.accepted.request_id
-        subscription = Subscription(stream, from_positions, notify, lambda: self._left(request_id))
+        subscription = Subscription(
+            stream, from_positions, notify, lambda: self._left(request_id), may_be_ahead=self._may_be_ahead
+        )
         live = self._engine.live.get(request_id)
         if live is not None and live.abandonment is not None:
             live.abandonment.cancel()

@@ -29,6 +29,7 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
     request.group.num_preemptions = journaled.num_preemptions
     request.num_settled_preemptions = request.durable.num_preemptions = journaled.num_preemptions
     request.durable.beam_steps += journaled.beam_steps
+    request.durable.is_paused = journaled.is_paused
     if request.beams is not None:
         for step in journaled.beam_steps:
             request.beams.replay(step)

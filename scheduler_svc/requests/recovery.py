@@ -17,7 +17,7 @@ from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.store import DataLossError, Store
 from scheduler_svc.requests.engine import Engine, withdrawal
-from scheduler_svc.requests.journal_replay import JournaledRequest, JournalReplay
+from scheduler_svc.requests.journal_replay import JournaledPin, JournaledRequest, JournalReplay
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.rebuilding import rebuilt
 from scheduler_svc.requests.request_record import record_of, record_without_text
@@ -55,6 +55,7 @@ class Recovery:
     def __init__(self, engine: Engine, readers: Readers, *, model_patience_s: float = 30.0) -> None:
         """`model_patience_s` is how long requests wait for a worker of their model while one of another is there."""
         self.num_recovered = 0  # that went on
+        self.pins: list[JournaledPin] = []  # of earlier leaders, for their keeper
         self._engine = engine
         self._readers = readers
         self._model_patience_s = model_patience_s
@@ -104,6 +105,7 @@ class Recovery:
         self._engine.count_sequences_from(replay.highest_number)
         for each in await _needed(replay, store, record_ttl_s):
             self._take(each)
+        self.pins = list(replay.pins.values())
         disowned = [withdrawal(each.number) for each in replay.disowned()]
         if disowned:
             self._engine.journal.append(sequences=(), tokens=(), finishes=disowned, on_durable=_nothing)
@@ -115,6 +117,7 @@ class Recovery:
             num_entries=num_entries,
             num_live=sum(each.journaled.finish is None for each in self._waiting.values()),
             num_unrecorded=sum(each.journaled.finish is not None for each in self._waiting.values()),
+            num_pins=len(self.pins),
             seconds=round(time.monotonic() - started_s, 3),
         )
 

@@ -69,6 +69,11 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("quire.v1.Inference", status)
 
+    async def set_degraded(self, degraded: bool) -> None:
+        """Health of the journal."""
+        status = health_pb2.HealthCheckResponse.NOT_SERVING if degraded else health_pb2.HealthCheckResponse.SERVING
+        await self._health.set("quire.v1.Journal", status)
+
     def break_sessions(self) -> None:
         for session in self._sessions:
             session.is_broken = True

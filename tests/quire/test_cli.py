@@ -190,6 +190,15 @@ async def test_health_is_an_exit_code(server: ScriptedServer) -> None:
     assert (await run("health", server.address, "--service", "quire.v1.Nothing")).exit_code == 1
 
 
+async def test_a_silent_store_is_told_by_health_and_is_no_reason_to_restart(server: ScriptedServer) -> None:
+    await server.set_degraded(True)
+    result = await run("health", server.address)
+    assert (result.exit_code, result.stdout) == (0, "quire.v1.Inference: DEGRADED\n")
+    await server.set_degraded(False)
+    result = await run("health", server.address)
+    assert (result.exit_code, result.stdout) == (0, "quire.v1.Inference: SERVING\n")
+
+
 async def test_top_prints_one_frame(server: ScriptedServer) -> None:
     result = await run("top", "--once", "-a", server.address)
     assert result.exit_code == 0

@@ -31,6 +31,7 @@ from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.publisher import Delivery
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.workers.workers import Workers
@@ -61,6 +62,8 @@ class Site:
         trim_every: int = 512,
         probe_every_s: float = 0.5,
         slow_reader_timeout_s: float | None = None,
+        late_s: float = 60.0,
+        delivery: Delivery = "durable",
     ) -> None:
         self.store = store
         self.journal = Journal(
@@ -69,6 +72,7 @@ class Site:
             restate_entries=restate_entries,
             trim_every=trim_every,
             probe_every_s=probe_every_s,
+            late_s=late_s,
             close_timeout_s=0.2,
         )
         self.records = Records(store, close_timeout_s=0.2)
@@ -78,8 +82,8 @@ class Site:
             pipeline_depth=pipeline_depth,
             enable_prefix_cache=prefix_cache,
         )
-        self.engine = Engine(Scheduler(config), self.journal, self.records)
-        self.readers = Readers(self.engine, grace_s=grace_s)
+        self.engine = Engine(Scheduler(config), self.journal, self.records, delivery=delivery)
+        self.readers = Readers(self.engine, grace_s=grace_s, may_be_ahead=delivery == "relaxed")
         limits = AdmissionLimits(
             max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens, max_queue_wait_s=max_queue_wait_s
         )
@@ -103,7 +107,7 @@ class Site:
             PUBLIC_MESSAGE_BYTES,
             slow_reader_timeout_s=slow_reader_timeout_s,
         )
-        self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
+        self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
         inference = InferenceServicer(self.admission, self.prefixes, self.stats)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers, epoch), self.server.grpc)
@@ -117,6 +121,7 @@ class Site:
     async def start(self) -> None:
         await self.journal.open()
         await self.recovery.read(self.store, record_ttl_s=3600)
+        self.keeper.restore(self.recovery.pins)
         self.writing = [asyncio.create_task(self.journal.run()), asyncio.create_task(self.records.run())]
         await self.server.start()
 

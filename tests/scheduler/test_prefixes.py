@@ -248,8 +248,10 @@ async def test_memory_is_promised_to_a_request_before_the_queue_knows_it() -> No
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "being admitted" in message
         assert num_pinned_blocks(site) == {"w1": 0}
-        assert (await pin(site, blocks_of(2))).created  # 18 are left
+        pinning = asyncio.create_task(pin(site, blocks_of(2)))  # 18 are left
+        await until(lambda: num_pinned_blocks(site) == {"w1": 2})
         store.may_append.set()
+        assert (await pinning).created
         assert tokens_in(await request) == list(range(11, 291))
         await site.idle()
 

@@ -1,4 +1,4 @@
-"""Saying everything again changes nothing: whoever reads the journal from there finds what its earlier readers found."""
+"""Saying everything again changes nothing: who reads the journal from there finds what its earlier readers found."""
 
 import random
 from dataclasses import dataclass, field
@@ -27,7 +27,8 @@ class Writer:
         entry, chance = journal_pb2.JournalEntry(), self.random.random
         if chance() < 0.4:
             self._admit(entry)
-        sequences, tokens = [], []
+        sequences: list[int] = []
+        tokens: list[int] = []
         for number, num_samples in self.live.items():
             for index in range(num_samples):
                 for _ in range(self.random.randrange(3)):

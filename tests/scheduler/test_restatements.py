@@ -1,4 +1,4 @@
-"""What lives long is said again in the journal: it can be trimmed, be lost and be begun anew, and no request notices."""
+"""What lives long is said again in the journal: it can be trimmed, or lost and begun anew, and no request notices."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos import inference_pb2 as pb
-from scheduler_svc.journal.journal import JournalStats
+from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StoreFlushedError, StoreUnavailableError
 from tests.scheduler.journal_setup import entries_of, until

@@ -206,6 +206,6 @@ async def test_unsafe_server_settings_are_warned_of(valkey: ValkeyProcess) -> No
         store = await open_store(valkey.url)
         await store.close()
     assert [log["event"] for log in logs] == [
-        "the store keeps no append-only file: set appendonly yes",
+        "NOT DURABLE: the store keeps no append-only file, what was accepted dies with it; set appendonly yes",
         "the store may evict the journal: set maxmemory-policy noeviction",
     ]

@@ -1,0 +1,62 @@
+"""Pins in the journal: written when a worker first has the prefix, taken back when it is unpinned, said again between.
+
+Knows no worker and no client; when a pin counts is the keeper's decision.
+"""
+
+import asyncio
+from typing import Any
+
+from common.errors import UnavailableError
+from protos import journal_pb2
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.requests.journal_replay import JournaledPin
+from scheduler_svc.requests.pinned_prefix import PinnedPrefix, pinned_again
+
+TIMEOUT_S = 5.0
+
+
+class PinJournal:
+    """Each pin is a key of the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def write(self, prefix: PinnedPrefix) -> None:
+        """From now on it is kept; `prefix.durable` is set when the journal has it."""
+        self._journal.append(
+            sequences=(),
+            tokens=(),
+            pins=[prefix.to_change()],
+            needed={prefix: prefix.restate},
+            on_durable=prefix.durable.set,
+        )
+
+    def take_back(self, prefix: PinnedPrefix) -> None:
+        """It is kept no more; `prefix.gone` is set when the journal has that."""
+
+        def gone() -> None:
+            self._journal.forget(prefix)
+            prefix.gone.set()
+
+        change = journal_pb2.PinChange(tenant=prefix.tenant, name=prefix.name, unpinned=True)
+        self._journal.append(sequences=(), tokens=(), pins=[change], on_durable=gone)
+
+    def read(self, journaled: JournaledPin) -> PinnedPrefix:
+        """A pin of an earlier leader, before the journal runs."""
+        prefix = pinned_again(journaled.change)
+        self._journal.keep(prefix, journaled.entry_id, prefix.restate)
+        return prefix
+
+    async def until(self, durable: asyncio.Event) -> None:
+        """Raises UnavailableError if the store is silent; what was written may become durable later."""
+        if durable.is_set():
+            return
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(durable.wait())
+        try:
+            await asyncio.wait(
+                [waiting, self._journal.health.trouble], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waiting.cancel()
+        if not durable.is_set():
+            raise UnavailableError("the journal's store does not answer; ask again, to see what became of it", 1.0)
