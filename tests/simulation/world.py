@@ -111,7 +111,7 @@ class World:
             f"live {list(life.engine.live)}, journal {life.journal.stats}"
         )
 
-    def _leader(self) -> SchedulerLife | None:
+    def leader(self) -> SchedulerLife | None:
         life = self.life
         return life if life.serves and life.process.runs else None
 
@@ -164,13 +164,13 @@ class World:
         return self.truth.ended_before(order.request_id, self.store.flushed_s)
 
     def _pin(self, pin: PinPlan) -> None:
-        leader = self._leader()
+        leader = self.leader()
         if leader is not None:
             prefix = pb.TokenIds(ids=pin.token_ids)
             leader.process.spawn(leader.pin(pb.PinPrefixRequest(name=pin.name, token_ids=prefix)))
 
     def _unpin(self, pin: PinPlan) -> None:
-        leader = self._leader()
+        leader = self.leader()
         if leader is not None:
             leader.process.spawn(leader.unpin(pb.UnpinPrefixRequest(name=pin.name)))
 
@@ -181,7 +181,7 @@ class World:
             self.history,
             self.truth,
             plan,
-            find_leader=self._leader,
+            find_leader=self.leader,
             verify=self._verify,
             is_excused=self.is_excused,
         )
@@ -204,7 +204,7 @@ class World:
                 pool,
                 num_slots=num_slots,
                 step_s=(0.001, slowest_s),
-                find_leader=self._leader,
+                find_leader=self.leader,
                 on_step=self._on_step,
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
