@@ -53,10 +53,12 @@ def main() -> None:
 
 
 def _write(arguments: argparse.Namespace, results: list[Result], long_results: list[Result]) -> None:
-    faults = merged(arguments.json, "faults", results, SCENARIOS, arguments.seed)
-    long = merged(arguments.json, "campaigns", long_results, list(CAMPAIGNS.values()), arguments.seed)
+    facts = circumstances()
+    machine = facts["machine"]
+    run_facts = {"seed": arguments.seed, "commit": facts["commit"], "load_average": machine["load_average"]}
+    faults = merged(arguments.json, "faults", results, SCENARIOS, **run_facts)
+    long = merged(arguments.json, "campaigns", long_results, list(CAMPAIGNS.values()), **run_facts)
     write_result(arguments.json, "chaos", {"faults": faults, "campaigns": long})
-    machine = circumstances()["machine"]
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
     arguments.page.write_text(page(faults, long, f"{machine['cpus']} cores of {machine['cpu']}"))
 
