@@ -174,6 +174,12 @@ class Journal:
                 return
             yield entry_id, entry
 
+    async def confirm_leading(self) -> None:
+        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell."""
+        last = await self._store.last_entry_id()
+        if last is not None and last.epoch > self._writer.epoch:
+            raise FencedError(f"a newer scheduler took over: it wrote {last}, we are of epoch {self._writer.epoch}")
+
     def forget(self, sequence: int) -> None:
         """Says that nothing of this request has to be read from the journal again."""
         self._needed.pop(sequence, None)

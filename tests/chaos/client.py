@@ -27,6 +27,7 @@ class Asker:
     def __init__(self, client: quire.AsyncClient, plan: dict[str, Any], history: HistoryWriter, name: str) -> None:
         self._client = client
         self._asks = plan["asks"]
+        self._on_disconnect = quire.OnDisconnect(plan["on_disconnect"])
         self._history = history
         self._name = name
         self._num_started = 0
@@ -61,7 +62,8 @@ class Asker:
 
     def _submit(self, request_id: str, index: int) -> quire.CompletionStream:
         ask = self._asks[index]
-        return self._client.stream(ask["prompt"], request_id=request_id, **ask["params"])
+        params = {**ask["params"], "request_id": request_id, "on_disconnect": self._on_disconnect}
+        return self._client.stream(ask["prompt"], **params)
 
     async def _read(self, request_id: str, open_stream: Callable[[], quire.CompletionStream]) -> None:
         try:

@@ -51,7 +51,8 @@ async def they_go_away(stage: Stage) -> Figures:
     await stage.reference()
     deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S)))
     await deployment.begin(*STANDARD_WORKERS)
-    load, bystander = stage.load(deployment.address), stage.load(deployment.address, concurrency=4)
+    load = stage.load(deployment.address, on_disconnect=quire.OnDisconnect.CANCEL)
+    bystander = stage.load(deployment.address, concurrency=4)
     for each in (load, bystander):
         await each.until_flowing()
     killed, frozen = load.clients

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import quire
 from tests.chaos.asks import ChaosAsk
 from tests.chaos.history import History, Told
 from tests.services import ROOT
@@ -65,6 +66,10 @@ class ClientProcess:
         return self.process.poll() is not None
 
     @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    @property
     def complaint(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
@@ -81,6 +86,7 @@ class ClientLoad:
         concurrency: int,
         num_processes: int = 2,
         flow_tokens: int = 300,
+        on_disconnect: quire.OnDisconnect = quire.OnDisconnect.CONTINUE,
         reconnect_timeout_s: float = 60.0,
     ) -> None:
         self.asks = list(asks)
@@ -94,6 +100,7 @@ class ClientLoad:
             "asks": [{"prompt": list(ask.prompt), "params": _as_json(ask)} for ask in asks],
             "concurrency": max(1, concurrency // num_processes),
             "reconnect_timeout_s": reconnect_timeout_s,
+            "on_disconnect": on_disconnect.value,
         }
         self._plan.write_text(json.dumps(plan))
         for _ in range(num_processes):
@@ -115,7 +122,7 @@ class ClientLoad:
             if holds():
                 return
             for client in self.clients:
-                assert client.was_killed or not client.process.returncode, f"a client ended:\n{client.complaint}"
+                assert client.was_killed or not client.has_failed, f"a client ended:\n{client.complaint}"
             assert time.monotonic() < give_up_s, f"not within {timeout_s:g} s: {what}"
             await asyncio.sleep(POLL_S)
 

@@ -20,8 +20,10 @@ from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import Scenario, Stage
 
 NUM_RAW = 2000
+MAX_REASONS = 10
 NUM_NONSENSE = 3000
 CONCURRENT = 16
+CALL_TIMEOUT_S = 60.0
 SERVICE = "/quire.v1.Inference/"
 UNARY = ("GetRequest", "Cancel", "Tokenize", "Detokenize", "GetModel", "GetStats", "PinPrefix", "NoSuchMethod")
 STREAMS = ("Generate",)
@@ -47,9 +49,7 @@ async def bytes_that_are_no_messages(stage: Stage) -> Figures:
     await asyncio.to_thread(_talk_nonsense, deployment.address, rng)
     growth = resident_bytes(pid) / rss_before - 1
     await load.until_flowing()
-    return await stage.figures(
-        load, deployment, rss_growth=growth, odd_answers=odd, crashes=deployment.scheduler.is_over
-    )
+    return _with_odd(await stage.figures(load, deployment, rss_growth=growth), deployment, odd)
 
 
 async def requests_that_make_no_sense(stage: Stage) -> Figures:
@@ -59,8 +59,8 @@ async def requests_that_make_no_sense(stage: Stage) -> Figures:
     rng = random.Random(stage.seed)
     async with _channel(deployment) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
-        taken = await _many(NUM_NONSENSE, lambda: _nonsense(stub, rng))
-    return await stage.figures(load, deployment, taken=taken, crashes=deployment.scheduler.is_over)
+        odd = await _many(NUM_NONSENSE, lambda: _nonsense(stub, rng))
+    return _with_odd(await stage.figures(load, deployment), deployment, odd)
 
 
 async def giants(stage: Stage) -> Figures:
@@ -75,12 +75,20 @@ async def giants(stage: Stage) -> Figures:
             "a_million_stops_s": pb.GenerateRequest(text="x", stopping=pb.StoppingParams(stop=["ab"] * 1_000_000)),
             "beyond_message_limit_s": pb.GenerateRequest(text="x" * (17 << 20)),
         }
-        times, taken = {}, 0
+        times: dict[str, float] = {}
+        taken: list[str] = []
         for name, request in requests.items():
             began_s = time.monotonic()
-            taken += not await _is_refused(partial(_generate, stub, request))
+            odd = await _not_refused(partial(_generate, stub, request))
+            taken += [f"{name}: {odd}"] if odd is not None else []
             times[name] = time.monotonic() - began_s
-    return await stage.figures(load, deployment, taken=taken, crashes=deployment.scheduler.is_over, **times)
+    return _with_odd(await stage.figures(load, deployment, **times), deployment, taken)
+
+
+def _with_odd(figures: Figures, deployment: Deployment, odd: list[str]) -> Figures:
+    figures.more |= {"odd_answers": len(odd), "crashes": int(deployment.scheduler.is_over)}
+    figures.reasons += odd[:MAX_REASONS]
+    return figures
 
 
 def _channel(deployment: Deployment) -> grpc.aio.Channel:
@@ -88,30 +96,30 @@ def _channel(deployment: Deployment) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(deployment.address, options=options)
 
 
-async def _many(number: int, attempt: Callable[[], Awaitable[bool]]) -> int:
-    """How many of so many attempts, some at once, were answered as they should not be."""
+async def _many(number: int, attempt: Callable[[], Awaitable[str | None]]) -> list[str]:
+    """What was odd about the answers to so many attempts, some at once."""
     room = asyncio.Semaphore(CONCURRENT)
 
-    async def one() -> bool:
+    async def one() -> str | None:
         async with room:
             return await attempt()
 
-    return sum(await asyncio.gather(*(one() for _ in range(number))))
+    return [odd for odd in await asyncio.gather(*(one() for _ in range(number))) if odd is not None]
 
 
-async def _raw(channel: grpc.aio.Channel, rng: random.Random) -> bool:
-    """Random bytes, or a message with unknown fields or wrong types, to some method; whether the answer is odd."""
+async def _raw(channel: grpc.aio.Channel, rng: random.Random) -> str | None:
+    """Random bytes, or a message with unknown fields or wrong types, to some method; what is odd about the answer."""
     raw: Any = channel  # whose methods take bytes as they are
     data = rng.choice([_noise, _unknown_fields, _wrong_types])(rng)
     if rng.random() < 0.3:
-        call = raw.unary_stream(SERVICE + rng.choice(STREAMS))(data, timeout=20)
-        return not await _is_refused(lambda: _first(call))
+        call = raw.unary_stream(SERVICE + rng.choice(STREAMS))(data, timeout=CALL_TIMEOUT_S)
+        return await _not_refused(lambda: _first(call))
     method = rng.choice(UNARY)
     try:
-        await raw.unary_unary(SERVICE + method)(data, timeout=20)
+        await raw.unary_unary(SERVICE + method)(data, timeout=CALL_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
-        return error.code() not in REFUSALS
-    return False  # what has only unknown fields is the empty message, which some methods take
+        return None if error.code() in REFUSALS else f"{method}: {error.code()}: {error.details()}"
+    return None  # what has only unknown fields is the empty message, which some methods take
 
 
 def _noise(rng: random.Random) -> bytes:
@@ -126,12 +134,12 @@ def _wrong_types(rng: random.Random) -> bytes:
     return bytes([rng.choice((0x08, 0x10, 0x18, 0x0D, 0x15))]) + rng.randbytes(rng.randint(1, 9))
 
 
-async def _nonsense(stub: "inference_pb2_grpc.InferenceAsyncStub", rng: random.Random) -> bool:
-    """A request with at least one thing wrong; whether it is taken nevertheless."""
+async def _nonsense(stub: "inference_pb2_grpc.InferenceAsyncStub", rng: random.Random) -> str | None:
+    """A request with at least one thing wrong; what is odd about the answer."""
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), stopping=pb.StoppingParams(max_tokens=1))
     for _ in range(rng.randint(1, 3)):
         rng.choice(SPOILERS)(request, rng)
-    return not await _is_refused(partial(_generate, stub, request))
+    return await _not_refused(partial(_generate, stub, request))
 
 
 def _spoil_number(request: pb.GenerateRequest, rng: random.Random) -> None:
@@ -167,7 +175,7 @@ SPOILERS = (_spoil_number, _spoil_count, _spoil_ids, _spoil_stops, _spoil_bias, 
 
 
 async def _generate(stub: "inference_pb2_grpc.InferenceAsyncStub", request: pb.GenerateRequest) -> None:
-    await _first(stub.Generate(request, timeout=20))
+    await _first(stub.Generate(request, timeout=CALL_TIMEOUT_S))
 
 
 async def _first(call: Any) -> None:
@@ -178,12 +186,13 @@ async def _first(call: Any) -> None:
         call.cancel()
 
 
-async def _is_refused(attempt: Callable[[], Awaitable[None]]) -> bool:
+async def _not_refused(attempt: Callable[[], Awaitable[None]]) -> str | None:
+    """What became of it instead; None if it was refused."""
     try:
         await attempt()
     except grpc.aio.AioRpcError as error:
-        return error.code() in REFUSALS
-    return False
+        return None if error.code() in REFUSALS else f"{error.code()}: {error.details()}"
+    return "it was taken"
 
 
 def _talk_nonsense(address: str, rng: random.Random) -> None:
@@ -214,7 +223,7 @@ SCENARIOS = (
         injected="3,000 requests with numbers that are none, ids out of range, stop strings without end",
         promise="P6",
         play=requests_that_make_no_sense,
-        targets=(*NOTHING_LOST, Target(figure="taken", at_most=0), Target(figure="crashes", at_most=0)),
+        targets=(*NOTHING_LOST, Target(figure="odd_answers", at_most=0), Target(figure="crashes", at_most=0)),
     ),
     Scenario(
         fault="F23",
@@ -224,10 +233,11 @@ SCENARIOS = (
         play=giants,
         targets=(
             *NOTHING_LOST,
-            Target(figure="taken", at_most=0),
+            Target(figure="odd_answers", at_most=0),
             Target(figure="crashes", at_most=0),
             speed("ids_beyond_model_s", 0.05),
             speed("text_of_8_mb_s", 0.5),
+            speed("worst_stall_s", 1.0),
         ),
     ),
 )

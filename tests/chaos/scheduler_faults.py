@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 
-from tests.chaos.deployment import Deployment
+from tests.chaos.deployment import Deployment, Life
 from tests.chaos.history import Told
 from tests.chaos.journal_tail import JournalTail
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
@@ -92,21 +92,27 @@ async def everything_is_restarted_in_turn(stage: Stage) -> Figures:
     deployment = await with_standby(stage)
     load = stage.load(deployment.client_address)
     await load.until_flowing()
-    codes = []
+    unclean = []
     addresses = deployment.client_address.split(",")
     for address, life in zip(addresses, list(deployment.schedulers), strict=True):
-        life.send(signal.SIGTERM)
-        codes.append(await asyncio.to_thread(life.service.wait))
+        unclean += await _ended_unclean(life)
         await deployment.begin_scheduler(address=address)
         await load.until_flowing()
     for name in STANDARD_WORKERS:
-        life = deployment.workers[name]
-        life.send(signal.SIGTERM)
-        codes.append(await asyncio.to_thread(life.service.wait))
+        unclean += await _ended_unclean(deployment.workers[name])
         deployment.begin_worker(name)
         await deployment.until_driven(name)
         await load.until_flowing()
-    return await stage.figures(load, deployment, unclean_ends=sum(code != 0 for code in codes))
+    figures = await stage.figures(load, deployment, unclean_ends=len(unclean))
+    figures.reasons += unclean
+    return figures
+
+
+async def _ended_unclean(life: Life) -> list[str]:
+    """What a process ended with by SIGTERM, if not in order."""
+    life.send(signal.SIGTERM)
+    code = await asyncio.to_thread(life.service.wait)
+    return [f"{life.name} ended with {code}: {life.service.raw[-1]}"] if code else []
 
 
 async def the_only_scheduler_is_restarted(stage: Stage) -> Figures:

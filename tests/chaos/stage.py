@@ -31,6 +31,7 @@ class Extent:
     concurrency: int = 12
     num_clients: int = 2
     flow_tokens: int = 300  # that must have come before a fault, unless the scenario says otherwise
+    campaign_s: float = 120.0
 
 
 class Stage:
@@ -89,8 +90,19 @@ class Stage:
         """An empty one, gone after the scenario."""
         return Path(self._scene.enter_context(tempfile.TemporaryDirectory(prefix="quire-chaos-")))
 
-    def load(self, address: str, *, concurrency: int | None = None, reconnect_timeout_s: float = 60.0) -> ClientLoad:
-        """Clients that ask until they are told to end."""
+    def load(
+        self,
+        address: str,
+        *,
+        concurrency: int | None = None,
+        reconnect_timeout_s: float = 60.0,
+        on_disconnect: quire.OnDisconnect = quire.OnDisconnect.CONTINUE,
+    ) -> ClientLoad:
+        """Clients that ask until they are told to end.
+
+        Their requests go on without them unless it is said otherwise: on a busy machine a client may be slower to come
+        back than the grace that it would have.
+        """
         load = ClientLoad(
             address,
             self.asks,
@@ -99,6 +111,7 @@ class Stage:
             num_processes=self.extent.num_clients,
             flow_tokens=self.extent.flow_tokens,
             reconnect_timeout_s=reconnect_timeout_s,
+            on_disconnect=on_disconnect,
         )
         self._scene.callback(load.close)
         return load

@@ -121,6 +121,7 @@ async def generate(address: str) -> str:
         return (await client.generate("Once upon a time", max_tokens=8, temperature=0)).text
 
 
+@pytest.mark.timeout(300)  # ten starts of services, one after another
 def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_request(data_dir: Path) -> None:
     serve = Serve(data_dir)
     address = serve.wait_ready()

@@ -23,6 +23,7 @@ from tests.simulation.virtual_loop import VirtualLoop, until
 
 GRACE_S = 5.0
 RESTART_S = (0.1, 0.6)
+NEWEST_FIRST = 0.8  # probability that the youngest of several is asked, where one does not know of its successor
 LIMIT_S = 240.0  # virtual time in which everybody is served
 
 
@@ -112,8 +113,11 @@ class World:
         )
 
     def leader(self) -> SchedulerLife | None:
-        life = self.life
-        return life if life.serves and life.process.runs else None
+        serving = [life for life in self.lives if life.serves]
+        if not serving:
+            return None
+        life = serving[-1] if self.random.random() < NEWEST_FIRST else self.random.choice(serving)
+        return life if life.process.runs else None
 
     def _on_end(self, life: SchedulerLife) -> None:
         if life is self.life:
