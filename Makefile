@@ -33,7 +33,7 @@ serve: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
 
 check: $(VENV)/.dev kernels-gate

@@ -213,6 +213,12 @@ class Journal:
             self._needed.note_read(entry.ByteSize())
             yield entry_id, entry
 
+    async def confirm_leading(self) -> None:
+        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell."""
+        last = await self._store.last_entry_id()
+        if last is not None and last.epoch > self._writer.epoch:
+            raise FencedError(f"a newer scheduler took over: it wrote {last}, we are of epoch {self._writer.epoch}")
+
     def forget(self, key: Hashable) -> None:
         """Says that nothing of this request (by its sequence) or pin has to be read from the journal again."""
         self._needed.forget(key)

@@ -148,10 +148,7 @@ class Admission:
         live = await self._live(request_id)
         if live is not None:
             return live.stream
-        record = await self._record(request_id)
-        if record is None:
-            raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
-        return stream_of_record(record)
+        return stream_of_record(await self._found_record(request_id))
 
     async def attach(self, request_id: str) -> tuple[OutputStream, pb.Accepted]:
         """As `find`, with what its reader is told first."""
@@ -169,10 +166,7 @@ class Admission:
         live = await self._live(request_id)
         if live is not None:
             return live.to_response()
-        record = await self._record(request_id)
-        if record is None:
-            raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
-        return record.response
+        return (await self._found_record(request_id)).response
 
     async def cancel(self, request_id: str) -> pb.RequestState.ValueType:
         """Ends a request, unless it has ended. Returns its state. Raises NotFoundError."""
@@ -419,6 +413,17 @@ class Admission:
         if entering is not None:
             await asyncio.wait([entering.task])
         return self._engine.live.get(request_id)
+
+    async def _found_record(self, request_id: str) -> journal_pb2.RequestRecord:
+        """Raises NotFoundError only while we lead: what a successor has accepted is not known here."""
+        record = await self._record(request_id)
+        if record is not None:
+            return record
+        try:
+            await self._engine.journal.confirm_leading()
+        except FencedError as error:
+            raise UnavailableError("another scheduler has taken over; ask that one", 1.0) from error
+        raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
 
     async def _record(self, request_id: str) -> journal_pb2.RequestRecord | None:
         payload = await self._engine.records.get(request_id)

@@ -1,6 +1,7 @@
 """Real processes under the faults of the matrix, and whether every promise held.
 
-    python -m tests.chaos [--only F01,F07] [--campaign scheduler,workers,store,all] [--seed N] [--quick]
+    python -m tests.chaos [--only F01,F07] [--campaign scheduler,workers,store,all] [--seconds S] [--seed N]
+                          [--quick]
 
 Without `--only` and `--campaign` all faults are played, then all campaigns. Prints what came of each, writes all
 results as JSON and as a page, and ends with status 1 if a target is missed. A run of some replaces only theirs.
@@ -9,6 +10,7 @@ results as JSON and as a page, and ends with status 1 if a target is missed. A r
 import argparse
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import RESULTS, ROOT, circumstances, write_result
@@ -27,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="faults by id, with commas")
     parser.add_argument("--campaign", default="", help="long runs, with commas: " + ", ".join(CAMPAIGNS))
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long something is killed in a long run")
     parser.add_argument("--quick", action="store_true", help="the few that `make test` plays, small; writes nothing")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=RESULTS / "chaos.json")
@@ -42,17 +45,20 @@ def main() -> None:
     results = asyncio.run(run(scenarios, arguments.seed, Extent())) if scenarios else []
     _write(arguments, results, [])
     if campaigns:
-        long = run(campaigns, arguments.seed, CAMPAIGN_EXTENT, scene_timeout_s=CAMPAIGN_TIMEOUT_S)
+        extent = replace(CAMPAIGN_EXTENT, campaign_s=arguments.seconds)
+        long = run(campaigns, arguments.seed, extent, scene_timeout_s=CAMPAIGN_TIMEOUT_S)
         results += (long_results := asyncio.run(long))
         _write(arguments, [], long_results)
     sys.exit(_status(results))
 
 
 def _write(arguments: argparse.Namespace, results: list[Result], long_results: list[Result]) -> None:
-    faults = merged(arguments.json, "faults", results, SCENARIOS, arguments.seed)
-    long = merged(arguments.json, "campaigns", long_results, list(CAMPAIGNS.values()), arguments.seed)
+    facts = circumstances()
+    machine = facts["machine"]
+    run_facts = {"seed": arguments.seed, "commit": facts["commit"], "load_average": machine["load_average"]}
+    faults = merged(arguments.json, "faults", results, SCENARIOS, **run_facts)
+    long = merged(arguments.json, "campaigns", long_results, list(CAMPAIGNS.values()), **run_facts)
     write_result(arguments.json, "chaos", {"faults": faults, "campaigns": long})
-    machine = circumstances()["machine"]
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
     arguments.page.write_text(page(faults, long, f"{machine['cpus']} cores of {machine['cpu']}"))
 

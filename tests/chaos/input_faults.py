@@ -237,6 +237,7 @@ SCENARIOS = (
             Target(figure="crashes", at_most=0),
             speed("ids_beyond_model_s", 0.05),
             speed("text_of_8_mb_s", 0.5),
+            speed("worst_stall_s", 1.0),
         ),
     ),
 )

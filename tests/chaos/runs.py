@@ -54,11 +54,11 @@ def say(result: Result) -> None:
 
 
 def merged(
-    file: Path, section: str, results: Sequence[Result], known: Sequence[Scenario], seed: int
+    file: Path, section: str, results: Sequence[Result], known: Sequence[Scenario], **run_facts: Any
 ) -> list[dict[str, Any]]:
-    """The new results beside those of other scenarios that the file has from before, in order."""
+    """The new results, each with the facts of its run, beside what the file has of other scenarios, in order."""
     before = json.loads(file.read_text()).get(section, []) if file.exists() else []
-    new = {(result.scenario.fault, result.scenario.title): {**result.as_json(), "seed": seed} for result in results}
+    new = {(result.scenario.fault, result.scenario.title): {**result.as_json(), **run_facts} for result in results}
     there = {(scenario.fault, scenario.title) for scenario in known}
     kept = [each for each in before if (each["fault"], each["title"]) in there - new.keys()]
     return sorted([*kept, *new.values()], key=lambda each: (each["fault"], each["title"]))

@@ -31,6 +31,7 @@ class Extent:
     concurrency: int = 12
     num_clients: int = 2
     flow_tokens: int = 300  # that must have come before a fault, unless the scenario says otherwise
+    campaign_s: float = 120.0
 
 
 class Stage:

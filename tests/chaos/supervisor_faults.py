@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.deployment import Place
-from tests.chaos.scenario import NOTHING_LOST, Figures, Target
+from tests.chaos.scenario import NOTHING_LOST, Figures, speed
 from tests.chaos.stage import Scenario, Stage
 from tests.services import DEMO_MODEL, ROOT, free_address
 
@@ -74,6 +74,6 @@ SCENARIOS = (
         injected="SIGKILL of quire serve; the same command again at once",
         promise="P1 P2 P7",
         play=it_is_killed,
-        targets=(*NOTHING_LOST, Target(figure="recover_s", at_most=60)),
+        targets=(*NOTHING_LOST, speed("recover_s", 60)),
     ),
 )

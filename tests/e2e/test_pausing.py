@@ -13,7 +13,7 @@ from tests.e2e.model_site import ModelSite, all_free
 from tests.services import DEMO_MODEL, Service, start_scheduler
 from tests.valkey import ValkeyProcess
 
-NUM_TOKENS = 60  # so many that nothing ends before it is paused
+NUM_TOKENS = 40  # so many that nothing ends before it is paused
 PROMPT = "Once upon a time"
 ASKS: list[dict[str, Any]] = [
     {"seed": 5},
@@ -86,15 +86,14 @@ async def test_paused_requests_go_on_exactly_from_host_or_tokens_and_in_the_next
     async with quire.AsyncClient(site.address) as client:
         await client.wait_ready(60)
         undisturbed = await outputs(submitted(client))
-        keeps: list[PauseKeep] = ["auto", "tokens"]
-        for keep in keeps:
-            reading = submitted(client)
-            for num_tokens in (3, 20):
-                await grown(client, reading, num_tokens)
-                stats = await pause_all(client, reading, keep)
-                assert (stats.workers[0].used_host_blocks > 0) == (keep == "auto")
-                await resume_all(client, reading)
-            assert await outputs(reading) == undisturbed
+        reading = submitted(client)
+        pauses: list[tuple[int, PauseKeep]] = [(3, "auto"), (12, "tokens"), (20, "auto")]
+        for num_tokens, keep in pauses:
+            await grown(client, reading, num_tokens)
+            stats = await pause_all(client, reading, keep)
+            assert (stats.workers[0].used_host_blocks > 0) == (keep == "auto")
+            await resume_all(client, reading)
+        assert await outputs(reading) == undisturbed
         await all_free(client)
 
         reading = submitted(client)

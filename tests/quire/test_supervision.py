@@ -263,6 +263,14 @@ async def say(folder: DataFolder, *words: str) -> bytes:
     return reply
 
 
+async def answers(folder: DataFolder, reply: bytes, *words: str) -> bool:
+    """Whether a store is there and says this."""
+    try:
+        return await say(folder, *words) == reply
+    except OSError:
+        return False
+
+
 async def test_the_store_is_durable_by_its_settings(folder: DataFolder, store: EmbeddedStore) -> None:
     for name, value in (
         ("appendonly", b"yes"),
@@ -309,6 +317,27 @@ async def test_the_end_of_the_store_is_seen(folder: DataFolder, store: EmbeddedS
         await watching
     writer.close()
     assert await store.start() is False
+
+
+async def test_a_store_that_ends_is_started_again_as_soon_as_it_can_be(folder: DataFolder, tmp_path: Path) -> None:
+    binary, disk_is_full, said = tmp_path / "server", tmp_path / "full", Restarts()
+    binary.write_text(f'#!/bin/sh\n[ ! -e {disk_is_full} ] || exit 3\nexec {find_binary()} "$@"\n')
+    binary.chmod(0o700)
+    store = EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"))
+    await store.start()
+    await say(folder, "SET", "key", "kept")
+    keeping = asyncio.create_task(store.keep_running(said))
+    disk_is_full.touch()
+    await say(folder, "SHUTDOWN")
+    await said.until(3)
+    disk_is_full.unlink()
+    async with asyncio.timeout(20):
+        while not await answers(folder, b":1\r\n", "EXISTS", "key"):  # noqa: ASYNC110 - a start of its own has no event
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    await store.stop()
+    assert said.said[0].startswith("the embedded store ended; starting it again in ")
+    assert "exit code 3" in said.said[1] and said.said[2].endswith("starting it again in 0.4 s")
 
 
 async def test_a_store_that_cannot_start_says_where_its_log_is(folder: DataFolder) -> None:

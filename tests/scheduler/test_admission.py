@@ -8,7 +8,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from common.errors import OverloadedError
+from common.errors import OverloadedError, UnavailableError
 from common.rpc import error_of
 from protos import inference_pb2 as pb
 from scheduler_svc.journal.store import FencedError
@@ -183,6 +183,23 @@ async def test_a_newer_scheduler_on_the_store_is_told_as_unavailable(store: Gate
         assert "taken over" in (error.details() or "")
         with pytest.raises(FencedError):
             await site.writing[0]
+
+
+async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store: GatedStore) -> None:
+    """It has written nothing since, and has not noticed; what its successor has accepted it does not know."""
+    async with running_site(store) as site:
+        await site.add_worker()
+        ask = pb.GetRequestRequest(request_id="elsewhere")
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await site.inference.GetRequest(ask)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        store.fenced = True
+        with pytest.raises(grpc.aio.AioRpcError) as asked:
+            await site.inference.GetRequest(ask)
+        with pytest.raises(UnavailableError, match="taken over"):
+            await site.admission.find("elsewhere")
+        assert asked.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "taken over" in (asked.value.details() or "")
 
 
 async def test_closing_the_door_waits_for_those_on_their_way_in(site: Site, store: GatedStore) -> None:

@@ -23,6 +23,7 @@ from tests.simulation.virtual_loop import VirtualLoop, until
 
 GRACE_S = 5.0
 RESTART_S = (0.1, 0.6)
+NEWEST_FIRST = 0.8  # probability that the youngest of several is asked, where one does not know of its successor
 LIMIT_S = 240.0  # virtual time in which everybody is served
 
 
@@ -111,9 +112,12 @@ class World:
             f"live {list(life.engine.live)}, journal {life.journal.stats}"
         )
 
-    def _leader(self) -> SchedulerLife | None:
-        life = self.life
-        return life if life.serves and life.process.runs else None
+    def leader(self) -> SchedulerLife | None:
+        serving = [life for life in self.lives if life.serves]
+        if not serving:
+            return None
+        life = serving[-1] if self.random.random() < NEWEST_FIRST else self.random.choice(serving)
+        return life if life.process.runs else None
 
     def _on_end(self, life: SchedulerLife) -> None:
         if life is self.life:
@@ -164,13 +168,13 @@ class World:
         return self.truth.ended_before(order.request_id, self.store.flushed_s)
 
     def _pin(self, pin: PinPlan) -> None:
-        leader = self._leader()
+        leader = self.leader()
         if leader is not None:
             prefix = pb.TokenIds(ids=pin.token_ids)
             leader.process.spawn(leader.pin(pb.PinPrefixRequest(name=pin.name, token_ids=prefix)))
 
     def _unpin(self, pin: PinPlan) -> None:
-        leader = self._leader()
+        leader = self.leader()
         if leader is not None:
             leader.process.spawn(leader.unpin(pb.UnpinPrefixRequest(name=pin.name)))
 
@@ -181,7 +185,7 @@ class World:
             self.history,
             self.truth,
             plan,
-            find_leader=self._leader,
+            find_leader=self.leader,
             verify=self._verify,
             is_excused=self.is_excused,
         )
@@ -204,7 +208,7 @@ class World:
                 pool,
                 num_slots=num_slots,
                 step_s=(0.001, slowest_s),
-                find_leader=self._leader,
+                find_leader=self.leader,
                 on_step=self._on_step,
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]

@@ -8,7 +8,10 @@ import asyncio
 import importlib.util
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+
+from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S
 
 POLL_S = 0.02
 ANSWER_S = 10.0
@@ -78,6 +81,26 @@ class EmbeddedStore:
         except OSError:
             pass
         await self._reap()
+
+    async def keep_running(self, say: Callable[[str], None]) -> None:
+        """Starts it again whenever it ends, and goes on trying: a full disk may have room again later."""
+        loop = asyncio.get_running_loop()
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            ready_s = loop.time()
+            await self.gone()
+            if loop.time() - ready_s > READY_S:
+                backoff_s = FIRST_BACKOFF_S
+            reason, is_back = "the embedded store ended", False
+            while not is_back:
+                say(f"{reason}; starting it again in {backoff_s:g} s")
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                try:
+                    await self.start()
+                    is_back = True
+                except StoreFailedError as error:
+                    reason = str(error)
 
     async def stop(self) -> None:
         """Ends the server; its append-only file stays."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import quire
 from quire.cli.serve_settings import ServeSettings
-from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S, Child, module_command
+from quire.cli.supervisor.child import Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
@@ -101,32 +101,8 @@ class Supervisor:
         self.store_name = f"embedded Valkey in {folder.store}, appendfsync {settings.appendfsync}"
         if adopted:
             self.store_name += ", already running"
-        self._tasks.append(asyncio.create_task(self._keep_store(self._store)))
+        self._tasks.append(asyncio.create_task(self._store.keep_running(self._say)))
         return self._store.url
-
-    async def _keep_store(self, store: EmbeddedStore) -> None:
-        """Starts it again whenever it ends, and goes on trying: a full disk may have room again later."""
-        loop = asyncio.get_running_loop()
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            ready_s = loop.time()
-            await store.gone()
-            if loop.time() - ready_s > READY_S:
-                backoff_s = FIRST_BACKOFF_S
-            self._say(f"the embedded store ended; starting it again in {backoff_s:g} s")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-            while not await self._start_again(store):
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-
-    async def _start_again(self, store: EmbeddedStore) -> bool:
-        try:
-            await store.start()
-        except StoreFailedError as error:
-            self._say(f"{error}; trying again")
-            return False
-        return True
 
     def _start_services(self, listen: str, store_url: str) -> None:
         settings = self._settings
