@@ -26,7 +26,11 @@ from worker_svc.model.decoder import Decoder, load_decoder
 
 SEEDS = range(int(os.environ.get("MEMORY_TEST_SEEDS", "1")))
 NUM_REQUESTS = 100
-DISTURBED: list[tuple[PreemptionMode, int, int]] = [("swap", 7, 3), ("auto", 64, 2), ("recompute", 5, 4)]
+DISTURBED: dict[PreemptionMode, tuple[int, int]] = {"swap": (7, 3), "auto": (64, 2), "recompute": (5, 4)}
+# One seed is for the suite: every mode, and both depths of the one that does what the others do.
+SHORT: list[tuple[PreemptionMode, int]] = [("swap", 2), ("recompute", 1), ("auto", 1), ("auto", 2)]
+LONG: list[tuple[PreemptionMode, int]] = [(mode, depth) for mode in DISTURBED for depth in (1, 2)]
+MODES_AND_DEPTHS = SHORT if len(SEEDS) == 1 else LONG
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +92,7 @@ def compare(cluster: ModelCluster, answers: list[list[Answer]], cancelled: Colle
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
+@pytest.mark.parametrize(("preemption", "depth"), MODES_AND_DEPTHS)
 def test_mixed_requests_under_pressure_answer_as_each_does_alone(
     decoder: Decoder, preemption: PreemptionMode, depth: int, seed: int
 ) -> None:
@@ -110,11 +113,11 @@ def test_mixed_requests_under_pressure_answer_as_each_does_alone(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize(("preemption", "budget", "preempt_every"), DISTURBED)
+@pytest.mark.parametrize(("preemption", "depth"), MODES_AND_DEPTHS)
 def test_pins_failed_steps_snapshots_and_cancelled_requests_change_no_other_answer(
-    decoder: Decoder, preemption: PreemptionMode, budget: int, preempt_every: int, depth: int, seed: int
+    decoder: Decoder, preemption: PreemptionMode, depth: int, seed: int
 ) -> None:
+    budget, preempt_every = DISTURBED[preemption]
     requests, answers = requests_of(decoder, seed)
     cluster = make_cluster(
         decoder, requests, depth=depth, preemption=preemption, budget=budget, preempt_every=preempt_every

@@ -319,9 +319,8 @@ def test_costs_and_modes_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
-@pytest.mark.parametrize("enable_prefix_cache", [True, False])
-@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("preempt_every", "budget"), [(None, 64), (3, 64), (3, 5)])
+@pytest.mark.parametrize(("depth", "enable_prefix_cache"), [(1, False), (2, True)])
 def test_200_mixed_requests_under_pressure_equal_an_unconstrained_run(
     preemption: PreemptionMode, depth: int, enable_prefix_cache: bool, preempt_every: int | None, budget: int
 ) -> None:

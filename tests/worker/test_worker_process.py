@@ -19,6 +19,7 @@ from protos import worker_pb2 as pb
 from protos import worker_pb2_grpc
 from tests.equality import assert_equal_greedy
 from tests.services import ROOT, Service
+from tests.worker.forked_worker import run_worker
 from tests.worker.step_client import StepClient
 from tests.worker.steps import slot_state
 from tests.worker.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, reference_greedy, write_tiny_model
@@ -162,7 +163,7 @@ def test_a_folder_that_does_not_exist_is_one_sentence_and_exit_code_2() -> None:
 
 
 def test_a_pool_that_cannot_hold_one_sequence_is_one_sentence_and_exit_code_2(folder: Path) -> None:
-    completed = run("worker_svc", "--model", str(folder), "--num-blocks", "2", "--max-model-len", "100")
+    completed = run_worker("--model", str(folder), "--num-blocks", "2", "--max-model-len", "100")
     assert completed.returncode == 2
     assert sentences(completed) == [
         "worker: a pool of 2 blocks holds 32 tokens, less than one sequence of max_model_len 100: "
@@ -171,7 +172,7 @@ def test_a_pool_that_cannot_hold_one_sequence_is_one_sentence_and_exit_code_2(fo
 
 
 def test_a_host_pool_that_the_memory_does_not_hold_is_one_sentence_and_exit_code_2(folder: Path) -> None:
-    completed = run("worker_svc", "--model", str(folder), "--num-host-blocks", "1000000000")
+    completed = run_worker("--model", str(folder), "--num-host-blocks", "1000000000")
     assert completed.returncode == 2
     (sentence,) = sentences(completed)
     assert sentence.startswith("worker: 1000000000 host blocks of ")
@@ -179,13 +180,13 @@ def test_a_host_pool_that_the_memory_does_not_hold_is_one_sentence_and_exit_code
 
 
 def test_a_setting_that_cannot_be_is_one_sentence_and_exit_code_2() -> None:
-    completed = run("worker_svc", "--model", "m", "--block-size", "0")
+    completed = run_worker("--model", "m", "--block-size", "0")
     assert completed.returncode == 2
     assert sentences(completed) == ["worker: block_size: Input should be greater than or equal to 1 (see --help)"]
 
 
 def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> None:
-    completed = run("worker_svc", "--model", "m", "--device", "cpu", "--kv-dtype", "fp8")
+    completed = run_worker("--model", "m", "--device", "cpu", "--kv-dtype", "fp8")
     assert completed.returncode == 2
     assert sentences(completed) == [
         "worker: --kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
@@ -193,7 +194,7 @@ def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> N
 
 
 def test_print_config_prints_the_settled_settings_and_ends() -> None:
-    completed = run("worker_svc", "--model", "m", "--num-blocks", "9", "--print-config")
+    completed = run_worker("--model", "m", "--num-blocks", "9", "--print-config")
     assert completed.returncode == 0
     assert {'model = "m"', "num_blocks = 9", "block_size = 16"} <= set(completed.stdout.splitlines())
 

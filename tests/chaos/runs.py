@@ -1,0 +1,64 @@
+"""Plays scenarios one after another, says what came of each, and keeps results beside those of earlier runs."""
+
+import asyncio
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.fault_table import Result
+from tests.chaos.stage import Extent, Scenario, Stage
+
+SCENE_TIMEOUT_S = 400.0
+
+
+async def play(stage: Stage, scenario: Scenario, timeout_s: float) -> Result:
+    """Never raises for what a scenario does wrong."""
+    began_s = time.monotonic()
+    figures, error = None, ""
+    try:
+        async with asyncio.timeout(timeout_s):
+            figures = await scenario.play(stage)
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        traceback.print_exc()
+    result = Result(scenario, figures, error, time.monotonic() - began_s)
+    await stage.end_scene(failed=not result.is_met)
+    return result
+
+
+async def run(
+    scenarios: Sequence[Scenario], seed: int, extent: Extent, *, scene_timeout_s: float = SCENE_TIMEOUT_S
+) -> list[Result]:
+    """All of them, with the same asks."""
+    stage = Stage(seed, extent)
+    results = []
+    try:
+        for scenario in scenarios:
+            result = await play(stage, scenario, scene_timeout_s)
+            say(result)
+            results.append(result)
+    finally:
+        await stage.close()
+    return results
+
+
+def say(result: Result) -> None:
+    """A line for people, and the figures."""
+    outcome = "met" if result.is_met else "MISSED " + ", ".join(map(str, result.missed))
+    print(f"{result.scenario.fault} {result.scenario.title}: {outcome} ({result.seconds:.0f} s)")  # noqa: T201
+    if result.figures is not None:
+        print("   ", json.dumps(result.figures.as_json()), flush=True)  # noqa: T201
+
+
+def merged(
+    file: Path, section: str, results: Sequence[Result], known: Sequence[Scenario], seed: int
+) -> list[dict[str, Any]]:
+    """The new results beside those of other scenarios that the file has from before, in order."""
+    before = json.loads(file.read_text()).get(section, []) if file.exists() else []
+    new = {(result.scenario.fault, result.scenario.title): {**result.as_json(), "seed": seed} for result in results}
+    there = {(scenario.fault, scenario.title) for scenario in known}
+    kept = [each for each in before if (each["fault"], each["title"]) in there - new.keys()]
+    return sorted([*kept, *new.values()], key=lambda each: (each["fault"], each["title"]))

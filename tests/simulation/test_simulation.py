@@ -1,0 +1,29 @@
+"""The promises, under faults drawn from seeds. A seed that fails here fails again wherever it is run."""
+
+import pytest
+
+from tests.simulation.campaign import num_cores, outcomes, told
+
+NUM_SEEDS = 500
+NUM_COMPARED = 20
+
+
+@pytest.mark.timeout(900)
+def test_every_promise_holds_in_five_hundred_seeds() -> None:
+    failed = [told(each) for each in outcomes(range(NUM_SEEDS), num_cores()) if each.violations]
+    assert not failed, "\n".join(failed)
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    """Each pool has processes of its own, whose strings have other hashes."""
+    seeds = range(NUM_SEEDS, NUM_SEEDS + NUM_COMPARED)
+    once, again = (list(outcomes(seeds, 1)) for _ in range(2))
+    assert [each.digest for each in once] == [each.digest for each in again]
+    assert len({each.digest for each in once}) == NUM_COMPARED
+    assert any(each.num_lives > 2 for each in once)
+
+
+def test_a_store_that_breaks_its_word_is_found_out() -> None:
+    """It acknowledges one entry in ten that it does not keep."""
+    found = [each for each in outcomes(range(10), 1, forgets=0.1) if each.violations]
+    assert len(found) > 5
