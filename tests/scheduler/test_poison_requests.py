@@ -114,8 +114,9 @@ async def test_a_worker_that_leaves_by_itself_is_nobodys_fault(site: Site) -> No
     """Four of them, each told to end while the only request runs there."""
     running = None
     for number in range(4):
-        worker = await site.add_worker(f"w{number}")
+        worker = ScriptedWorker(f"w{number}")
         worker.silence_after(2)
+        await site.start_worker(worker)
         if running is None:
             running = asyncio.create_task(site.run(counting(10, 40)))
         await until(lambda worker=worker: len(worker.steps) >= 3)  # type: ignore[misc]

@@ -206,8 +206,9 @@ async def test_a_step_like_those_before_hangs_after_seconds_and_late_answers_cha
     assert len(site.workers.driven) == 1
     await look_later(site, "hung", HUNG_AFTER_S + 1)
     await until(lambda: not site.workers.members)
-    other = await site.add_worker("other")
+    other = ScriptedWorker("other")
     other.silence_after(3)
+    await site.start_worker(other)
     await until(lambda: len(other.steps) == 4)
     hung.speak_again()
     other.speak_again()
