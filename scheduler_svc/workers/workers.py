@@ -38,9 +38,9 @@ class Member:
     task: "asyncio.Task[None] | None" = None
     loop: WorkerLoop | None = None  # while it is being driven
     block_size: int = 0
+    seen_s: float
     is_leaving: bool = False  # by itself: when it hangs up nothing is wrong
     given_up: str | None = None  # why
-    seen_s: float
 
 
 class Workers:

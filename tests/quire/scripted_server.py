@@ -24,13 +24,13 @@ from common.errors import (
     to_status,
 )
 from common.rpc import PUBLIC_MESSAGE_BYTES, EdgeInterceptor, server_options
+from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
 from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
 from tests.quire.scripted_prefixes import ScriptedPrefixes
 from tests.quire.scripted_run import ALL, Run, Script
 
 
-class ScriptedServer(inference_pb2_grpc.InferenceServicer):
+class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.ClusterServicer):
     """The server; `scripts` are by prompt text, `default` is for every other prompt."""
 
     def __init__(self) -> None:
@@ -43,6 +43,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self.num_looks = 0  # at the statistics
         self.refuse_calls: list[QuireError] = []
         self.prefixes = ScriptedPrefixes()
+        self.is_draining = False  # its one worker, w0
         self.address = ""
         self._sessions: set[ScriptedSession] = set()
         self._changed = asyncio.Condition()
@@ -52,6 +53,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(interceptors=[EdgeInterceptor()], options=server_options(PUBLIC_MESSAGE_BYTES))
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
@@ -218,6 +220,14 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
             name="scripted", max_model_len=2048, vocab_size=100, eos_token_ids=[2], has_tokenizer=True
         )
 
+    async def DrainWorker(
+        self, request: cluster_pb2.DrainWorkerRequest, context: Any
+    ) -> cluster_pb2.DrainWorkerResponse:
+        if request.worker_id != "w0":
+            raise NotFoundError(f"no worker {request.worker_id!r} is here")
+        self.is_draining = not request.undo
+        return cluster_pb2.DrainWorkerResponse(num_running=2)
+
     async def GetStats(self, request: pb.GetStatsRequest, context: Any) -> pb.GetStatsResponse:
         self.num_looks += 1
         await self.note("GetStats", "")
@@ -228,7 +238,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
             pinned=2, shared=4, sequence_blocks=28, saved=12,
         )  # fmt: skip
         worker = pb.WorkerStats(
-            worker_id="w0", address="127.0.0.1:1", num_running=2, blocks=blocks, num_steps=9,
+            worker_id="w0", address="127.0.0.1:1", num_running=2, blocks=blocks, num_steps=9, draining=self.is_draining,
             step_ns=8_000_000, overhead_ns=200_000,
             num_preemptions=5, num_swaps=3, recomputed_tokens=70, copied_blocks=9,
             host_blocks=64, used_host_blocks=6, swapped_out_blocks=18, swapped_in_blocks=12,

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from protos import cluster_pb2, worker_pb2
 from protos import inference_pb2 as pb
-from protos import worker_pb2
 from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, HUNG_AFTER_UNKNOWN_S, SupersededError
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.scheduler.journal_setup import until
@@ -201,14 +201,15 @@ async def test_a_step_like_those_before_hangs_after_seconds_and_late_answers_cha
     hung = await site.add_worker("hung")
     hung.silence_after(20)
     running = asyncio.create_task(site.run(counting(10, 40)))
-    await until(lambda: len(hung.steps) == 22)  # the pipeline is full
+    await until(lambda: len(hung.steps) == 21)
     await look_later(site, "hung", HUNG_AFTER_S - 2)
     assert len(site.workers.driven) == 1
     await look_later(site, "hung", HUNG_AFTER_S + 1)
     await until(lambda: not site.workers.members)
-    other = await site.add_worker("other")
+    other = ScriptedWorker("other")
     other.silence_after(3)
-    await until(lambda: len(other.steps) == 5)
+    await site.start_worker(other)
+    await until(lambda: len(other.steps) == 4)
     hung.speak_again()
     other.speak_again()
     assert tokens_in(await running) == list(range(11, 51))
@@ -220,7 +221,7 @@ async def test_time_in_which_the_scheduler_did_not_run_hangs_nobody(site: Site) 
     worker = await site.add_worker()
     worker.silence_after(20)
     running = asyncio.create_task(site.run(counting(10, 40)))
-    await until(lambda: len(worker.steps) == 22)
+    await until(lambda: len(worker.steps) == 21)
     loop = site.workers.driven[0].loop
     assert loop is not None and loop.is_hung(time.monotonic() + 100)
     loop.excuse(100.0)
@@ -349,3 +350,43 @@ async def test_block_statistics_add_up(site: Site) -> None:
     worker.may_answer.set()
     await running
     await site.idle()
+
+
+async def drain(site: Site, worker_id: str, *, undo: bool = False) -> int:
+    response = await site.cluster.DrainWorker(cluster_pb2.DrainWorkerRequest(worker_id=worker_id, undo=undo))
+    return response.num_running
+
+
+async def test_a_drained_worker_gets_nothing_until_it_is_taken_back(site: Site) -> None:
+    drained, other = await site.add_worker("drained"), await site.add_worker("other")
+    for worker in (drained, other):
+        worker.silence_after(5)
+    running = [asyncio.create_task(site.run(counting(100 * i, 30))) for i in range(6)]
+    await until(lambda: len(drained.steps) == 6 and len(other.steps) == 6)
+    assert await drain(site, "drained") > 0  # tokens in flight are still to come
+    for worker in (drained, other):
+        worker.speak_again()
+    for i, messages in enumerate(await asyncio.gather(*running)):
+        assert tokens_in(messages) == list(range(100 * i + 1, 100 * i + 31))
+    assert await drain(site, "drained") == 0 and len(drained.steps) == 7
+    stats = await site.inference.GetStats(pb.GetStatsRequest())
+    assert {each.worker_id: each.draining for each in stats.workers} == {"drained": True, "other": False}
+    await other.stop()
+    await until(lambda: len(site.workers.members) == 1)
+    waiting = asyncio.create_task(site.run(counting(10, 3)))
+    await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+    await drain(site, "drained", undo=True)
+    assert tokens_in(await waiting) == [11, 12, 13]
+    await site.idle()
+
+
+async def test_only_workers_that_are_here_and_stay_can_be_drained_and_taken_back(site: Site) -> None:
+    worker = await site.add_worker()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await drain(site, "w2")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    await site.cluster.Register(worker.registration(draining=True))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await drain(site, "w1", undo=True)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await drain(site, "w1") == 0

@@ -1,0 +1,129 @@
+"""Requests that fail steps or end workers, through engine and wire: they fail alone, and say why."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+import structlog
+
+from common.arrays import unpack_int32
+from protos import inference_pb2 as pb
+from protos import worker_pb2
+from tests.scheduler.journal_setup import until
+from tests.scheduler.scripted_worker import Answer, ScriptedWorker
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+
+POISON = 5000  # comes next after 4999
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as made:
+        yield made
+
+
+def on_poison(worker: ScriptedWorker, answer: Callable[[worker_pb2.StepRequest], Answer]) -> None:
+    """What it answers to steps with a slot that has, or has come to, POISON."""
+    poisoned: set[int] = set()
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        if request.snapshot:
+            poisoned.clear()
+        poisoned.difference_update(unpack_int32(request.freed_slots))
+        for slot in request.whole:
+            poisoned.discard(slot.slot)
+            if POISON in unpack_int32(slot.token_ids):
+                poisoned.add(slot.slot)
+        return answer(request) if poisoned.intersection(unpack_int32(request.rows)) else worker.execute(request)
+
+    worker.script = script
+
+
+def failed(request: worker_pb2.StepRequest) -> worker_pb2.StepResponse:
+    return worker_pb2.StepResponse(
+        epoch=request.epoch, step_id=request.step_id, status=worker_pb2.STEP_STATUS_FAILED, error="poisoned"
+    )
+
+
+async def run_poison(site: Site) -> str:
+    """Its error, which is in its record too."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.run(counting(POISON, 20, "poison"))
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="poison"))
+    assert record.state == pb.REQUEST_STATE_FAILED and record.error in (caught.value.details() or "")
+    return record.error
+
+
+def mixed(number: int) -> pb.GenerateRequest:
+    request = counting(100 * (number + 1), 20)
+    if number % 4 == 3:
+        request.beam.beam_width = 2
+    elif number % 4 == 2:
+        request.sampling.n = 3
+    return request
+
+
+async def test_of_twelve_requests_only_the_one_that_fails_steps_is_failed(site: Site) -> None:
+    worker = await site.add_worker()
+    on_poison(worker, failed)
+    worker.may_answer.clear()
+    running = [asyncio.create_task(site.run(mixed(number))) for number in range(11)]
+    poison = asyncio.create_task(run_poison(site))
+    await until(lambda: len(site.engine.live) == 12)
+    with structlog.testing.capture_logs() as logs:
+        worker.may_answer.set()
+        assert "poisoned" in await poison
+    for messages in await asyncio.gather(*running):
+        assert messages[-1].finished.state == pb.REQUEST_STATE_FINISHED
+    isolated = [line for line in logs if line["event"] == "request isolated"]
+    assert [line["request_id"] for line in isolated] == ["poison"]
+    assert worker.num_streams == 1
+    await site.idle()
+
+
+async def test_of_twelve_requests_only_the_one_that_ends_workers_is_failed(site: Site) -> None:
+    workers = [await site.add_worker(worker_id) for worker_id in ("a", "b")]
+    num_deaths = 0
+
+    def die(request: worker_pb2.StepRequest) -> Answer:
+        nonlocal num_deaths
+        num_deaths += 1
+        return b"\xff\xff\xff"  # its line breaks
+
+    for worker in workers:
+        on_poison(worker, die)
+        worker.may_answer.clear()
+    running = [asyncio.create_task(site.run(mixed(number))) for number in range(11)]
+    poison = asyncio.create_task(run_poison(site))
+    await until(lambda: len(site.engine.live) == 12)
+    for worker in workers:
+        worker.may_answer.set()
+    while not poison.done():  # who was lost comes back
+        for worker in workers:
+            await site.cluster.Register(worker.registration())
+        await asyncio.sleep(0.005)
+    assert "its steps ended the worker 3 times, the last" in await poison
+    for messages in await asyncio.gather(*running):
+        assert messages[-1].finished.state == pb.REQUEST_STATE_FINISHED
+    assert sum(worker.num_streams for worker in workers) <= 2 + 3
+    await site.idle()
+
+
+async def test_a_worker_that_leaves_by_itself_is_nobodys_fault(site: Site) -> None:
+    """Four of them, each told to end while the only request runs there."""
+    running = None
+    for number in range(4):
+        worker = ScriptedWorker(f"w{number}")
+        worker.silence_after(2)
+        await site.start_worker(worker)
+        if running is None:
+            running = asyncio.create_task(site.run(counting(10, 40)))
+        await until(lambda worker=worker: len(worker.steps) >= 3)  # type: ignore[misc]
+        await site.cluster.Register(worker.registration(draining=True))
+        await worker.stop()
+        await until(lambda: not site.workers.members)
+    await site.add_worker("last")
+    assert running is not None
+    assert tokens_in(await running) == list(range(11, 51))
+    await site.idle()
