@@ -75,13 +75,14 @@ class ClientProcess:
 
 
 class ClientLoad:
-    """Some client processes with the same asks."""
+    """Some client processes with the same asks. Request ids begin with its name, which no other load of a store has."""
 
     def __init__(
         self,
         address: str,
         asks: Sequence[ChaosAsk],
         folder: Path,
+        name: str,
         *,
         concurrency: int,
         num_processes: int = 2,
@@ -92,6 +93,7 @@ class ClientLoad:
         self.asks = list(asks)
         self.history = History()
         self.clients: list[ClientProcess] = []
+        self._name = name
         self._flow_tokens = flow_tokens
         self._address = address
         self._folder = folder
@@ -107,7 +109,7 @@ class ClientLoad:
             self.add_client()
 
     def add_client(self, *, attach: Path | None = None) -> ClientProcess:
-        client = ClientProcess(self._address, self._plan, self._folder, f"c{len(self.clients)}", attach)
+        client = ClientProcess(self._address, self._plan, self._folder, f"{self._name}-c{len(self.clients)}", attach)
         self.clients.append(client)
         return client
 

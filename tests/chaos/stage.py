@@ -1,6 +1,7 @@
 """Where scenarios are played: deployments that are kept or made, loads, and the verdict on what clients were told."""
 
 import asyncio
+import itertools
 import random
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ class Stage:
         self.asks = chaos_asks(seed, extent.num_asks, extent.min_tokens, extent.max_tokens)
         self._standard: Deployment | None = None
         self._reference: Reference | None = None
+        self._load_numbers = itertools.count()
         self._scene = ExitStack()
         self._proxies = AsyncExitStack()
 
@@ -107,6 +109,7 @@ class Stage:
             address,
             self.asks,
             self.folder(),
+            f"load{next(self._load_numbers)}",
             concurrency=concurrency or self.extent.concurrency,
             num_processes=self.extent.num_clients,
             flow_tokens=self.extent.flow_tokens,
