@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.address import advertised_address
 from common.process import ending
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from protos import worker_pb2_grpc
-from worker_svc.address import advertised_address
 from worker_svc.engine import Engine
 from worker_svc.executor import StepExecutor
 from worker_svc.registration import Registration, WorkerIdentity

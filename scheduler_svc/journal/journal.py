@@ -14,7 +14,7 @@ import structlog
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
-from scheduler_svc.journal.store import EntryId, FencedError, Store, StoreError, StoreUnavailableError
+from scheduler_svc.journal.store import JOURNAL_START, EntryId, FencedError, Store, StoreError, StoreUnavailableError
 
 log = structlog.get_logger()
 
@@ -55,6 +55,7 @@ class Journal:
             close_timeout_s: how long `close` waits for what is pending.
         """
         self._store = store
+        self._leader_id = leader_id
         self._writer = JournalWriter(store, leader_id)
         self._max_entry_bytes = max_entry_bytes
         self._trim_every = trim_every
@@ -71,6 +72,7 @@ class Journal:
         self._stopped = asyncio.Event()
         self._stopped.set()
         self._closing = False
+        self._is_handed_over = False  # the entry that ends the epoch is pending or written: nothing may follow it
         self._ended_by: StoreError | None = None
 
     @property
@@ -101,8 +103,8 @@ class Journal:
         withdraw the admission.
         """
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._ended_by is not None:
-            accepted.set_exception(self._ended_by)
+        if self._ended_by is not None or self._is_handed_over:
+            accepted.set_exception(self._ended_by or StoreUnavailableError("the journal was handed over"))
             return accepted
         entry = self._open_entry()
         bytes_before = entry.num_bytes
@@ -136,7 +138,7 @@ class Journal:
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
         """
-        if self._ended_by is not None:
+        if self._ended_by is not None or self._is_handed_over:
             return
         entry = self._open_entry()
         bytes_before = entry.num_bytes
@@ -159,13 +161,13 @@ class Journal:
         """Says that the entry of an earlier leader's admission is still needed. In their order, before any `admit`."""
         self._needed[sequence] = entry_id
 
-    async def read(self) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
-        """All entries of earlier leaders, which cannot add to them any more. After `open`, before `run`.
+    async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
+        """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.
 
         Raises DataLossError at one that is damaged, StoreUnavailableError.
         """
         assert self._writer.epoch, "open() comes first"
-        async for entry_id, entry in read_journal(self._store):
+        async for entry_id, entry in read_journal(self._store, from_id):
             if entry_id.epoch >= self._writer.epoch:
                 return
             yield entry_id, entry
@@ -194,6 +196,16 @@ class Journal:
         finally:
             await self._end(reason)
             self._stopped.set()
+
+    async def hand_over(self) -> bool:
+        """As `close`, with a LeaderEnd as the last entry. Returns whether that is durable, and so all before it."""
+        is_durable = asyncio.get_running_loop().create_future()
+        end = PendingEntry()
+        end.set_leader_end(self._leader_id, is_durable)
+        self._pending.append(end)
+        self._is_handed_over = True
+        await self.close()
+        return is_durable.done() and is_durable.exception() is None
 
     async def close(self) -> None:
         """Writes what is pending, for as long as the time limit allows, and ends `run`."""

@@ -86,6 +86,11 @@ class PendingEntry:
         self._entry.finishes.extend(finishes)
         self.num_bytes += sum(finish.ByteSize() for finish in finishes)
 
+    def set_leader_end(self, leader_id: str, is_durable: "asyncio.Future[None]") -> None:
+        """Makes this the entry that ends an epoch; nothing else may be in it."""
+        self._entry.leader_end.leader_id = leader_id
+        self.accepted.append(is_durable)
+
     @property
     def num_deltas(self) -> int:
         return len(self._tokens)
@@ -104,14 +109,15 @@ async def read_journal(
     while True:
         page = await store.read_entries(from_id, _READ_ENTRIES)
         for stored in page:
-            yield stored.entry_id, _decode(stored)
+            yield stored.entry_id, decode(stored)
         if len(page) < _READ_ENTRIES:
             return
         last = page[-1].entry_id
         from_id = EntryId(last.epoch, last.seq + 1)
 
 
-def _decode(stored: StoredEntry) -> pb.JournalEntry:
+def decode(stored: StoredEntry) -> pb.JournalEntry:
+    """What an entry says. Raises DataLossError if it is damaged."""
     if stored.payload is None or stored.checksum is None:
         raise DataLossError(f"journal entry {stored.entry_id} has no payload or no checksum")
     if stored.checksum != b"%08x" % crc32(stored.payload):
