@@ -65,7 +65,11 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
             address=advertised_address(bound, options.advertise),
             model_fingerprint=engine.description.model.fingerprint,
         )
-        await _until_end(end, server, options.scheduler, identity)
+        registration = None
+        if options.scheduler is not None:
+            registration = Registration(options.scheduler, identity, executor.follow)
+            servicer.on_left = registration.knock
+        await _until_end(end, server, registration)
         await servicer.drain()
         await executor.close()
         await thread.close()
@@ -75,13 +79,12 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         log.info("worker ended")
 
 
-async def _until_end(end: asyncio.Event, server: GrpcServer, scheduler: str | None, identity: WorkerIdentity) -> None:
+async def _until_end(end: asyncio.Event, server: GrpcServer, registration: Registration | None) -> None:
     """Keeps the lease until the end, and then says that it is one."""
-    if scheduler is None:
+    if registration is None:
         await end.wait()
         await _set_serving(server, False)
         return
-    registration = Registration(scheduler, identity)
     keeping = asyncio.create_task(registration.keep())
     await end.wait()
     await _set_serving(server, False)
