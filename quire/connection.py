@@ -21,7 +21,7 @@ from common.errors import (
 )
 from common.rpc import error_of
 from protos import inference_pb2_grpc
-from quire.absence import unreachable
+from quire.absence import leaderless, unreachable
 from quire.params import ClientOptions
 from quire.results import Health
 from quire.servers import Servers
@@ -79,6 +79,8 @@ class Connection:
                     delay_s = error.retry_after_s
                 late = loop.time() + delay_s - started_s > self._options.connect_timeout_s
                 give_up = num_refusals > self._options.retries if refused else late
+                if isinstance(error, NotLeaderError) and give_up:
+                    raise leaderless(self._address, error) from rpc_error
                 if give_up or not isinstance(error, RetryableError | NotLeaderError):
                     raise error from rpc_error
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)

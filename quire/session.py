@@ -23,7 +23,7 @@ from common.errors import (
 from common.rpc import error_of
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from quire.absence import lost, unreachable
+from quire.absence import leaderless, lost, unreachable
 from quire.open_request import OpenRequest
 from quire.pace import SETTLED_S, Pace
 from quire.params import ClientOptions
@@ -279,7 +279,12 @@ class Session:
         limit_s = options.reconnect_timeout_s if self._was_reached else options.connect_timeout_s
         if now_s - entry.unreachable_since_s >= limit_s:
             reason = error_of(error) if error is not None else None
-            self._give_up(entry, reason if isinstance(reason, NotLeaderError) else unreachable(self._address, error))
+            self._give_up(
+                entry,
+                leaderless(self._address, reason)
+                if isinstance(reason, NotLeaderError)
+                else unreachable(self._address, error),
+            )
 
     def _expire(self, entry: Entry) -> None:
         """The deadline passed and the server did not say so."""

@@ -147,7 +147,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
     running = [asyncio.create_task(each) for each in (journal.run(), records.run(), workers.watch())]
     running.append(keeping_lease)
     successors: list[str] = []
-    grace_s = 0.0  # for streams of a leader that is none any more: their clients have another one to go to
+    is_drained = False
     try:
         await _unless_failed(end.wait(), (fatal, *running))
         await server.set_serving(INFERENCE, False)
@@ -158,7 +158,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
             gate.close(successors[0])
         else:
             await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
-            grace_s = 1.0
+            is_drained = True
     finally:
         admission.closed = admission.readers.closed = True
         keeper.close()
@@ -168,7 +168,9 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
             log.info("handed over", epoch=epoch)
         await journal.close()
         await lease.release()
-        await server.stop(grace_s)
+        if not is_drained:  # else they end by themselves
+            gate.end_streams()
+        await server.stop(1.0)
         await records.close()
         for task in running:
             task.cancel()

@@ -3,7 +3,8 @@
 Knows services by their names alone.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -20,15 +21,22 @@ class LeaderGate(grpc.GenericRpcHandler):
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._is_open = False
         self._leader: str | None = None
+        self._streams: set[asyncio.Task[Any]] = set()  # of calls that stream their answer, while they last
 
     def open(self) -> None:
         """From now on this process leads."""
-        self._is_open = True
+        self._is_open, self._leader = True, None
 
     def close(self, leader: str | None) -> None:
-        """From now on it does not; calls that have begun go on."""
+        """From now on it does not; streams that are open go on until `end_streams`."""
         self._is_open = False
         self._leader = leader
+
+    def end_streams(self) -> None:
+        """Their clients are told who leads, as all others are."""
+        self._is_open = False
+        for task in self._streams:
+            task.cancel()
 
     def note_leader(self, leader: str | None) -> None:
         """Keeps the address that calls are told; None: nobody leads."""
@@ -41,11 +49,41 @@ class LeaderGate(grpc.GenericRpcHandler):
         if not self._is_open:
             return grpc.stream_stream_rpc_method_handler(self._refuse)  # a refusal has the same form for every method
         found = (each.service(handler_call_details) for each in self.services.handlers)
-        return next((handler for handler in found if handler is not None), None)
+        handler = next((each for each in found if each is not None), None)
+        if handler is None or not handler.response_streaming:
+            return handler
+        make, inner = (
+            (grpc.stream_stream_rpc_method_handler, handler.stream_stream)
+            if handler.request_streaming
+            else (grpc.unary_stream_rpc_method_handler, handler.unary_stream)
+        )
+        return make(self._ending(inner), handler.request_deserializer, handler.response_serializer)
+
+    def _ending(self, inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+        """The same stream, which ends when this process leads no more."""
+
+        async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams.add(task)
+            try:
+                async for response in inner(request, context):
+                    yield response
+            except asyncio.CancelledError:
+                if self._is_open:
+                    raise
+                raise self._not_leader() from None
+            finally:
+                self._streams.discard(task)
+
+        return behaviour
 
     async def _refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        raise self._not_leader()
+
+    def _not_leader(self) -> NotLeaderError:
         where = f"; {self._leader} does" if self._leader is not None else ", and no other is known to lead just now"
-        raise NotLeaderError(f"this scheduler does not lead{where}", self._leader)
+        return NotLeaderError(f"this scheduler does not lead{where}", self._leader)
 
 
 class _Handlers:
