@@ -3,7 +3,7 @@
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 _ANY_HOST = ("0.0.0.0", "[::]", "*", "")
 
@@ -26,24 +26,29 @@ def split_addresses(text: str) -> list[str]:
     return [each for each in (part.strip() for part in text.split(",")) if each]
 
 
-async def resolve(addresses: Sequence[str]) -> list[str]:
+async def look_up(host: str, port: int) -> list[str]:
+    """All IP addresses of a host. Raises OSError or UnicodeError."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(info[4][0]) for info in infos})
+
+
+async def resolve(addresses: Sequence[str], look_up: Callable[[str, int], Awaitable[list[str]]] = look_up) -> list[str]:
     """The addresses, with each host name that has several addresses replaced by all of them.
 
     What cannot be resolved here, and localhost, stays as it is: whoever dials it says what is wrong with it.
     """
-    found = await asyncio.gather(*(_resolve(each) for each in addresses))
+    found = await asyncio.gather(*(_resolve(each, look_up) for each in addresses))
     return list(dict.fromkeys(address for several in found for address in several))
 
 
-async def _resolve(address: str) -> list[str]:
+async def _resolve(address: str, look_up: Callable[[str, int], Awaitable[list[str]]]) -> list[str]:
     host, _, port = address.rpartition(":")
     if host in ("", "localhost") or not port.isdigit() or _is_literal(host):
         return [address]
     try:
-        infos = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        hosts = await look_up(host, int(port))
     except (OSError, UnicodeError):
         return [address]
-    hosts = sorted({str(info[4][0]) for info in infos})
     return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts] if len(hosts) > 1 else [address]
 
 

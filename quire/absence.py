@@ -16,9 +16,7 @@ def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> Unavailable
 
 def leaderless(address: str, error: NotLeaderError) -> UnavailableError:
     """Says that servers answer, and that none of them leads."""
-    return UnavailableError(
-        f"of the Quire servers at {address} none leads at the moment ({error.message}); come back soon"
-    )
+    return UnavailableError(f"no Quire server at {address} leads at the moment ({error.message}); come back soon")
 
 
 def lost(request_id: str, num_tokens: int) -> RequestFailedError:

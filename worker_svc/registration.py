@@ -141,7 +141,8 @@ class Registration:
         if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._hint):
             self._hint = reason.leader
             await self._set_doors()
-        if not self._has_leader:
+        knows_where = isinstance(reason, NotLeaderError) and reason.leader is not None
+        if not self._has_leader and not knows_where:
             self._note("not registered", refused=code, reason=reason.message)
 
     async def _say_draining(self, door: _Door) -> None:

@@ -26,13 +26,15 @@ log = structlog.get_logger()
 
 _PAGE = 64  # entries; one may have a megabyte
 _RETRY_S = 0.1
-FORGET_EVERY_S = 5.0
+FORGET_EVERY_S = 5.0  # at least
 
 
 class HotJournal:
     """Follows a journal. Invariant: `replay` has taken every entry up to `last`, but for what was trimmed before."""
 
-    def __init__(self, tail: RedisTail, store: Store, *, record_ttl_s: int) -> None:
+    def __init__(
+        self, tail: RedisTail, store: Store, *, record_ttl_s: int, forget_every_s: float = FORGET_EVERY_S
+    ) -> None:
         """Takes a tail of its own, and the store for the records of what has ended."""
         self.replay = JournalReplay()
         self.last = JOURNAL_START
@@ -41,6 +43,7 @@ class HotJournal:
         self._tail = tail
         self._store = store
         self._record_ttl_s = record_ttl_s
+        self._forget_every_s = forget_every_s
         self._forgot_s = time.monotonic()
 
     async def follow(self) -> None:
@@ -99,7 +102,7 @@ class HotJournal:
 
     async def _forget_now_and_then(self) -> None:
         """Forgets requests that have their record, or ended so long ago that it has expired."""
-        if time.monotonic() < self._forgot_s + FORGET_EVERY_S:
+        if time.monotonic() < self._forgot_s + self._forget_every_s:
             return
         self._forgot_s = time.monotonic()
         requests = self.replay.requests.values()
