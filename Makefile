@@ -7,18 +7,22 @@
 #   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
 #   OUT          folder of the report, for `make gpu-check`.
 #   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
+#   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
+#   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV ?= .venv
 SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
+SEEDS ?= 20000
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test check kernels-gate launches-gate gpu-check format protos bench soak compose-smoke clean
+.PHONY: demo serve test check kernels-gate launches-gate gpu-check format protos bench soak chaos simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -29,7 +33,7 @@ serve: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
 
 check: $(VENV)/.dev kernels-gate
@@ -64,6 +68,7 @@ protos: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.journal_cost
+	$(BIN)/python -m benchmarks.durability_cost
 	$(BIN)/python -m benchmarks.recovery_time
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.schedule_cost
@@ -75,6 +80,14 @@ bench: $(VENV)/.dev
 soak: $(VENV)/.dev
 	MEMORY_TEST_EXAMPLES=6000 MEMORY_TEST_LOADS=600 MEMORY_TEST_SEEDS=25 $(BIN)/python -m pytest -q -o timeout=0 tests/memory
 	$(BIN)/python -m tests.e2e.pressure_soak --rounds 50 --seed 1
+
+# The fault matrix against real processes, and a report of it.
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos
+
+# Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
+simulate: $(VENV)/.dev
+	$(BIN)/python -m tests.simulation --seeds 0:$(SEEDS)
 
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """Processes of a benchmark: started, awaited by their own log lines, ended. The embedded Valkey is one of them."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,11 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
+    def cpu_s(self) -> float:
+        """CPU time of all its threads so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
+
     def wait_for(self, event: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
         """The next log line of this event. Raises ProcessError if for so long no line comes, or none any more."""
         try:
@@ -92,8 +98,8 @@ def started(module: str, *arguments: str) -> Iterator[Process]:
 
 
 @contextmanager
-def embedded_valkey(data_dir: Path | None) -> Iterator[str]:
-    """A Valkey of our own with fsync on every write; yields its URL.
+def embedded_valkey(data_dir: Path | None, appendfsync: str = "always") -> Iterator[str]:
+    """A Valkey of our own, by default with fsync on every write; yields its URL.
 
     Without `data_dir` its file lies in memory where there is such a file system, so that the figures show the code
     and not the disk.
@@ -101,7 +107,7 @@ def embedded_valkey(data_dir: Path | None) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="quire-bench-", dir=data_dir or _memory_folder()))
     socket_path = folder / "s"
     command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket_path), "--dir", str(folder)]
-    command += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+    command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         _wait_for_socket(server, socket_path)

@@ -106,6 +106,19 @@ class UnavailableError(RetryableError):
     reason = "UNAVAILABLE"
 
 
+class DataLossError(QuireError):
+    """A message was damaged on its way: nothing in it is believed."""
+
+    code = grpc.StatusCode.DATA_LOSS
+    reason = "DATA_LOSS"
+
+
+class SlowReaderError(UnavailableError):
+    """The reader of a stream took nothing for too long: it may come back, and go on from where it is."""
+
+    reason = "SLOW_READER"
+
+
 class RequestCancelledError(QuireError):
     """The request was cancelled."""
 
@@ -136,6 +149,7 @@ _BY_CODE: dict[int, type[QuireError]] = {
         FailedPreconditionError,
         OverloadedError,
         UnavailableError,
+        DataLossError,
         RequestCancelledError,
         RequestExpiredError,
         RequestFailedError,

@@ -8,13 +8,15 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from common.errors import InvalidRequestError, QuireError, from_status, to_status
+from common.errors import InvalidRequestError, QuireError, SlowReaderError, from_status, to_status
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
 CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
@@ -69,16 +71,23 @@ def error_of(rpc_error: grpc.RpcError) -> QuireError:
     return from_status(bare)
 
 
+@dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands in for a request whose bytes are not the message that the method takes."""
+    """Stands in for a request whose bytes are not the message that the method takes, and says why."""
+
+    error: QuireError
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Between the wire and the handlers: handlers just raise.
 
     Our exceptions become statuses with details, any other is logged and becomes INTERNAL without any; undecodable
-    bytes become INVALID_ARGUMENT before a handler sees them (within a stream they end that stream alone).
+    bytes become INVALID_ARGUMENT, or what their deserialiser raises, before a handler sees them (within a stream they
+    end that stream alone). A stream whose reader takes nothing for `slow_reader_timeout_s` is cut; None: never.
     """
+
+    def __init__(self, slow_reader_timeout_s: float | None = None) -> None:
+        self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def intercept_service(
         self,
@@ -88,7 +97,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return None
-        wrap = _wrap_stream if handler.response_streaming else _wrap_single
+        wrap = partial(_wrap_stream, self._slow_reader_timeout_s) if handler.response_streaming else _wrap_single
         inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         behaviour = wrap(inner, handler.request_streaming, handler_call_details.method)
         remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour)
@@ -110,7 +119,9 @@ def _careful(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return deserialize(data)
         except DecodeError:
-            return Undecodable()
+            return Undecodable(_no_such_message())
+        except QuireError as error:
+            return Undecodable(error)
 
     return decode
 
@@ -125,29 +136,40 @@ def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str
     return behaviour
 
 
-def _wrap_stream(inner: Callable[..., Any], request_streaming: bool, method: str) -> Callable[..., Any]:
+def _wrap_stream(
+    slow_reader_timeout_s: float | None, inner: Callable[..., Any], request_streaming: bool, method: str
+) -> Callable[..., Any]:
     async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             responses = inner(_checked(request, request_streaming), context)
             if inspect.isawaitable(responses):  # a handler that writes to the context by itself
                 await responses
             else:
-                await _write_all(responses, context)
+                await _write_all(responses, context, slow_reader_timeout_s)
         except Exception as error:
             await _abort(context, method, error)
 
     return behaviour
 
 
-async def _write_all(responses: AsyncGenerator[Any, None], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Sends what a handler yields, and closes it as soon as the client is gone.
+async def _write_all(
+    responses: AsyncGenerator[Any, None],
+    context: grpc.aio.ServicerContext[Any, Any],
+    slow_reader_timeout_s: float | None,
+) -> None:
+    """Sends what a handler yields, and closes it as soon as the client is gone, or takes nothing for too long.
 
     Left to gRPC, a handler whose response cannot be written stays suspended at its `yield` until it is collected.
+    One response at most waits for the client, besides what the connection's windows hold.
     """
     async with aclosing(responses):
         async for response in responses:
             try:
-                await context.write(response)
+                async with asyncio.timeout(slow_reader_timeout_s):
+                    await context.write(response)
+            except TimeoutError:
+                waited = f"nothing was read for {slow_reader_timeout_s:g} s"
+                raise SlowReaderError(f"{waited}; attach again from the last position that you have") from None
             except Exception as error:  # gRPC has no public name for it
                 raise asyncio.CancelledError from error
 
@@ -166,18 +188,18 @@ def _checked(request: Any, request_streaming: bool) -> Any:
     if request_streaming:
         return _checked_each(request)
     if isinstance(request, Undecodable):
-        raise _undecodable()
+        raise request.error
     return request
 
 
 async def _checked_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
         if isinstance(request, Undecodable):
-            raise _undecodable()
+            raise request.error
         yield request
 
 
-def _undecodable() -> InvalidRequestError:
+def _no_such_message() -> InvalidRequestError:
     return InvalidRequestError(
         "the bytes sent are not the message that this method takes; regenerate the client's stubs"
     )

@@ -19,10 +19,16 @@ class ListenError(OSError):
 
 
 class GrpcServer:
-    """A server on one port, with health for `services` by their full names, all NOT_SERVING until set."""
+    """A server on one port, with health for `services` by their full names, all NOT_SERVING until set.
 
-    def __init__(self, services: Sequence[str], max_message_bytes: int) -> None:
-        self.grpc = grpc.aio.server(interceptors=[EdgeInterceptor()], options=server_options(max_message_bytes))
+    For `slow_reader_timeout_s` see `EdgeInterceptor`.
+    """
+
+    def __init__(
+        self, services: Sequence[str], max_message_bytes: int, *, slow_reader_timeout_s: float | None = None
+    ) -> None:
+        edge = EdgeInterceptor(slow_reader_timeout_s)
+        self.grpc = grpc.aio.server(interceptors=[edge], options=server_options(max_message_bytes))
         self._services = services
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

@@ -19,6 +19,7 @@ from quire.params import (
     GenerateParams,
     Messages,
     OnDisconnect,
+    PauseKeep,
     client_options,
     gather,
 )
@@ -26,7 +27,15 @@ from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord
 from quire.session_entry import Entry
 from quire.stats import Stats
 from quire.stream import CompletionStream
-from quire.wire_requests import chat_to_pb, list_prefixes_to_pb, pin_to_pb, request_to_pb, tokenize_to_pb, unpin_to_pb
+from quire.wire_requests import (
+    chat_to_pb,
+    list_prefixes_to_pb,
+    pause_to_pb,
+    pin_to_pb,
+    request_to_pb,
+    tokenize_to_pb,
+    unpin_to_pb,
+)
 from quire.wire_results import model_from_pb, prefix_from_pb, record_from_pb, state_from_pb
 from quire.wire_stats import stats_from_pb
 
@@ -83,6 +92,27 @@ class AsyncClient:
         """Ends a request; one that has ended stays as it is. Says where it stands now."""
         connection = self._connect()
         answer = await connection.call(connection.inference.Cancel, pb.CancelRequest(request_id=request_id))
+        return state_from_pb(answer.state)
+
+    async def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
+        """Takes a request off its worker until `resume`, also over restarts; returns once that is durable.
+
+        Its stream waits meanwhile; its deadline and its on_disconnect go on counting. Again is harmless. Raises
+        NotFoundError, FailedPreconditionError if it has ended.
+
+        Args:
+            request_id: of the request.
+            keep: "auto" moves its memory to the worker's host pool if there is room; "tokens" keeps the tokens alone,
+                and the rest is computed again.
+        """
+        connection = self._connect()
+        answer = await connection.call(connection.inference.Pause, pause_to_pb(request_id, keep))
+        return state_from_pb(answer.state)
+
+    async def resume(self, request_id: str) -> RequestState:
+        """Lets a paused request go on exactly where it was, in the order of its arrival. Raises as `pause`."""
+        connection = self._connect()
+        answer = await connection.call(connection.inference.Resume, pb.ResumeRequest(request_id=request_id))
         return state_from_pb(answer.state)
 
     async def get(self, request_id: str) -> RequestRecord:

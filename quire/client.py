@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack
 
 from quire.async_client import PIN_TIMEOUT_S, AsyncClient
 from quire.connection import INFERENCE_SERVICE
-from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages
+from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages, PauseKeep
 from quire.results import (
     Accepted,
     Chunk,
@@ -159,6 +159,14 @@ class Client:
     def cancel(self, request_id: str) -> RequestState:
         """Ends a request; one that has ended stays as it is. Says where it stands now."""
         return self._thread.run(self._client.cancel(request_id))
+
+    def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
+        """Takes a request off its worker until `resume`, also over restarts; see `AsyncClient.pause`."""
+        return self._thread.run(self._client.pause(request_id, keep))
+
+    def resume(self, request_id: str) -> RequestState:
+        """Lets a paused request go on exactly where it was."""
+        return self._thread.run(self._client.resume(request_id))
 
     def get(self, request_id: str) -> RequestRecord:
         """State and output so far of a request, also after its end until its record expires."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 DEFAULT_ADDRESS = "127.0.0.1:7847"
 
 EarlyStopping = bool | Literal["never"]
+PauseKeep = Literal["auto", "tokens"]
 
 
 class OnDisconnect(Enum):

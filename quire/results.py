@@ -20,6 +20,7 @@ class RequestState(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -27,7 +28,7 @@ class RequestState(Enum):
 
     @property
     def is_terminal(self) -> bool:
-        return self not in (RequestState.WAITING, RequestState.RUNNING)
+        return self not in (RequestState.WAITING, RequestState.RUNNING, RequestState.PAUSED)
 
 
 class Health(Enum):

@@ -132,6 +132,7 @@ class Stats:
     workers: tuple[WorkerStats, ...]
     num_waiting: int
     num_running: int
+    num_paused: int
     num_admitted: int
     num_finished: int
     num_refused: int

@@ -10,11 +10,15 @@ from google.protobuf.message import Message
 from common.errors import FieldViolation, InvalidRequestError
 from common.rpc import PUBLIC_MESSAGE_BYTES
 from protos import inference_pb2 as pb
-from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, RequestParams
+from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, PauseKeep, RequestParams
 
 _ON_DISCONNECT = {
     OnDisconnect.CANCEL: pb.ON_DISCONNECT_CANCEL,
     OnDisconnect.CONTINUE: pb.ON_DISCONNECT_CONTINUE,
+}
+_PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {
+    "auto": pb.PAUSE_KEEP_AUTO,
+    "tokens": pb.PAUSE_KEEP_TOKENS,
 }
 _FRAME_BYTES = 1024  # room for what surrounds a request in its message
 
@@ -86,6 +90,13 @@ def unpin_to_pb(name: str, tenant: str | None) -> pb.UnpinPrefixRequest:
     _set(message, "", "name", name)
     _set(message, "", "tenant", tenant)
     return message
+
+
+def pause_to_pb(request_id: str, keep: PauseKeep) -> pb.PauseRequest:
+    """Encodes which request to pause. Raises ValueError for another `keep`."""
+    if keep not in _PAUSE_KEEP:
+        raise ValueError(f"keep is {keep!r}: give one of {', '.join(map(repr, _PAUSE_KEEP))}")
+    return pb.PauseRequest(request_id=request_id, keep=_PAUSE_KEEP[keep])
 
 
 def list_prefixes_to_pb(tenant: str | None) -> pb.ListPrefixesRequest:

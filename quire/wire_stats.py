@@ -10,6 +10,7 @@ def stats_from_pb(message: pb.GetStatsResponse) -> Stats:
         workers=tuple(_worker(each) for each in message.workers),
         num_waiting=message.num_waiting,
         num_running=message.num_running,
+        num_paused=message.num_paused,
         num_admitted=message.num_admitted,
         num_finished=message.num_finished,
         num_refused=message.num_refused,

@@ -81,7 +81,9 @@ async def serve(settings: SchedulerSettings) -> None:
 async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings) -> None:
     end = ending(settings.parent_pipe_fd)
     gate = LeaderGate((INFERENCE, CLUSTER))
-    server = GrpcServer((INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES)
+    server = GrpcServer(
+        (INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=settings.slow_reader_timeout_s
+    )
     server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)
     me = Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise))
@@ -233,6 +235,7 @@ def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
     return AdmissionLimits(
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
+        max_queue_wait_s=settings.max_queue_wait_ms / 1000,
     )
 
 

@@ -54,7 +54,20 @@ class SchedulerSettings(Settings):
     preempt_every: int | None = Field(None, ge=1, description="for tests: force a preemption every so many steps")
     max_queue_requests: int = Field(1000, ge=1, description="requests that may wait")
     max_queue_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait")
+    max_queue_wait_ms: int = Field(
+        60_000,
+        ge=1,
+        description="a request is refused, and told when to come back, if it would wait longer than this for a "
+        "worker, as measured lately: after a minute whoever asked has mostly gone. Lower it to bound the time to the "
+        "first token under overload",
+    )
     disconnect_grace_s: float = Field(5.0, ge=0, description="life of a request whose last reader has gone")
+    slow_reader_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="how long a client may take nothing of a stream that has something for it; then the stream is cut, "
+        "and its requests count as left",
+    )
     model_patience_s: float = Field(
         30.0,
         ge=0,

@@ -13,11 +13,10 @@ from common.address import advertised_address
 from common.process import ending
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
-from protos import worker_pb2_grpc
 from worker_svc.engine import Engine
 from worker_svc.executor import StepExecutor
 from worker_svc.registration import Registration, WorkerIdentity
-from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer
+from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
 from worker_svc.task_thread import TaskThread
 
 _STOP_GRACE_S = 1.0
@@ -47,7 +46,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
     bound = server.bind(options.listen)
     worker_id = options.worker_id or f"{socket.gethostname()}:{bound.rpartition(':')[2]}"
     servicer = WorkerServicer(worker_id, uuid.uuid4().hex)
-    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc)
+    add_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=bound, worker_id=worker_id)
     thread = TaskThread("execution")

@@ -6,11 +6,13 @@ call with UNAVAILABLE.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from common.errors import UnavailableError
 from common.step_codec import result_to_pb
+from common.step_wire import open_any_request, open_request, seal_response
 from protos import worker_pb2 as pb
 from protos import worker_pb2_grpc
 from worker_svc.description import TokenizerFiles, WorkerDescription
@@ -111,6 +113,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if self._draining:
             raise _draining()
         return self._loaded()
+
+
+def add_to_server(servicer: WorkerServicer, server: grpc.aio.Server) -> None:
+    """Serves it with steps checked on the bytes that came: the generated handlers, later in the list, do not."""
+    sealed: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "StepStream": grpc.stream_stream_rpc_method_handler(servicer.StepStream, open_request, seal_response),
+        "Step": grpc.unary_unary_rpc_method_handler(servicer.Step, open_any_request, pb.StepResponse.SerializeToString),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, sealed)])
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
 
 
 def _draining() -> UnavailableError:

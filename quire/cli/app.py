@@ -9,6 +9,7 @@ from quire.cli.bench_command import bench
 from quire.cli.chat_command import chat
 from quire.cli.generate_command import generate
 from quire.cli.health_command import health
+from quire.cli.pause_command import pause, resume
 from quire.cli.prefix_command import prefix
 from quire.cli.serve_command import serve
 from quire.cli.top_command import top
@@ -36,6 +37,6 @@ def quire(
     """Serve a language model, and talk to one that is served."""
 
 
-for command in (serve, generate, chat, health, bench, top):
+for command in (serve, generate, chat, health, bench, top, pause, resume):
     app.command()(command)
 app.add_typer(prefix, name="prefix")

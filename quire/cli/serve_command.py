@@ -39,6 +39,13 @@ def serve(
     store: Annotated[
         str | None, typer.Option(help="Without a URL: auto, embedded or memory (not durable). Default: auto.")
     ] = None,
+    appendfsync: Annotated[
+        str | None,
+        typer.Option(
+            help="When the embedded store syncs its file: always, before anything is delivered, or everysec, faster "
+            "and up to 2 s may be lost with it. Default: always."
+        ),
+    ] = None,
     num_blocks: Annotated[int | None, typer.Option(help="Blocks of a worker's KV pool. Default: by memory.")] = None,
     num_host_blocks: Annotated[
         int | None, typer.Option(help="Blocks of a worker's swap pool in host memory. Default: 0.")

@@ -31,6 +31,7 @@ class ServeSettings(Settings):
     workers: int = Field(1, ge=1, le=64, description="worker processes")
     data_dir: Path | None = Field(None, description="where journal and logs are kept")
     store: Literal["auto", "embedded", "memory"] = Field("auto", description="where the journal lives without a URL")
+    appendfsync: Literal["always", "everysec"] = Field("always", description="when the embedded store syncs its file")
     redis_url: str | None = Field(
         None,
         validation_alias=AliasChoices("redis_url", "QUIRE_SERVE_REDIS_URL", "REDIS_URL"),

@@ -48,7 +48,7 @@ def _totals(now: Stats, before: Stats | None, elapsed_s: float) -> Table:
     table = Table.grid(padding=(0, 3))
     table.add_row(
         f"running [bold]{now.num_running}[/bold]",
-        f"waiting [bold]{now.num_waiting}[/bold]",
+        f"waiting [bold]{now.num_waiting}[/bold]" + (f", paused {now.num_paused}" if now.num_paused else ""),
         f"[bold]{num_tokens * rate:.1f}[/bold] tokens/s",
         f"[bold]{num_finished * rate:.2f}[/bold] requests/s",
     )

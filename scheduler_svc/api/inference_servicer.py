@@ -1,7 +1,8 @@
 """The Inference service: what clients call. Handlers translate and raise; the engine and the door do the work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 
 import grpc
@@ -19,7 +20,10 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
 from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.output_stream import OutputStream
 from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.prompt_checks import check_detokenize, check_tokenize
+from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -27,6 +31,12 @@ ERROR_OF_STATE: dict[int, type[QuireError]] = {
     pb.REQUEST_STATE_CANCELLED: RequestCancelledError,
     pb.REQUEST_STATE_EXPIRED: RequestExpiredError,
     pb.REQUEST_STATE_FAILED: RequestFailedError,
+}
+
+_KEEPS_ON_HOST: dict[int, bool] = {
+    pb.PAUSE_KEEP_UNSPECIFIED: True,
+    pb.PAUSE_KEEP_AUTO: True,
+    pb.PAUSE_KEEP_TOKENS: False,
 }
 
 
@@ -45,24 +55,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Streams one request."""
         stream, accepted = await self._admission.submit(request, context.time_remaining())
-        news = asyncio.Event()
-        subscription = self._admission.readers.subscribe(stream, (), lambda _: news.set())
-        try:
-            yield pb.GenerateResponse(accepted=accepted)
-            while not subscription.done:
-                if not subscription.has_news:
-                    await news.wait()
-                    news.clear()
-                    continue
-                chunks = pb.SessionResponse()
-                subscription.take(partial(add_chunk, chunks, 0), MAX_RESPONSE_TOKENS)
-                for event in chunks.events:
-                    yield pb.GenerateResponse(chunk=event.chunk)
-            assert stream.finished is not None
-            yield pb.GenerateResponse(finished=stream.finished)
-            _raise_unless_finished(stream.finished)
-        finally:
-            subscription.close()
+        async with aclosing(_read(self._admission.readers, stream, accepted, ())) as messages:
+            async for message in messages:
+                yield message
+
+    async def Attach(
+        self,
+        request: pb.AttachRequest,
+        context: grpc.aio.ServicerContext[pb.AttachRequest, pb.GenerateResponse],
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Streams the rest of a request."""
+        stream, accepted = await self._admission.attach(request.request_id)
+        async with aclosing(_read(self._admission.readers, stream, accepted, request.from_positions)) as messages:
+            async for message in messages:
+                yield message
 
     async def Session(
         self,
@@ -83,6 +89,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         finally:
             reading.cancel()
             session.close()
+
+    async def Pause(
+        self, request: pb.PauseRequest, context: grpc.aio.ServicerContext[pb.PauseRequest, pb.PauseResponse]
+    ) -> pb.PauseResponse:
+        """Takes a request off its worker."""
+        if request.keep not in _KEEPS_ON_HOST:
+            raise InvalidRequestError.of([FieldViolation("keep", f"{request.keep} is no PauseKeep")])
+        keep_on_host = _KEEPS_ON_HOST[request.keep]
+        return pb.PauseResponse(state=await self._admission.pause(request.request_id, keep_on_host=keep_on_host))
+
+    async def Resume(
+        self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext[pb.ResumeRequest, pb.ResumeResponse]
+    ) -> pb.ResumeResponse:
+        """Lets a request go on."""
+        return pb.ResumeResponse(state=await self._admission.resume(request.request_id))
 
     async def Cancel(
         self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]
@@ -105,15 +126,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> pb.TokenizeResponse:
         """Text or chat to token ids."""
         tokenizer = self._tokenizer()
-        kind = request.WhichOneof("input")
-        if kind is None:
-            raise InvalidRequestError.of([FieldViolation("input", "give `text` or `chat`")])
-        if kind == "chat":
+        check_tokenize(request, self._admission.require_model().limits)
+        if request.HasField("chat"):
             ids = await asyncio.to_thread(encode_chat, tokenizer, request.chat)
         else:
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             ids = await asyncio.to_thread(tokenizer.encode, request.text, special)
-        return pb.TokenizeResponse(token_ids=ids, tokens=tokenizer.tokens(ids))
+        return pb.TokenizeResponse(token_ids=ids, tokens=await asyncio.to_thread(tokenizer.tokens, ids))
 
     async def Detokenize(
         self,
@@ -122,11 +141,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> pb.DetokenizeResponse:
         """Token ids to text."""
         tokenizer = self._tokenizer()
-        vocab_size = self._admission.require_model().limits.vocab_size
-        bad = next((i for i, each in enumerate(request.token_ids) if not 0 <= each < vocab_size), None)
-        if bad is not None:
-            description = f"is {request.token_ids[bad]}, not in [0, {vocab_size})"
-            raise InvalidRequestError.of([FieldViolation(f"token_ids[{bad}]", description)])
+        check_detokenize(request, self._admission.require_model().limits)
         ids = list(request.token_ids)
         return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, ids, request.keep_special_tokens))
 
@@ -176,6 +191,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if tokenizer is None:
             raise FailedPreconditionError("the model has no tokenizer: it takes and gives token ids only")
         return tokenizer
+
+
+async def _read(
+    readers: Readers, stream: OutputStream, accepted: pb.Accepted, from_positions: Sequence[int]
+) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """One reader's messages, to the end of the request. Raises what an end other than its own means."""
+    news = asyncio.Event()
+    subscription = readers.subscribe(stream, from_positions, lambda _: news.set())
+    try:
+        yield pb.GenerateResponse(accepted=accepted)
+        while not subscription.done:
+            if not subscription.has_news:
+                await news.wait()
+                news.clear()
+                continue
+            chunks = pb.SessionResponse()
+            subscription.take(partial(add_chunk, chunks, 0), MAX_RESPONSE_TOKENS)
+            for event in chunks.events:
+                yield pb.GenerateResponse(chunk=event.chunk)
+        assert stream.finished is not None
+        yield pb.GenerateResponse(finished=stream.finished)
+        _raise_unless_finished(stream.finished)
+    finally:
+        subscription.close()
 
 
 def _retrieve(task: "asyncio.Task[None]") -> None:

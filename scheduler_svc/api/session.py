@@ -131,10 +131,7 @@ class Session:
         self._open(handle, self._admission.readers.subscribe(stream, (), self._on_news), accepted)
 
     async def _attach(self, handle: int, request: pb.SessionRequest) -> None:
-        stream = await self._admission.find(request.attach.request_id)
-        accepted = pb.Accepted()
-        accepted.CopyFrom(stream.accepted)
-        accepted.attached = True
+        stream, accepted = await self._admission.attach(request.attach.request_id)
         subscription = self._admission.readers.subscribe(stream, request.attach.from_positions, self._on_news)
         self._open(handle, subscription, accepted)
 

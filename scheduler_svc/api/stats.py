@@ -26,6 +26,7 @@ class StatsReporter:
         return pb.GetStatsResponse(
             workers=[_worker_stats(self._workers.members[each.worker_id], each) for each in scheduler.workers],
             num_waiting=scheduler.num_waiting_groups,
+            num_paused=scheduler.num_paused_groups + self._admission.recovery.num_paused,
             num_running=sum(each.num_running_groups for each in scheduler.workers),
             num_admitted=engine.num_admitted,
             num_finished=engine.num_finished,

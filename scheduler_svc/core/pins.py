@@ -32,7 +32,8 @@ def check_promises(
     limits: WorkerLimits,
 ) -> None:
     """Raise PinRefusedError if these blocks, pinned too, would leave too few to an admitted group."""
-    promised = list(dict.fromkeys([*(s.group for s in worker.running), *worker.parked, *worker.swapped]))
+    running = [sequence.group for sequence in worker.running]
+    promised = list(dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused]))
     for group in waiting:
         holders = [other for other in workers if can_ever_hold(other, group, limits)]
         if holders == [worker]:

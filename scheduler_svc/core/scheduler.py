@@ -12,6 +12,7 @@ from scheduler_svc.core import beam_groups, pins, placement
 from scheduler_svc.core.admitting import Admission, is_too_late
 from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.ordering import running_rank
+from scheduler_svc.core.pausing import pause_on, settle_paused
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -22,7 +23,7 @@ from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.core.worker_check import check_waiting, check_worker
+from scheduler_svc.core.worker_check import check_paused, check_waiting, check_worker
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -38,6 +39,7 @@ class Scheduler:
         self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
         self._workers: dict[str, WorkerState] = {}
         self._waiting = WaitingQueue(config.order)
+        self._paused: dict[SequenceGroup, None] = {}
         self._admission = Admission(self._waiting, self._limits)
 
     def add_worker(
@@ -80,7 +82,7 @@ class Scheduler:
         )
         self._waiting.take_back()
         if len(self._workers) == 1:
-            for group in self._waiting:  # they may be of another block size
+            for group in [*self._waiting, *self._paused]:  # they may be of another block size
                 group.shares = None
                 for sequence in group.sequences:
                     sequence.block_hashes.clear()
@@ -93,13 +95,16 @@ class Scheduler:
             for sequence in [*step.plan.sampled_sequences, *beams]:
                 sequence.num_pending_tokens = 0
         running = [sequence.group for sequence in worker.running]
-        groups = dict.fromkeys([*running, *worker.parked, *worker.swapped])
+        groups = dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused])
         for group in list(groups):
             lose_swapped(worker, group)
             for sequence in group.unfinished:
                 sequence.leave_worker()
                 sequence.lose_computed_tokens()
-            self._wait(group, SequenceStatus.PREEMPTED)
+            if group.is_paused:
+                settle_paused(worker, group)
+            else:
+                self._wait(group, SequenceStatus.PREEMPTED)
         return worker.running
 
     def add(self, group: SequenceGroup) -> None:
@@ -149,12 +154,47 @@ class Scheduler:
             worker = self._worker_of(group)
             if any(other.source is sequence and other.is_live for other in group.sequences):
                 worker.preempt(group)  # who waited for its blocks to be computed begins anew
-            self._unpark(worker, group)
+            if group.is_paused:
+                settle_paused(worker, group)
+            else:
+                self._unpark(worker, group)
 
     def finish_group(self, group: SequenceGroup) -> None:
         """Finish every member; again is harmless."""
         for sequence in reversed(group.sequences):  # those that wait for another go before it
             self.finish(sequence)
+
+    def pause(self, group: SequenceGroup, *, keep_on_host: bool) -> None:
+        """Take a group off its worker, or out of the queue, until `resume`. Tokens in flight still come.
+
+        `keep_on_host`: its blocks go to the host pool of its worker, or stay there, where there is room; else they are
+        to be computed again. Harmless if it is paused or has ended; but without `keep_on_host` it gives up its host
+        blocks.
+        """
+        if group.is_finished:
+            return
+        group.is_paused = True
+        self._paused[group] = None
+        if group in self._waiting:
+            self._waiting.withdraw(group)
+        elif group.worker_id is not None:
+            pause_on(self._worker_of(group), group, keep_on_host=keep_on_host)
+
+    def resume(self, group: SequenceGroup) -> None:
+        """A paused group waits again, at the place of its arrival. Harmless if it is not paused."""
+        if group not in self._paused:
+            return
+        del self._paused[group]
+        group.is_paused = False
+        if group.worker_id is None:
+            self._waiting.push(group)
+            return
+        worker = self._worker_of(group)
+        del worker.paused[group]
+        if group.num_pending_tokens:
+            worker.parked[group] = None
+        else:
+            add_swapped(worker, group)
 
     def schedule(self, worker_id: str, now_s: float = 0.0) -> StepPlan | None:
         """The next step of a worker. None: nothing to do now, or its pipeline is full.
@@ -220,8 +260,7 @@ class Scheduler:
         for row in plan.candidate_rows:
             plan.sequences[row].num_pending_tokens -= 1
         worker.complete_step()
-        for group in list(worker.parked):
-            self._unpark(worker, group)
+        self._unpark_all(worker)
         return appended
 
     def replace_beams(self, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
@@ -242,8 +281,7 @@ class Scheduler:
         for group in undo_steps(worker):
             never_ran = all(not s.num_preemptions and not s.num_output_tokens for s in group.live)
             self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
-        for group in list(worker.parked):
-            self._unpark(worker, group)
+        self._unpark_all(worker)
 
     def note_costs(
         self,
@@ -283,7 +321,8 @@ class Scheduler:
         blocks = pins.pinned_blocks(worker, block_hashes)
         if blocks is None:
             return False
-        pins.check_promises(worker, blocks, self._workers.values(), self._waiting, self._limits)
+        elsewhere = [*self._waiting, *(group for group in self._paused if group.worker_id is None)]
+        pins.check_promises(worker, blocks, self._workers.values(), elsewhere, self._limits)
         pins.add_pin(worker, name, blocks)
         return True
 
@@ -304,6 +343,14 @@ class Scheduler:
     def queue_size(self) -> tuple[int, int]:
         """Groups in the queue, and their tokens; a prompt that a group shares counts once."""
         return self._waiting.num_groups, self._waiting.num_tokens
+
+    def num_served(self) -> int:
+        """Groups that have left the queue for a worker so far; one that was preempted leaves it again."""
+        return self._waiting.num_served
+
+    def num_ahead(self, priority: int, deadline_s: float | None) -> int:
+        """Groups in the queue that are served before one that would come now. Looks at all that wait."""
+        return self._waiting.num_ahead(priority, deadline_s)
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
@@ -334,6 +381,7 @@ class Scheduler:
         return SchedulerStats(
             num_waiting=self._waiting.num_sequences + sum(len(group.live) for group in kept),
             num_waiting_groups=self._waiting.num_groups + len(kept),
+            num_paused_groups=len(self._paused),
             workers=tuple(worker_stats(worker) for worker in workers),
         )
 
@@ -344,6 +392,7 @@ class Scheduler:
             assert len(worker.in_flight) <= self._config.pipeline_depth
             assert worker.num_members <= self._config.max_num_seqs
         check_waiting(self._waiting)
+        check_paused(self._paused)
 
     def _worker_of(self, group: SequenceGroup) -> WorkerState:
         assert group.worker_id is not None
@@ -356,6 +405,12 @@ class Scheduler:
             sequence.status = status
             sequence.worker_id = None
         self._waiting.push(group)
+
+    def _unpark_all(self, worker: WorkerState) -> None:
+        for group in list(worker.parked):
+            self._unpark(worker, group)
+        for group in list(worker.paused):
+            settle_paused(worker, group)
 
     def _unpark(self, worker: WorkerState, group: SequenceGroup) -> None:
         """If it was preempted there, it waits for a place, once its tokens are known: here if it is swapped."""
@@ -370,9 +425,12 @@ class Scheduler:
     def _end(self, group: SequenceGroup) -> None:
         """No member is live any more."""
         self._waiting.discard(group)
+        self._paused.pop(group, None)
+        group.is_paused = False
         if group.worker_id is not None:
             worker = self._worker_of(group)
             worker.parked.pop(group, None)
+            worker.paused.pop(group, None)
             if group in worker.swapped:
                 worker.swapped.remove(group)
             group.worker_id = None

@@ -51,4 +51,5 @@ class SchedulerStats:
 
     num_waiting: int  # sequences, preempted ones included
     num_waiting_groups: int
+    num_paused_groups: int  # not among those that wait
     workers: tuple[WorkerStats, ...]

@@ -151,6 +151,7 @@ class SequenceGroup:
     order: tuple[float, ...] = ()  # by the policy: priority first, then what it orders by
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
     swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
+    is_paused: bool = False  # see `pausing`
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
     num_preemptions: int = 0  # of the whole group

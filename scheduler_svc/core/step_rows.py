@@ -4,8 +4,9 @@ Functions over one worker's state and the step being planned; they know nothing 
 """
 
 from scheduler_svc.core.forking import copy_tail, sample_for_forks, take_over_tail
+from scheduler_svc.core.pausing import num_yielding_blocks, yield_host_blocks
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.swapping import should_swap, swap_out
+from scheduler_svc.core.swapping import num_filled_blocks, should_swap, swap_out
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -138,7 +139,8 @@ def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bo
 
 def _preempt(worker: WorkerState, step: PlannedStep, victim: Sequence) -> None:
     group = victim.group
-    if should_swap(worker, group):
+    if should_swap(worker, group, num_yielding_blocks(worker)):
+        yield_host_blocks(worker, num_filled_blocks(worker, group))
         swap_out(worker, group, step.plan.step_id)
     else:
         worker.preempt(group)

@@ -15,22 +15,41 @@ from scheduler_svc.core.starting import seat_members
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
-def should_swap(worker: WorkerState, group: SequenceGroup) -> bool:
-    """Whether that is the better way out for it, and possible: the host pool has room, nobody waits for a source."""
-    host = worker.host
-    if host is None or worker.preemption == "recompute" or any(s.source is not None for s in group.live):
+def can_swap(worker: WorkerState, group: SequenceGroup) -> bool:
+    """Whether the worker swaps at all, and could copy the group as it is: nobody in it waits for a source."""
+    return (
+        worker.host is not None
+        and worker.preemption != "recompute"
+        and not any(sequence.source is not None for sequence in group.live)
+    )
+
+
+def should_swap(worker: WorkerState, group: SequenceGroup, num_host_blocks: int) -> bool:
+    """Whether that is the better way out for it, and possible: `num_host_blocks` are the room of the host pool."""
+    if not can_swap(worker, group):
         return False
-    tables = [_filled_blocks(worker, sequence) for sequence in group.live]
-    num_blocks = len({block for table in tables for block in table})
-    if num_blocks > host.num_available_blocks:
+    num_blocks = num_filled_blocks(worker, group)
+    if num_blocks > num_host_blocks:
         return False
-    num_shared = sum(len(table) for table in tables) - num_blocks
+    num_shared = sum(len(_filled_blocks(worker, sequence)) for sequence in group.live) - num_blocks
     num_tokens = sum(s.num_computed_tokens for s in group.live) - num_shared * worker.block_size
     return prefers_swap(worker.preemption, worker.costs, worker.num_swaps, num_blocks, num_tokens)
 
 
+def num_filled_blocks(worker: WorkerState, group: SequenceGroup) -> int:
+    """That a swap copies: those that members share once."""
+    return len({block for sequence in group.live for block in _filled_blocks(worker, sequence)})
+
+
 def swap_out(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
     """Preempt the group, which has no row in the step planned; it keeps what it has computed."""
+    copy_to_host(worker, group, step_id)
+    worker.num_swaps += 1
+    worker.preempt(group, keeps_computed=True)
+
+
+def copy_to_host(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
+    """Have the step copy all that the group has computed. It is to be stopped before that, and the room is there."""
     assert worker.host is not None
     host_of: dict[int, int] = {}
     for sequence in group.live:
@@ -43,9 +62,7 @@ def swap_out(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
         worker.unsent_swap_out += (block, host_block)
     worker.num_swapped_out_blocks += len(host_of)
     group.num_swapped_out_blocks += len(host_of)
-    worker.num_swaps += 1
     group.swap_step = step_id
-    worker.preempt(group, keeps_computed=True)
 
 
 def has_room_to_swap_in(worker: WorkerState, group: SequenceGroup, num_starved: int) -> bool:

@@ -25,11 +25,12 @@ def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
                 sequence.num_computed_tokens = 0  # not even its cached prefix: that may be undone as well
             sequence.lose_computed_tokens()
         worker.retire(group)
-    for group in [*worker.swapped, *worker.parked]:
+    for group in [*worker.swapped, *worker.parked, *worker.paused]:
         if group.swap_step is not None and group.swap_step >= first_id:
             lose_swapped(worker, group)
             worker.parked.pop(group, None)
-            lost.append(group)
+            if not group.is_paused:
+                lost.append(group)
     for sequence in worker.running:
         sequence.is_decoding = False
         num_needed = worker.num_blocks_for(sequence.num_tokens)

@@ -6,7 +6,7 @@ It knows the order and nothing else: not what a group needs, nor whether anybody
 import heapq
 from collections.abc import Iterator
 
-from scheduler_svc.core.ordering import OrderPolicy, waiting_rank
+from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, waiting_rank
 from scheduler_svc.core.sequence import SequenceGroup
 
 
@@ -23,6 +23,7 @@ class WaitingQueue:
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
         self.num_sequences = 0  # of all that wait
         self.num_tokens = 0  # a shared prompt counts once
+        self.num_served = 0  # that were taken from the queue
 
     def __len__(self) -> int:
         """Those in order alone."""
@@ -55,7 +56,13 @@ class WaitingQueue:
         assert group is not None, "pop() from an empty queue"
         heapq.heappop(self._heap)
         self._forget(group)
+        self.num_served += 1
         return group
+
+    def num_ahead(self, priority: int, deadline_s: float | None) -> int:
+        """How many are served before a group that would come now. Looks at all that wait."""
+        rank = newcomers_rank(self._policy, priority, deadline_s)
+        return sum(waiting_rank(self._policy, group) < rank for group in self._sizes)
 
     def set_aside(self) -> None:
         """The head: it cannot be served as things are."""
@@ -78,6 +85,13 @@ class WaitingQueue:
         if len(self._heap) > 2 * len(self._sizes) + 64:
             self._heap = [entry for entry in self._heap if self._is_in_order(entry[1])]
             heapq.heapify(self._heap)
+
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Take it out; it may be pushed again."""
+        self._aside.pop(group, None)
+        self._forget(group)
+        self._heap = [entry for entry in self._heap if entry[1] is not group]
+        heapq.heapify(self._heap)
 
     def resize(self, group: SequenceGroup) -> None:
         """A member of a waiting group is finished; if it was set aside it may be served now."""

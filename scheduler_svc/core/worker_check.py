@@ -25,22 +25,31 @@ def check_worker(worker: WorkerState) -> None:
         assert sequence.num_pending_tokens == pending[sequence]
         _check_running(worker, sequence)
     _check_host(worker)
-    for group in worker.parked:
-        assert group.num_pending_tokens > 0 and group.worker_id == worker.worker_id
+    assert not any(group.is_paused for group in [*groups, *worker.parked, *worker.swapped])
+    for group in worker.paused:
+        assert group.is_paused and (group.num_pending_tokens > 0 or group.swap_step is not None)
+    for group in [*worker.parked, *worker.paused]:
+        assert group.worker_id == worker.worker_id
+        assert group.num_pending_tokens > 0 or group.is_paused
         for sequence in group.live:
             assert sequence.status is SequenceStatus.PREEMPTED and not sequence.block_table
+            assert sequence.slot is None and sequence.fork_tail is None
             assert sequence.num_pending_tokens == pending[sequence]
 
 
 def check_waiting(groups: Iterable[SequenceGroup]) -> None:
     """Assert that those in the queue hold nothing."""
     for group in groups:
-        assert group.worker_id is None and group.live
-        for sequence in group.live:
-            assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-            assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
-            assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
-            assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
+        assert group.worker_id is None and group.live and not group.is_paused
+        _check_holds_nothing(group)
+
+
+def check_paused(groups: Iterable[SequenceGroup]) -> None:
+    """Assert that those without a worker hold nothing; for the others see `check_worker`."""
+    for group in groups:
+        assert group.is_paused and group.live
+        if group.worker_id is None:
+            _check_holds_nothing(group)
 
 
 def _check_blocks(worker: WorkerState) -> None:
@@ -54,7 +63,8 @@ def _check_blocks(worker: WorkerState) -> None:
 
 
 def _check_host(worker: WorkerState) -> None:
-    swapped = [*worker.swapped, *(group for group in worker.parked if group.swap_step is not None)]
+    away = [*worker.parked, *worker.paused]
+    swapped = [*worker.swapped, *(group for group in away if group.swap_step is not None)]
     holders = Counter(block for group in swapped for sequence in group.live for block in sequence.host_blocks)
     if worker.host is None:
         assert not swapped
@@ -69,6 +79,14 @@ def _check_host(worker: WorkerState) -> None:
             assert sequence.status is SequenceStatus.PREEMPTED and sequence.slot is None and not sequence.block_table
             num_filled = worker.num_blocks_for(sequence.num_computed_tokens)
             assert len(sequence.host_blocks) == num_filled and sequence.num_computed_tokens < sequence.num_tokens
+
+
+def _check_holds_nothing(group: SequenceGroup) -> None:
+    for sequence in group.live:
+        assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+        assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
+        assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
+        assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
 
 
 def _check_slots(worker: WorkerState, groups: list[SequenceGroup]) -> None:

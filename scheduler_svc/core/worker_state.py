@@ -68,6 +68,7 @@ class WorkerState:
         self.num_members = 0  # of running groups, idle beams included: they hold slots
         self.parked: dict[SequenceGroup, None] = {}  # preempted here, and pending tokens are still to come
         self.swapped: list[SequenceGroup] = []  # by order; preempted here, and their blocks are in the host pool
+        self.paused: dict[SequenceGroup, None] = {}  # of them tokens are still to come, or blocks are in the host pool
         self.unsent_swap_out: list[int] = []  # flat (device block, host block), for the next plan
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it

@@ -2,19 +2,33 @@
 
 Callers never wait: they hand in admissions and iterations, and are told when these are durable. Knows nothing of
 requests beyond their sequence numbers.
+
+What is needed for long is said again from time to time, so that the journal can be trimmed behind it; and all of it,
+when the store has lost the journal. It is said between two entries, as it is durable then.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
+from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
-from scheduler_svc.journal.store import JOURNAL_START, EntryId, FencedError, Store, StoreError, StoreUnavailableError
+from scheduler_svc.journal.needed_entries import NeededEntries, Restate
+from scheduler_svc.journal.store import (
+    JOURNAL_START,
+    EntryId,
+    FencedError,
+    JournalLostError,
+    Store,
+    StoreError,
+    StoreUnavailableError,
+)
+from scheduler_svc.journal.trimmer import Trimmer
 
 log = structlog.get_logger()
 
@@ -30,7 +44,10 @@ class JournalStats:
     pending_bytes: int  # about
     write_ns: int  # moving average from sending an entry to its acknowledgement
     degraded: bool  # the store does not take entries now
-    num_recreated: int  # times that the store had lost the journal
+    num_recreated: int  # times that the store had lost the journal, or a part of it
+    num_needed: int  # requests and pins that have to be read from it
+    oldest_needed: EntryId | None  # from which on it is kept
+    num_restated: int  # requests and pins that were said again, so that older entries could go
 
 
 class Journal:
@@ -43,6 +60,9 @@ class Journal:
         leader_id: str,
         max_entry_bytes: int = 1 << 20,
         trim_every: int = 512,
+        restate_entries: int = 4096,
+        restate_bytes: int = 64 << 20,
+        probe_every_s: float = 0.5,
         close_timeout_s: float = 5.0,
     ) -> None:
         """Takes a store that is open.
@@ -52,25 +72,27 @@ class Journal:
             leader_id: names this process in the journal.
             max_entry_bytes: after about this much, what piles up is continued in another entry.
             trim_every: entries between two trims.
+            restate_entries: what is needed is said again when so many entries were written since it was said,
+            restate_bytes: or so many bytes of news.
+            probe_every_s: how often the store is asked for the journal while nothing is written.
             close_timeout_s: how long `close` waits for what is pending.
         """
         self._store = store
         self._leader_id = leader_id
         self._writer = JournalWriter(store, leader_id)
         self._max_entry_bytes = max_entry_bytes
-        self._trim_every = trim_every
-        self._next_trim = trim_every
-        self._trimming: asyncio.Task[None] | None = None
+        self._trimmer = Trimmer(store, trim_every)
+        self._needed = NeededEntries(restate_entries=restate_entries, restate_bytes=restate_bytes)
+        self._probe_every_s = probe_every_s
         self._close_timeout_s = close_timeout_s
         self._pending: deque[PendingEntry] = deque()
         self._in_flight: PendingEntry | None = None
         self._num_pending = 0
         self._pending_bytes = 0
-        # By sequence, in order of admission: the entry of each admission still needed; None until it is durable.
-        self._needed: dict[int, EntryId | None] = {}
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._stopped.set()
+        self._is_probe_due = False
         self._closing = False
         self._is_handed_over = False  # the entry that ends the epoch is pending or written: nothing may follow it
         self._ended_by: StoreError | None = None
@@ -85,9 +107,17 @@ class Journal:
             pending=self._num_pending,
             pending_bytes=self._pending_bytes,
             write_ns=writer.write_ns,
-            degraded=writer.is_degraded,
+            degraded=writer.health.is_degraded,
             num_recreated=writer.num_recreated,
+            num_needed=len(self._needed),
+            oldest_needed=self._needed.oldest,
+            num_restated=self._needed.num_restated,
         )
+
+    @property
+    def health(self) -> JournalHealth:
+        """Whether the store takes entries, and since when not."""
+        return self._writer.health
 
     async def open(self) -> int:
         """Takes a new epoch and begins it with a LeaderStart, which fences every earlier leader.
@@ -96,8 +126,11 @@ class Journal:
         """
         return await self._writer.take_epoch()
 
-    def admit(self, admission: pb.Admission) -> "asyncio.Future[None]":
-        """Copies the admission into the next entry. The future is done once it is durable.
+    def admit(self, admission: pb.Admission, restate: Restate | None = None) -> "asyncio.Future[None]":
+        """Copies the admission into the next entry, where it is needed by its sequence until `forget`.
+
+        `restate` says all that is durable of the request; without it that is the admission. The future is done once
+        the admission is durable.
 
         It fails with StoreUnavailableError or FencedError if the journal ends before that. Cancelling it does not
         withdraw the admission.
@@ -109,7 +142,7 @@ class Journal:
         entry = self._open_entry()
         bytes_before = entry.num_bytes
         entry.add_admission(admission, accepted)
-        self._needed[admission.sequence] = None
+        self._needed.expect(admission.sequence, restate or _restating(admission))
         self._note_added(1, entry.num_bytes - bytes_before)
         return accepted
 
@@ -121,7 +154,9 @@ class Journal:
         logprobs: Sequence[pb.DeltaLogprobs] = (),
         prompt_logprobs: Sequence[pb.PromptTokenLogprobs] = (),
         beam_steps: Sequence[pb.BeamStep] = (),
+        pauses: Sequence[pb.PauseChange] = (),
         sample_finishes: Sequence[pb.SampleEnd] = (),
+        preemptions: Sequence[pb.Preemption] = (),
         finishes: Sequence[pb.Finish] = (),
         on_durable: Callable[[], None],
     ) -> None:
@@ -133,7 +168,9 @@ class Journal:
             logprobs: their `delta` is an index into `tokens`.
             prompt_logprobs: of requests, each once.
             beam_steps: of beam searches.
+            pauses: begun and ended.
             sample_finishes: of samples that ended by themselves.
+            preemptions: of requests.
             finishes: of requests that ended.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
@@ -150,16 +187,27 @@ class Journal:
             entry.add_prompt_logprobs(prompt_logprobs)
         if beam_steps:
             entry.add_beam_steps(beam_steps)
+        if pauses:
+            entry.add_pauses(pauses)
         if sample_finishes:
             entry.add_sample_finishes(sample_finishes)
+        if preemptions:
+            entry.add_preemptions(preemptions)
         if finishes:
             entry.add_finishes(finishes)
         entry.on_durable.append(on_durable)
         self._note_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
 
-    def keep(self, sequence: int, entry_id: EntryId) -> None:
-        """Says that the entry of an earlier leader's admission is still needed. In their order, before any `admit`."""
-        self._needed[sequence] = entry_id
+    def keep(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
+        """Says that an entry of an earlier leader is still needed: of a request (by its sequence) or a pin.
+
+        After `read`, before `run`. `restate` says all that is durable of it.
+        """
+        self._needed.keep(key, entry_id, restate)
+
+    def restate_by(self, sequence: int, restate: Restate) -> None:
+        """What was kept is said by this from now on."""
+        self._needed.restate_by(sequence, restate)
 
     async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
         """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.
@@ -170,24 +218,33 @@ class Journal:
         async for entry_id, entry in read_journal(self._store, from_id):
             if entry_id.epoch >= self._writer.epoch:
                 return
+            self._needed.note_read(entry.ByteSize())
             yield entry_id, entry
 
-    def forget(self, sequence: int) -> None:
-        """Says that nothing of this request has to be read from the journal again."""
-        self._needed.pop(sequence, None)
+    def forget(self, key: Hashable) -> None:
+        """Says that nothing of this request (by its sequence) or pin has to be read from the journal again."""
+        self._needed.forget(key)
+
+    def probe_soon(self) -> None:
+        """The store seems silent to someone: looks at it now, if nothing is on its way."""
+        self._is_probe_due = True
+        self._wake.set()
 
     async def run(self) -> None:
         """The one writer. Returns after `close`; raises FencedError when a newer leader has taken over."""
         assert self._writer.epoch, "open() comes first"
         self._stopped.clear()
+        self._needed.sort()
         reason: StoreError = StoreUnavailableError("the journal was closed")
         try:
             while await self._wait_for_pending():
                 self._in_flight = entry = self._pending.popleft()
-                entry_id = await self._writer.write(entry.encode())
+                if not entry.ends_epoch:
+                    entry.restate(self._needed.restate_due)
+                entry_id = await self._write(entry)
                 self._in_flight = None
                 self._acknowledge(entry, entry_id)
-                self._trim_now_and_then()
+                self._trimmer.note_written(self._writer.num_entries, self._needed.oldest or entry_id)
         except GaveUpError:
             log.error("journal closed with unwritten records", pending=self._num_pending)
         except FencedError as error:
@@ -233,15 +290,50 @@ class Journal:
             if self._closing:
                 return False
             self._wake.clear()
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout(self._probe_every_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._is_probe_due = True
+            if self._is_probe_due and not self._pending:
+                await self._probe()
         return self._ended_by is None
+
+    async def _probe(self) -> None:
+        self._is_probe_due = False
+        try:
+            await self._writer.probe()
+        except JournalLostError:
+            await self._say_all_again()
+
+    async def _write(self, entry: PendingEntry) -> EntryId:
+        payload = entry.encode()
+        while True:
+            try:
+                return await self._writer.write(payload)
+            except JournalLostError:
+                await self._say_all_again()
+
+    async def _say_all_again(self) -> None:
+        """After a loss, and before anything else is acknowledged: what is durable by our word must be so in truth."""
+        while True:
+            num_restated = 0
+            try:
+                await self._writer.begin_again()
+                for restated, keys in self._needed.restate_all():
+                    entry_id = await self._writer.write(restated.SerializeToString())
+                    self._needed.note_written(keys, entry_id, 0)
+                    num_restated += len(keys)
+                self._writer.note_whole()
+                log.warning("all that is live was written into the journal again", num_restated=num_restated)
+                return
+            except JournalLostError:
+                continue  # again
 
     def _acknowledge(self, entry: PendingEntry, entry_id: EntryId) -> None:
         self._num_pending -= entry.num_records
         self._pending_bytes -= entry.num_bytes
-        for sequence in entry.admitted_sequences:
-            if sequence in self._needed:
-                self._needed[sequence] = entry_id
+        self._needed.note_written(entry.needed, entry_id, entry.num_bytes)
         for accepted in entry.accepted:
             if not accepted.done():
                 accepted.set_result(None)
@@ -250,20 +342,6 @@ class Journal:
                 on_durable()
             except Exception:
                 log.exception("a callback of the journal failed")
-
-    def _trim_now_and_then(self) -> None:
-        num_entries = self._writer.num_entries
-        if num_entries < self._next_trim or (self._trimming is not None and not self._trimming.done()):
-            return
-        self._next_trim = num_entries + self._trim_every
-        oldest = next(iter(self._needed.values()), None)
-        self._trimming = asyncio.create_task(self._trim(oldest or self._writer.last_id))
-
-    async def _trim(self, oldest: EntryId) -> None:
-        try:
-            await self._store.trim(oldest)
-        except StoreUnavailableError as error:
-            log.warning("journal not trimmed", reason=error.message)
 
     async def _end(self, reason: StoreError) -> None:
         """Tells everyone who still waits. Idempotent."""
@@ -274,6 +352,11 @@ class Journal:
         for accepted in (accepted for entry in unwritten for accepted in entry.accepted):
             if not accepted.done():
                 accepted.set_exception(reason)
-        if self._trimming is not None:
-            self._trimming.cancel()
-            await asyncio.wait([self._trimming])
+        await self._trimmer.close()
+
+
+def _restating(admission: pb.Admission) -> Restate:
+    def restate(entry: pb.JournalEntry) -> None:
+        entry.restatements.add(admission=admission)
+
+    return restate

@@ -5,7 +5,7 @@ The checksum is made and stored beside the payload by the store; here it is veri
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from zlib import crc32
 
 from google.protobuf.message import DecodeError
@@ -20,33 +20,35 @@ _LOGPROBS_BYTES = 128  # a rough guess; counting them exactly costs more than it
 
 
 class PendingEntry:
-    """All that will be one entry. Holds who is to be told when it is durable, in order."""
+    """All that will be one entry. Holds who is to be told when it is durable, in order.
 
-    __slots__ = ("_entry", "_sequences", "_tokens", "accepted", "num_bytes", "on_durable")
+    `needed`: keys of what can be read from this entry on.
+    """
+
+    __slots__ = ("_entry", "_sequences", "_tokens", "accepted", "needed", "num_bytes", "on_durable")
 
     def __init__(self) -> None:
         self._entry = pb.JournalEntry()
         self._sequences = array("q")
         self._tokens = array("i")
-        self.num_bytes = 0  # about
+        self.num_bytes = 0  # about; without what is restated
+        self.needed: list[Hashable] = []
         self.accepted: list[asyncio.Future[None]] = []
         self.on_durable: list[Callable[[], None]] = []
 
     @property
     def num_records(self) -> int:
-        """Admissions, tokens, decisions of beam searches, and finishes."""
+        """Admissions, tokens, decisions of beam searches, preemptions, pauses, and finishes."""
         entry = self._entry
         num_ends = len(entry.sample_finishes) + len(entry.finishes)
-        return len(entry.admissions) + len(self._tokens) + len(entry.beam_steps) + num_ends
-
-    @property
-    def admitted_sequences(self) -> list[int]:
-        return [admission.sequence for admission in self._entry.admissions]
+        num_decisions = len(entry.beam_steps) + len(entry.preemptions) + len(entry.pauses)
+        return len(entry.admissions) + len(self._tokens) + num_decisions + num_ends
 
     def add_admission(self, admission: pb.Admission, accepted: "asyncio.Future[None]") -> None:
         """Copies the admission; `accepted` is for the caller of the journal to wait on."""
         self._entry.admissions.append(admission)
         self.num_bytes += admission.ByteSize()
+        self.needed.append(admission.sequence)
         self.accepted.append(accepted)
 
     def add_deltas(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
@@ -76,20 +78,44 @@ class PendingEntry:
         self._entry.beam_steps.extend(steps)
         self.num_bytes += sum(step.ByteSize() for step in steps)
 
+    def add_pauses(self, pauses: Sequence[pb.PauseChange]) -> None:
+        """Copies them."""
+        self._entry.pauses.extend(pauses)
+        self.num_bytes += sum(pause.ByteSize() for pause in pauses)
+
     def add_sample_finishes(self, finishes: Sequence[pb.SampleEnd]) -> None:
         """Copies them."""
         self._entry.sample_finishes.extend(finishes)
         self.num_bytes += sum(finish.ByteSize() for finish in finishes)
+
+    def add_preemptions(self, preemptions: Sequence[pb.Preemption]) -> None:
+        """Copies them."""
+        self._entry.preemptions.extend(preemptions)
+        self.num_bytes += sum(preemption.ByteSize() for preemption in preemptions)
 
     def add_finishes(self, finishes: Sequence[pb.Finish]) -> None:
         """Copies them."""
         self._entry.finishes.extend(finishes)
         self.num_bytes += sum(finish.ByteSize() for finish in finishes)
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it is a LeaderEnd, which stands alone."""
+        return self._entry.HasField("leader_end")
+
     def set_leader_end(self, leader_id: str, is_durable: "asyncio.Future[None]") -> None:
         """Makes this the entry that ends an epoch; nothing else may be in it."""
         self._entry.leader_end.leader_id = leader_id
         self.accepted.append(is_durable)
+
+    def restate(self, write: Callable[[pb.JournalEntry], list[Hashable]]) -> None:
+        """Lets `write` put in front what is said again; it returns the keys. Once all before this entry is durable."""
+        restated = pb.JournalEntry()
+        keys = write(restated)
+        if keys:
+            restated.MergeFrom(self._entry)
+            self._entry = restated
+            self.needed = [*keys, *self.needed]
 
     @property
     def num_deltas(self) -> int:

@@ -1,19 +1,24 @@
 """Writes one journal entry after another, each exactly once, whatever the store does meanwhile.
 
-A store that is slow, silent, restarted or full is waited for. In one that was emptied the journal is begun again.
-One that another leader writes ends the writer. Knows nothing of what is in an entry but its own LeaderStart.
+A store that is slow, silent, restarted or full is waited for. One that has lost entries is found out, and the journal
+can be begun again in it. One that another leader writes ends the writer. Knows nothing of what is in an entry but its
+own LeaderStart.
 """
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
 from protos import journal_pb2 as pb
+from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.store import (
     JOURNAL_START,
     EntryId,
     FencedError,
+    JournalLostError,
     StaleEntryError,
     Store,
     StoreFlushedError,
@@ -26,6 +31,8 @@ _OPEN_ATTEMPTS = 8
 _MIN_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _WRITE_NS_WEIGHT = 0.1  # of the newest write in the moving average
+
+T = TypeVar("T")
 
 
 class GaveUpError(Exception):
@@ -46,15 +53,11 @@ class JournalWriter:
         self.num_commands = 0
         self.num_recreated = 0
         self.write_ns = 0  # moving average
+        self.health = JournalHealth()
         self._store = store
         self._leader_id = leader_id
-        self._degraded_since_s: float | None = None
+        self._is_whole = True  # as far as we know: the store has all that it acknowledged
         self._give_up = asyncio.Event()
-
-    @property
-    def is_degraded(self) -> bool:
-        """Whether the store does not take entries now."""
-        return self._degraded_since_s is not None
 
     async def take_epoch(self) -> int:
         """Begins a new epoch with a LeaderStart, which fences every earlier leader, and returns it.
@@ -87,9 +90,34 @@ class JournalWriter:
     async def write(self, payload: bytes) -> EntryId:
         """Returns the id under which the payload is durable.
 
-        Raises FencedError when a newer leader writes, or GaveUpError after `give_up`.
+        Raises FencedError when a newer leader writes, GaveUpError after `give_up`, or JournalLostError: then nothing was
+        written, and `begin_again` comes next.
         """
         return await self._write(payload, create=False)
+
+    async def probe(self) -> None:
+        """Looks whether the journal is as we left it, and waits until the store says so. Raises as `write` does."""
+        last = await self._last_id()
+        if last is not None and last > self.last_id:
+            raise self._fenced(last)
+        self._check_not_lost(last)
+        self._note_answer()
+
+    async def begin_again(self) -> None:
+        """Begins the journal anew, in the same epoch, in a store that has lost it or a part of it.
+
+        Memory still holds the state, which the caller writes next, and then calls `note_whole`. Raises as `write` does.
+        """
+        self.num_recreated += 1
+        self._is_whole = False
+        self.health.note_trouble("the journal is gone")
+        await self._until_answered(lambda: self._store.raise_epoch(self.epoch))
+        await self._write(self._leader_start(), create=True)
+
+    def note_whole(self) -> None:
+        """All that the store had lost is written again."""
+        self._is_whole = True
+        self.health.note_answer()
 
     def give_up(self) -> None:
         """From now on a store that does not answer is not waited for."""
@@ -103,17 +131,17 @@ class JournalWriter:
         while not is_there:
             try:
                 self.num_commands += 1
-                await self._store.append(entry_id, payload, create=create)
+                with self.health.asking():
+                    await self._store.append(entry_id, payload, create=create)
                 break
-            except StoreFlushedError:
-                await self._begin_again()
-                entry_id, may_be_there = self._next_id(), False
-                continue
+            except StoreFlushedError as error:
+                log.error("the store lost the journal; beginning it again", epoch=self.epoch)
+                raise JournalLostError("the store lost the journal") from error
             except StaleEntryError:
                 pass
             except StoreUnavailableError as error:
                 may_be_there = True
-                self._note_degraded(error.message)
+                self.health.note_trouble(error.message)
                 await self._pause(backoff_s)
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
             is_there = await self._find_out(entry_id, may_be_there=may_be_there)
@@ -130,28 +158,33 @@ class JournalWriter:
         if last is None:
             return False  # the next attempt meets the same, and begins the journal again
         if last > entry_id or (last == entry_id and not may_be_there):
-            raise FencedError(f"a newer scheduler took over: it wrote {last}, we are at {self.last_id}")
-        if last < self.last_id:
-            log.error("the store lost acknowledged entries", last=str(last), acknowledged=str(self.last_id))
+            raise self._fenced(last)
+        self._check_not_lost(last)
         return last == entry_id
 
+    def _fenced(self, last: EntryId) -> FencedError:
+        return FencedError(f"a newer scheduler took over: it wrote {last}, we are at {self.last_id}")
+
+    def _check_not_lost(self, last: EntryId | None) -> None:
+        if last is None or last < self.last_id:
+            log.error("the store lost acknowledged entries", last=str(last), acknowledged=str(self.last_id))
+            raise JournalLostError(f"the store has the journal up to {last}, and had acknowledged {self.last_id}")
+
     async def _last_id(self) -> EntryId | None:
+        return await self._until_answered(self._store.last_entry_id)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What is asked must be harmless to repeat."""
         backoff_s = _MIN_BACKOFF_S
         while True:
             try:
                 self.num_commands += 1
-                return await self._store.last_entry_id()
+                with self.health.asking():
+                    return await ask()
             except StoreUnavailableError as error:
-                self._note_degraded(error.message)
+                self.health.note_trouble(error.message)
                 await self._pause(backoff_s)
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-
-    async def _begin_again(self) -> None:
-        """The store was emptied while we lead: memory still holds the state, so the journal starts anew."""
-        log.error("the store lost the journal; beginning it again", epoch=self.epoch)
-        self.num_recreated += 1
-        self._note_degraded("the journal is gone")
-        await self._write(self._leader_start(), create=True)
 
     def _next_id(self) -> EntryId:
         return EntryId(self.epoch, self.last_id.seq + 1)
@@ -163,14 +196,11 @@ class JournalWriter:
             self.write_ns = elapsed_ns
         else:
             self.write_ns += round(_WRITE_NS_WEIGHT * (elapsed_ns - self.write_ns))
-        if self._degraded_since_s is not None:
-            log.info("journal recovered", after_s=round(time.monotonic() - self._degraded_since_s, 3))
-            self._degraded_since_s = None
+        self._note_answer()
 
-    def _note_degraded(self, reason: str) -> None:
-        if self._degraded_since_s is None:
-            self._degraded_since_s = time.monotonic()
-            log.warning("journal degraded: output waits for the store", reason=reason)
+    def _note_answer(self) -> None:
+        if self._is_whole:
+            self.health.note_answer()
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -4,7 +4,7 @@ The deployment stands in braces, a hash tag, so that all keys of one deployment 
 keys are written and read by the scheduler alone.
 
     {quire:<deployment>}:epoch     string, an integer. The last leader epoch taken; INCR by a scheduler that starts
-                                   to lead. Lives for ever.
+                                   to lead, raised by one whose store has lost it. Lives for ever.
     {quire:<deployment>}:lease     string: `<epoch> <leader_id> <address>` of the scheduler that leads; epoch 0 while it
                                    is about to. Renewed by it every quarter of its life, which is `lease_ms`; read
                                    by standbys, which may take it when it is gone. It decides who tries to lead;

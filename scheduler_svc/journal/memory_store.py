@@ -29,6 +29,9 @@ class MemoryStore:
         self._epoch += 1
         return self._epoch
 
+    async def raise_epoch(self, epoch: int) -> None:
+        self._epoch = max(self._epoch, epoch)
+
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         if self._last is None:
             if not create:

@@ -84,6 +84,12 @@ class RedisStore:
     async def next_epoch(self) -> int:
         return int(await self._side.call(pack("INCR", self._keys.epoch)))
 
+    async def raise_epoch(self, epoch: int) -> None:
+        # Two commands: who counts up in between only makes it higher.
+        known = int(await self._side.call(pack("INCRBY", self._keys.epoch, 0)))
+        if known < epoch:
+            await self._side.call(pack("INCRBY", self._keys.epoch, epoch - known))
+
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         name = b"%d-%d" % entry_id
         command = b"%b$%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n$1\r\nc\r\n$8\r\n%08x\r\n" % (

@@ -57,6 +57,10 @@ class FencedError(StoreError):
     """A newer leader writes the journal; this process must stop leading."""
 
 
+class JournalLostError(StoreError):
+    """The store has lost entries that it had acknowledged, or all of them."""
+
+
 class DataLossError(StoreError):
     """An entry cannot be read back as it was written."""
 
@@ -78,6 +82,9 @@ class Store(Protocol):
 
     async def next_epoch(self) -> int:
         """Counts the epoch up and returns it."""
+
+    async def raise_epoch(self, epoch: int) -> None:
+        """Sees to it that the epoch is at least this one."""
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         """Adds one entry; returns once the store keeps it.

@@ -8,16 +8,19 @@ import asyncio
 import secrets
 import time
 import uuid
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
 from common.arrays import pack_int32
-from common.errors import AlreadyExistsError, NotFoundError, OverloadedError, UnavailableError
+from common.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError, OverloadedError, UnavailableError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
+from scheduler_svc.journal.journal_health import answered_in_time
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_replay import JournaledRequest
@@ -33,7 +36,11 @@ from scheduler_svc.requests.served_model import ServedModel
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class AdmissionLimits:
 
     max_queue_requests: int
     max_queue_tokens: int
+    max_queue_wait_s: float = inf
 
 
 class Entering(NamedTuple):
@@ -146,6 +154,14 @@ class Admission:
             raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
         return stream_of_record(record)
 
+    async def attach(self, request_id: str) -> tuple[OutputStream, pb.Accepted]:
+        """As `find`, with what its reader is told first."""
+        stream = await self.find(request_id)
+        accepted = pb.Accepted()
+        accepted.CopyFrom(stream.accepted)
+        accepted.attached = True
+        return stream, accepted
+
     async def response(self, request_id: str) -> pb.GetRequestResponse:
         """What is known of a request. Raises NotFoundError."""
         waiting = self.recovery.response(request_id)
@@ -170,6 +186,44 @@ class Admission:
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
         return live.ended_state or live.state
 
+    async def pause(self, request_id: str, *, keep_on_host: bool) -> pb.RequestState.ValueType:
+        """Pauses a request; returns when that is durable.
+
+        Raises NotFoundError, FailedPreconditionError if it has ended, UnavailableError.
+        """
+        await self._in_time(self._pause(request_id, keep_on_host))
+        return pb.REQUEST_STATE_PAUSED
+
+    async def resume(self, request_id: str) -> pb.RequestState.ValueType:
+        """Lets a paused request go on, and returns its state once that is durable. Raises as `pause`."""
+        return await self._in_time(self._resume(request_id))
+
+    async def _pause(self, request_id: str, keep_on_host: bool) -> None:
+        if not await self.recovery.set_paused(request_id, is_paused=True):
+            await self._engine.pause(await self._unfinished(request_id), keep_on_host=keep_on_host)
+
+    async def _resume(self, request_id: str) -> pb.RequestState.ValueType:
+        if not await self.recovery.set_paused(request_id, is_paused=False):
+            live = await self._unfinished(request_id)
+            await self._engine.resume(live)
+            return live.state
+        return (await self.response(request_id)).state
+
+    async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await change
+        except TimeoutError:
+            raise UnavailableError("the journal's store does not answer; do it again to be sure of it", 1.0) from None
+
+    async def _unfinished(self, request_id: str) -> LiveRequest:
+        live = await self._live(request_id)
+        if live is None:
+            await self.response(request_id)  # or there is no such request
+        if live is None or live.ended_state is not None:
+            raise FailedPreconditionError(f"request {request_id!r} has ended")
+        return live
+
     def cancel_live(self, request_id: str) -> None:
         """Ends a request if it is live."""
         live = self._engine.live.get(request_id)
@@ -178,11 +232,7 @@ class Admission:
 
     async def _attach_to(self, journaled: JournaledRequest, digest: bytes) -> tuple[OutputStream, pb.Accepted]:
         _check_same(journaled.request_id, journaled.admission.request_digest, digest)
-        stream = await self.find(journaled.request_id)
-        accepted = pb.Accepted()
-        accepted.CopyFrom(stream.accepted)
-        accepted.attached = True
-        return stream, accepted
+        return await self.attach(journaled.request_id)
 
     async def _known_or_new(
         self,
@@ -219,15 +269,18 @@ class Admission:
         timeout_s: float | None,
     ) -> OutputStream:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
-        if request.request_id and (record := await self._record(request.request_id)) is not None:
+        timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
+        deadline_s = times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None
+        self._check_open()
+        if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
         self._check_open()
-        self._check_num_requests()
+        self._check_queue(params.priority, deadline_s)
         self._num_entering += 1
         live = None
         try:
-            live = await self._prepare(request, params, digest, model, times, timeout_s)
+            live = await self._prepare(request, params, digest, model, times, deadline_s)
             self._entering[live] = None
             self._entering_tokens += live.num_prompt_tokens
             await self._make_durable(live, request, model)
@@ -245,7 +298,7 @@ class Admission:
         digest: bytes,
         model: ServedModel,
         times: RequestTimes,
-        timeout_s: float | None,
+        deadline_s: float | None,
     ) -> LiveRequest:
         """Tokenises the prompt and settles the length."""
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
@@ -263,14 +316,13 @@ class Admission:
             max_sequences_that_fit=scheduler.max_sequences_that_fit(),
             num_pinned_blocks=scheduler.num_pinned_blocks(),
         )
-        timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         return new_live_request(
             params,
             token_ids,
             digest=digest,
             seq_id=self._engine.number_sequences(params.num_sequences),
             max_tokens=max_tokens,
-            deadline_s=times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None,
+            deadline_s=deadline_s,
             tokenizer=model.tokenizer,
             wanted=request.output,
             times=times,
@@ -279,19 +331,37 @@ class Admission:
     def _check_open(self) -> None:
         if self.closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
-        if self._engine.journal.stats.degraded:
+        if self._engine.journal.health.is_degraded:
             raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
-    def _check_num_requests(self) -> None:
-        num_requests = self._engine.scheduler.queue_size()[0] + self._num_entering
+    def _check_queue(self, priority: int, deadline_s: float | None) -> None:
+        """How many wait, and how long a newcomer would; what is on its way in counts as ahead of it."""
+        scheduler = self._engine.scheduler
+        num_requests = scheduler.queue_size()[0] + self._num_entering
         if num_requests >= self._limits.max_queue_requests:
-            raise OverloadedError(f"the queue is full: {num_requests} requests wait; come back later", 1.0)
+            raise self._overloaded(
+                f"the queue is full: {num_requests} requests wait", self._expected_wait_s(num_requests)
+            )
+        num_ahead = scheduler.num_ahead(priority, deadline_s) + self._num_entering
+        wait_s = self._expected_wait_s(num_ahead)
+        if wait_s > self._limits.max_queue_wait_s:
+            raise self._overloaded(
+                f"{num_ahead} waiting requests are ahead of this one, a wait of some {wait_s:.1f} s", wait_s
+            )
+
+    def _expected_wait_s(self, num_ahead: int) -> float:
+        return self._engine.queue_wait.expected_s(time.monotonic(), num_ahead)
+
+    def _overloaded(self, fault: str, wait_s: float) -> OverloadedError:
+        retry_after_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S) if wait_s else 1.0
+        return OverloadedError(f"{fault}; come back later", retry_after_s)
 
     def _check_num_tokens(self, num_tokens: int) -> None:
         """One that is alone may be as long as it likes."""
         queued_tokens = self._engine.scheduler.queue_size()[1] + self._entering_tokens
         if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
-            raise OverloadedError(f"the queue is full: {queued_tokens} prompt tokens wait; come back later", 1.0)
+            wait_s = self._expected_wait_s(self._engine.scheduler.queue_size()[0])
+            raise self._overloaded(f"the queue is full: {queued_tokens} prompt tokens wait", wait_s)
 
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, model: ServedModel) -> None:
         settled = pb.GenerateRequest()
@@ -310,9 +380,10 @@ class Admission:
         deadline_s = live.group.deadline_s
         if deadline_s is not None:
             entry.deadline_unix_ns = live.times.arrived_unix_ns + round(deadline_s * 1e9) - live.times.arrived_ns
-        durable = self._engine.journal.admit(entry)
-        done, _ = await asyncio.wait([durable], timeout=self._timeout_s)
-        if not done:
+        live.admission = entry
+        durable, trouble = self._engine.journal.admit(entry, live.restate), self._engine.journal.health.trouble
+        await asyncio.wait([durable, trouble], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not durable.done():
             durable.add_done_callback(partial(self._withdraw, live))
             raise UnavailableError("the journal's store does not answer; nothing was accepted", 1.0)
         try:
@@ -350,6 +421,17 @@ class Admission:
     async def _record(self, request_id: str) -> journal_pb2.RequestRecord | None:
         payload = await self._engine.records.get(request_id)
         return None if payload is None else journal_pb2.RequestRecord.FromString(payload)
+
+    async def _record_in_time(self, request_id: str) -> journal_pb2.RequestRecord | None:
+        """Raises UnavailableError where the store is silent."""
+        reading = asyncio.ensure_future(self._record(request_id))
+        try:
+            if await answered_in_time(reading):
+                return reading.result()
+        finally:
+            reading.cancel()
+        self._engine.journal.probe_soon()
+        raise UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -24,6 +24,7 @@ from scheduler_svc.requests.computations import Computation, Computations
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.publisher import Publisher
+from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
 
@@ -66,8 +67,10 @@ class Engine:
         self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of those that are drawn
         self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
         self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
+        self._paused: set[LiveRequest] = set()
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
+        self.queue_wait = QueueWait()
         self._hopeless_sought_s = 0.0
         self._hopeless_timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -104,7 +107,7 @@ class Engine:
         self._computations.cancel(group)
         self.wake_workers()
 
-    def start(self, request: LiveRequest) -> None:
+    def start(self, request: LiveRequest, *, is_paused: bool = False) -> None:
         """Queues a request whose admission is durable. One of an earlier leader goes on from the output that it has."""
         self.live[request.request_id] = request
         self._empty.clear()
@@ -128,11 +131,58 @@ class Engine:
                 if sample.finish is not None:
                     self.scheduler.finish(sample.sequence)
         self.scheduler.add(request.group)
+        request.durable.is_paused = is_paused
+        if is_paused:
+            self._take_off(request, keep_on_host=False)
         self.wake_workers()
 
+    async def pause(self, request: LiveRequest, *, keep_on_host: bool) -> None:
+        """Takes a request off its worker until `resume`; returns when that is durable. Again is harmless.
+
+        Tokens of steps in flight still come, and may end it. It must not have ended.
+        """
+        self._take_off(request, keep_on_host=keep_on_host)
+        self.wake_workers()  # its blocks may let others run
+        await self.note_pause(request.number, is_paused=True, on_durable=request.note_durable_pause)
+
+    async def resume(self, request: LiveRequest) -> None:
+        """Queues a paused request again; returns when that is durable. Again is harmless. It must not have ended."""
+        self.scheduler.resume(request.group)
+        self._paused.discard(request)
+        self._empty.clear()
+        self.wake_workers()
+        await self.note_pause(request.number, is_paused=False, on_durable=request.note_durable_pause)
+
+    async def note_pause(
+        self, number: int, *, is_paused: bool, on_durable: Callable[[bool], None] | None = None
+    ) -> None:
+        """Writes into the journal that a request is paused, or goes on, and returns when it is durable.
+
+        `on_durable` is told `is_paused` at once then.
+        """
+        durable = asyncio.Event()
+        change = journal_pb2.PauseChange(sequence=number, paused=is_paused)
+
+        def note() -> None:
+            if on_durable is not None:
+                on_durable(is_paused)
+            durable.set()
+
+        self.journal.append(sequences=(), tokens=(), pauses=[change], on_durable=note)
+        await durable.wait()
+
+    def _take_off(self, request: LiveRequest, *, keep_on_host: bool) -> None:
+        self.scheduler.pause(request.group, keep_on_host=keep_on_host)
+        self._paused.add(request)
+        self._note_emptiness()
+
     async def wait_until_empty(self) -> None:
-        """Returns when no request is live."""
+        """Returns when no request is live but paused ones."""
         await self._empty.wait()
+
+    def _note_emptiness(self) -> None:
+        if len(self.live) == len(self._paused):
+            self._empty.set()
 
     def may_step(self) -> bool:
         """Whether the journal keeps up. Where it does not, computing more tokens would only fill the memory.
@@ -169,7 +219,8 @@ class Engine:
         self.wake_workers()
 
     def note_scheduled(self, plan: StepPlan) -> None:
-        """Keeps the moment at which requests first enter a step."""
+        """Keeps the moment at which requests first enter a step, and how fast they leave the queue."""
+        self.queue_wait.note_step(time.monotonic(), self.scheduler.num_served(), self.scheduler.queue_size()[0])
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
             if request is not None and request.times.first_scheduled_ns is None:
@@ -328,6 +379,7 @@ class Engine:
 
     def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
+        self._paused.discard(request)
         request.times.finished_ns = time.monotonic_ns()
         for timer in (request.deadline, request.abandonment):
             if timer is not None:
@@ -360,8 +412,7 @@ class Engine:
             del self.sampling_of[sequence.seq_id]
             self._sample_of.pop(sequence.seq_id, None)
             self._with_stop_strings.discard(sequence.seq_id)
-        if not self.live:
-            self._empty.set()
+        self._note_emptiness()
         log.info(
             "request ended",
             request_id=request.request_id,

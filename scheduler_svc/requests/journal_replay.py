@@ -1,13 +1,14 @@
 """The journal's entries, one after another, to requests as a new leader finds them.
 
 Pure, and a reader of entries alone: it knows no model, no text, no store and no clock. Beam searches are kept as the
-decisions that they are replayed from.
+decisions that they are replayed from. A request, or a pin, that is said again is replaced by what is said; when a
+leader says everything again, what it does not say has ended.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.arrays import INT32_BYTES, unpack_int32, unpack_int64
+from common.arrays import INT32_BYTES, pack_int32, unpack_int32, unpack_int64
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.store import DataLossError, EntryId
@@ -27,11 +28,13 @@ class JournaledSample:
 class JournaledRequest:
     """One request; of a beam search `samples` are empty."""
 
-    entry_id: EntryId  # of its admission
+    entry_id: EntryId  # from which on it can be read: of its admission, or its last restatement
     admission: journal_pb2.Admission
     samples: list[JournaledSample]
     prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
+    num_preemptions: int = 0
+    is_paused: bool = False
     finish: journal_pb2.Finish | None = None
 
     @property
@@ -50,19 +53,51 @@ class JournaledRequest:
     def has_output(self) -> bool:
         return bool(self.beam_steps) or any(sample.token_ids for sample in self.samples)
 
+    def restate(self, entry: journal_pb2.JournalEntry) -> None:
+        """Says all this again."""
+        entry.restatements.add(
+            admission=self.admission,
+            samples=[
+                journal_pb2.RestatedSample(
+                    token_ids=pack_int32(each.token_ids), logprobs=each.logprobs, finish=each.finish
+                )
+                for each in self.samples
+            ],
+            beam_steps=self.beam_steps,
+            prompt_logprobs=self.prompt_logprobs,
+            num_preemptions=self.num_preemptions,
+            pause=journal_pb2.PauseChange(sequence=self.number, paused=True) if self.is_paused else None,
+        )
+        if self.finish is not None:
+            entry.finishes.append(self.finish)
+
+
+@dataclass(slots=True, eq=False)
+class JournaledPin:
+    """A prefix that is pinned."""
+
+    entry_id: EntryId  # in which it was said last
+    change: journal_pb2.PinChange
+
 
 class JournalReplay:
-    """All requests whose admissions are in the entries applied so far, in the order of their admission."""
+    """All requests whose admissions or restatements are in the entries applied so far, and the pins."""
 
     def __init__(self) -> None:
         self.requests: dict[int, JournaledRequest] = {}  # by number
+        self.pins: dict[tuple[str, str], JournaledPin] = {}  # by tenant and name
         self.highest_number = 0  # of any sequence
         self.num_unreadable = 0  # admissions by a version from which nobody can go on
         self._sample_of: dict[int, JournaledSample] = {}  # by number of its sequence
+        # While a leader says everything again: what it has not said yet. It is needed if the leader dies before the end.
+        self._unsaid: set[int | tuple[str, str]] | None = None
 
     def apply(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
         """Takes the next entry. Raises DataLossError if it cannot follow those before it."""
         try:
+            self._note_saying_again(entry_id, entry)
+            for restatement in entry.restatements:
+                self._restate(entry_id, restatement)
             for admission in entry.admissions:
                 self._admit(entry_id, admission)
             for prompt in entry.prompt_logprobs:
@@ -73,18 +108,27 @@ class JournalReplay:
             for step in entry.beam_steps:
                 if step.sequence in self.requests:
                     self.requests[step.sequence].beam_steps.append(step)
+            for preemption in entry.preemptions:
+                if preemption.sequence in self.requests:
+                    self.requests[preemption.sequence].num_preemptions += 1
+            for pause in entry.pauses:
+                if pause.sequence in self.requests:
+                    self.requests[pause.sequence].is_paused = pause.paused
             for each in entry.sample_finishes:
                 if each.sequence in self._sample_of:
                     self._sample_of[each.sequence].finish = each.finish
             for finish in entry.finishes:
                 self._finish(finish)
+            for change in entry.pins:
+                self._pin(entry_id, change)
         except ValueError as error:
             raise DataLossError(f"journal entry {entry_id} contradicts itself: {error}") from error
 
     def owners(self) -> Iterable[JournaledRequest]:
-        """Of each request_id the last that has it, in order, unless it was withdrawn."""
-        last = {request.request_id: request for request in self.requests.values()}
-        return [request for request in self.requests.values() if last[request.request_id] is request]
+        """Of each request_id the last that has it, in the order of admission, unless it was withdrawn."""
+        requests = [request for _, request in sorted(self.requests.items())]
+        last = {request.request_id: request for request in requests}
+        return [request for request in requests if last[request.request_id] is request]
 
     def disowned(self) -> Iterable[JournaledRequest]:
         """Requests without an end whose clients were told to come back, and have come back under the same id."""
@@ -99,15 +143,55 @@ class JournalReplay:
         if not admission.model_fingerprint:
             self.num_unreadable += 1
             return
-        number, num_sequences = admission.sequence, num_sequences_of(admission.request)
+        number = admission.sequence
         if number in self.requests or number in self._sample_of:
             raise ValueError(f"sequence {number} is admitted twice")
+        self._add(entry_id, admission)
+
+    def _add(self, entry_id: EntryId, admission: journal_pb2.Admission) -> JournaledRequest:
+        number, num_sequences = admission.sequence, num_sequences_of(admission.request)
         self.highest_number = max(self.highest_number, number + num_sequences - 1)
         num_drawn = 0 if admission.request.HasField("beam") else num_sequences
         samples = [JournaledSample() for _ in range(num_drawn)]
-        self.requests[number] = JournaledRequest(entry_id, admission, samples)
+        request = self.requests[number] = JournaledRequest(entry_id, admission, samples)
         for index, sample in enumerate(samples):
             self._sample_of[number + index] = sample
+        return request
+
+    def _restate(self, entry_id: EntryId, restatement: journal_pb2.Restatement) -> None:
+        self._drop(restatement.admission.sequence)
+        request = self._add(entry_id, restatement.admission)
+        if restatement.samples:
+            for sample, said in zip(request.samples, restatement.samples, strict=True):
+                sample.token_ids.extend(unpack_int32(said.token_ids))
+                sample.logprobs.extend(said.logprobs)
+                sample.finish = said.finish if said.HasField("finish") else None
+        request.beam_steps.extend(restatement.beam_steps)
+        request.prompt_logprobs.extend(restatement.prompt_logprobs)
+        request.num_preemptions = restatement.num_preemptions
+        request.is_paused = restatement.pause.paused
+
+    def _pin(self, entry_id: EntryId, change: journal_pb2.PinChange) -> None:
+        key = (change.tenant, change.name)
+        if change.unpinned:
+            self.pins.pop(key, None)
+        else:
+            self.pins[key] = JournaledPin(entry_id, change)
+
+    def _note_saying_again(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
+        """Behind a LeaderStart that begins no epoch a leader says everything again, and then goes on."""
+        if entry.HasField("leader_start"):
+            self._unsaid = {*self.requests, *self.pins} if entry_id.seq else None
+        elif self._unsaid is not None and (entry.restatements or entry.pins):
+            self._unsaid.difference_update(each.admission.sequence for each in entry.restatements)
+            self._unsaid.difference_update((each.tenant, each.name) for each in entry.pins)
+        elif self._unsaid is not None:
+            for key in self._unsaid:
+                if isinstance(key, int):
+                    self._drop(key)
+                else:
+                    del self.pins[key]
+            self._unsaid = None
 
     def _append(self, entry: journal_pb2.JournalEntry) -> None:
         sample_of = self._sample_of

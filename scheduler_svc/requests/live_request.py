@@ -7,6 +7,7 @@ come back.
 import asyncio
 from dataclasses import dataclass, field
 
+from common.arrays import pack_int32
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
@@ -17,6 +18,7 @@ from scheduler_svc.requests.output_stream import OutputStream, SampleStream
 from scheduler_svc.requests.request_params import RequestParams
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
+OWN_ENDS = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)  # of samples that ended by themselves
 FINISH_REASON_OF_STATE = {
     pb.REQUEST_STATE_CANCELLED: pb.FINISH_REASON_CANCELLED,
     pb.REQUEST_STATE_EXPIRED: pb.FINISH_REASON_DEADLINE,
@@ -47,6 +49,17 @@ class RequestTimes:
         )
 
 
+@dataclass(slots=True)
+class DurableState:
+    """What the journal has acknowledged of a request, besides the tokens of samples that are drawn."""
+
+    beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
+    has_prompt_logprobs: bool = False
+    num_preemptions: int = 0
+    is_paused: bool = False
+    finish: journal_pb2.Finish | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
     """One request. Its samples are those that are drawn, or of a beam search the one that streams, at the end all."""
@@ -61,6 +74,7 @@ class LiveRequest:
     times: RequestTimes
     ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
     error: str = ""
+    outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     num_failed_steps: int = 0  # in a row
     progress_at_failure: int = -1  # at the last of them
@@ -68,6 +82,9 @@ class LiveRequest:
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
     pending_beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)  # not yet settled
     are_prompt_logprobs_settled: bool = False
+    num_settled_preemptions: int = 0
+    admission: journal_pb2.Admission | None = None  # as the journal has it
+    durable: DurableState = field(default_factory=DurableState)
 
     @property
     def request_id(self) -> str:
@@ -94,6 +111,8 @@ class LiveRequest:
             return self.stream.finished.state
         if self.ended_state is not None and self.times.first_scheduled_ns is not None:
             return pb.REQUEST_STATE_RUNNING
+        if self.group.is_paused:
+            return pb.REQUEST_STATE_PAUSED
         running = any(each.status is SequenceStatus.RUNNING for each in self.group.sequences)
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
 
@@ -161,28 +180,57 @@ class LiveRequest:
             recomputed_tokens=group.num_recomputed_tokens,
         )
 
-    def to_finished(self) -> pb.Finished:
-        """The end as readers see it; `ended_state` must be decided."""
-        assert self.ended_state is not None
-        return pb.Finished(
+    def settle_outcome(self) -> pb.Finished:
+        """The end as readers will see it; `ended_state` must be decided, and every sample settled."""
+        assert self.ended_state is not None and self.outcome is None
+        usage = self.usage()
+        usage.completion_tokens = sum(len(sample.token_ids) for sample in self.choose_samples())
+        if self.times.first_token_ns is None and usage.completion_tokens:
+            self.times.first_token_ns = self.times.finished_ns  # they come in one piece
+        self.outcome = pb.Finished(
             state=self.ended_state,
-            usage=self.usage(),
+            usage=usage,
             timings=self.times.to_pb(),
             error=self.error,
             memory=self.memory(),
         )
+        return self.outcome
 
     def to_finish_entry(self) -> journal_pb2.Finish:
-        """The end as the journal keeps it; `ended_state` must be decided."""
-        assert self.ended_state is not None
+        """The end as the journal keeps it; its outcome must be settled."""
+        assert self.outcome is not None
         times = self.times
         finished_unix_ns = times.arrived_unix_ns + (times.finished_ns or times.arrived_ns) - times.arrived_ns
         return journal_pb2.Finish(
-            sequence=self.number, state=self.ended_state, error=self.error, finished_unix_ns=finished_unix_ns
+            sequence=self.number,
+            state=self.outcome.state,
+            error=self.outcome.error,
+            finished_unix_ns=finished_unix_ns,
+            outcome=self.outcome,
         )
+
+    def note_durable_pause(self, is_paused: bool) -> None:
+        """The journal has acknowledged that it is paused, or goes on."""
+        self.durable.is_paused = is_paused
+
+    def restate(self, entry: journal_pb2.JournalEntry) -> None:
+        """Says again all that is durable of it, and nothing more."""
+        assert self.admission is not None
+        drawn = self.samples if self.beams is None else ()
+        entry.restatements.add(
+            admission=self.admission,
+            samples=[_restated(sample) for sample in drawn],
+            beam_steps=self.durable.beam_steps,
+            prompt_logprobs=self.stream.prompt_logprobs if self.durable.has_prompt_logprobs else (),
+            num_preemptions=self.durable.num_preemptions,
+            pause=journal_pb2.PauseChange(sequence=self.number, paused=True) if self.durable.is_paused else None,
+        )
+        if self.durable.finish is not None:
+            entry.finishes.append(self.durable.finish)
 
     def to_response(self) -> pb.GetRequestResponse:
         """What readers may know by now."""
+        finished = self.stream.finished
         return pb.GetRequestResponse(
             request_id=self.request_id,
             state=self.state,
@@ -194,14 +242,24 @@ class LiveRequest:
                 )
                 for sample in self.stream.samples
             ],
-            usage=self.usage(),
-            timings=self.times.to_pb(),
-            error=self.error if self.stream.finished is not None else "",
+            usage=finished.usage if finished else self.usage(),
+            timings=finished.timings if finished else self.times.to_pb(),
+            error=finished.error if finished else "",
             created_unix_ns=self.times.arrived_unix_ns,
             seed=self.params.seed,
             tenant=self.params.tenant,
-            memory=self.memory(),
+            memory=finished.memory if finished else self.memory(),
         )
+
+
+def _restated(sample: LiveSample) -> journal_pb2.RestatedSample:
+    num_tokens, finish = sample.num_durable, sample.finish
+    has_finish = finish is not None and sample.is_end_durable and finish.reason in OWN_ENDS
+    return journal_pb2.RestatedSample(
+        token_ids=pack_int32(sample.stream.token_ids[:num_tokens]),
+        logprobs=sample.stream.logprobs[:num_tokens],
+        finish=finish if has_finish else None,
+    )
 
 
 def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int) -> None:

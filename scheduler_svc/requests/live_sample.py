@@ -29,6 +29,8 @@ class LiveSample:
     sample_index: int = 0  # of its noise
     finish: pb.SampleFinish | None = None  # decided, though perhaps not yet durable
     is_end_settled: bool = False
+    num_durable: int = 0  # settled tokens that the journal has acknowledged
+    is_end_durable: bool = False
     pending_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # of tokens not yet settled
 
     @property

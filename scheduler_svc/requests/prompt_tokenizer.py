@@ -1,4 +1,4 @@
-"""Prompts to token ids, off the event loop: one thread, one prompt after another.
+"""Prompts to token ids, off the event loop: one prompt after another, and long ones apart from short ones.
 
 It knows which forms a prompt can have; what may be asked was checked before.
 """
@@ -12,12 +12,15 @@ from scheduler_svc.requests.served_model import ServedModel, encode_chat
 
 Prompt = str | pb.ChatPrompt | Sequence[int]
 
+_LONG = 16_384  # characters of a text, or bytes of a chat
+
 
 class PromptTokenizer:
     """One per process. It is at work only while a model is served that has a tokenizer."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "tokenizer")
+        self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")  # so that nobody waits behind a whole book
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
         """Text with the model's special tokens added, a chat by its template, token ids as they are."""
@@ -27,8 +30,10 @@ class PromptTokenizer:
         assert tokenizer is not None, "text and chats are refused without a tokenizer"
         loop = asyncio.get_running_loop()
         if isinstance(prompt, str):
-            return await loop.run_in_executor(self._thread, tokenizer.encode, prompt, True)
-        return await loop.run_in_executor(self._thread, encode_chat, tokenizer, prompt)
+            thread = self._long_thread if len(prompt) > _LONG else self._thread
+            return await loop.run_in_executor(thread, tokenizer.encode, prompt, True)
+        thread = self._long_thread if prompt.ByteSize() > _LONG else self._thread
+        return await loop.run_in_executor(thread, encode_chat, tokenizer, prompt)
 
 
 def prompt_of(request: pb.GenerateRequest) -> Prompt:

@@ -13,11 +13,9 @@ from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
-from scheduler_svc.requests.live_request import LiveRequest
+from scheduler_svc.requests.live_request import OWN_ENDS, LiveRequest
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.request_record import record_of
-
-_OWN_ENDS = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
 
 @dataclass(slots=True)
@@ -27,7 +25,10 @@ class _News:
     requests: dict[LiveRequest, None] = field(default_factory=dict)  # that have any
     num_tokens: dict[LiveSample, int] = field(default_factory=dict)  # settled, of samples that gained some
     ended_samples: list[LiveSample] = field(default_factory=list)
-    ended: list[LiveRequest] = field(default_factory=list)
+    ended: list[tuple[LiveRequest, journal_pb2.Finish]] = field(default_factory=list)
+    beam_steps: list[tuple[LiveRequest, list[journal_pb2.BeamStep]]] = field(default_factory=list)
+    with_prompt_logprobs: list[LiveRequest] = field(default_factory=list)
+    preempted: list[tuple[LiveRequest, int]] = field(default_factory=list)  # and how often so far
 
 
 class Publisher:
@@ -70,6 +71,7 @@ class Publisher:
         prompt_logprobs: list[journal_pb2.PromptTokenLogprobs] = []
         beam_steps: list[journal_pb2.BeamStep] = []
         sample_finishes: list[journal_pb2.SampleEnd] = []
+        preemptions: list[journal_pb2.Preemption] = []
         news = _News()
         for sample, request in self._each_unsettled():
             self._push_text(request, sample)
@@ -78,6 +80,10 @@ class Publisher:
             sequence, finish = sample.sequence, sample.finish
             if request.stream.prompt_logprobs and not request.are_prompt_logprobs_settled:
                 prompt_logprobs.append(_prompt_logprobs(request))
+                news.with_prompt_logprobs.append(request)
+            if request.group.num_preemptions != request.num_settled_preemptions:
+                preemptions += _preemptions(request)
+                news.preempted.append((request, request.num_settled_preemptions))
             if sequence is not None:  # beams are written as what they were decided from
                 if fresh_logprobs:
                     logprobs += [
@@ -86,17 +92,21 @@ class Publisher:
                     ]
                 tokens += fresh
                 sequences += [sequence.seq_id] * len(fresh)
-                if finish is not None and finish.reason in _OWN_ENDS:
+                if finish is not None and finish.reason in OWN_ENDS:
                     sample_finishes.append(journal_pb2.SampleEnd(sequence=sequence.seq_id, finish=finish))
             elif request.pending_beam_steps:
                 beam_steps += request.pending_beam_steps
+                news.beam_steps.append((request, request.pending_beam_steps))
                 request.pending_beam_steps = []
             if finish is not None:
                 sample.is_end_settled = True
                 news.ended_samples.append(sample)
             news.num_tokens[sample] = len(sample.stream.token_ids)
             news.requests[request] = None
-        news.ended, self._ended = self._ended, []
+        ended, self._ended = self._ended, []
+        for request in ended:
+            request.settle_outcome()
+            news.ended.append((request, request.to_finish_entry()))
         self._journal.append(
             sequences=sequences,
             tokens=tokens,
@@ -104,7 +114,8 @@ class Publisher:
             prompt_logprobs=prompt_logprobs,
             beam_steps=beam_steps,
             sample_finishes=sample_finishes,
-            finishes=[request.to_finish_entry() for request in news.ended],
+            preemptions=preemptions,
+            finishes=[finish for _, finish in news.ended],
             on_durable=partial(self._release, news),
         )
 
@@ -119,25 +130,48 @@ class Publisher:
     def _release(self, news: _News) -> None:
         now_ns = time.monotonic_ns()
         self._on_durable()
+        _note_durable(news)
         for sample, num_tokens in news.num_tokens.items():
             sample.stream.num_released = num_tokens
         for sample in news.ended_samples:
             assert sample.finish is not None
             sample.stream.close(sample.finish)
-        for request in news.ended:
+        for request, _ in news.ended:
             request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
         for request in news.requests:
             if request.times.first_token_ns is None and any(each.num_released for each in request.stream.samples):
                 request.times.first_token_ns = now_ns
             request.stream.notify()
-        for request in news.ended:
+        for request, _ in news.ended:
             self._close(request)
 
     def _close(self, request: LiveRequest) -> None:
-        request.stream.close(request.to_finished())
+        assert request.outcome is not None
+        request.stream.close(request.outcome)
         record = record_of(request).SerializeToString()
         self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
         self._on_closed(request)
+
+
+def _note_durable(news: _News) -> None:
+    for sample, num_tokens in news.num_tokens.items():
+        sample.num_durable = num_tokens
+    for sample in news.ended_samples:
+        sample.is_end_durable = True
+    for request, steps in news.beam_steps:
+        request.durable.beam_steps += steps
+    for request in news.with_prompt_logprobs:
+        request.durable.has_prompt_logprobs = True
+    for request, num_preemptions in news.preempted:
+        request.durable.num_preemptions = num_preemptions
+    for request, finish in news.ended:
+        request.durable.finish = finish
+
+
+def _preemptions(request: LiveRequest) -> list[journal_pb2.Preemption]:
+    num_new = request.group.num_preemptions - request.num_settled_preemptions
+    request.num_settled_preemptions = request.group.num_preemptions
+    return [journal_pb2.Preemption(sequence=request.number) for _ in range(num_new)]
 
 
 def _prompt_logprobs(request: LiveRequest) -> journal_pb2.PromptTokenLogprobs:

@@ -25,7 +25,10 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
     """
     request = _without_output(journaled, model)
     request.stream.prompt_logprobs = journaled.prompt_logprobs
-    request.are_prompt_logprobs_settled = bool(journaled.prompt_logprobs)
+    request.are_prompt_logprobs_settled = request.durable.has_prompt_logprobs = bool(journaled.prompt_logprobs)
+    request.group.num_preemptions = journaled.num_preemptions
+    request.num_settled_preemptions = request.durable.num_preemptions = journaled.num_preemptions
+    request.durable.beam_steps += journaled.beam_steps
     if request.beams is not None:
         for step in journaled.beam_steps:
             request.beams.replay(step)
@@ -42,7 +45,9 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
         _settle(sample)
     if journaled.finish is not None:
         request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
-        request.stream.close(request.to_finished())
+        if journaled.finish.HasField("outcome"):
+            request.outcome = journaled.finish.outcome
+        request.stream.close(request.outcome or request.settle_outcome())
     return request
 
 
@@ -60,7 +65,7 @@ def _without_output(journaled: JournaledRequest, model: ServedModel) -> LiveRequ
     deadline_s = None
     if admission.HasField("deadline_unix_ns"):
         deadline_s = time.monotonic() + (admission.deadline_unix_ns - time.time_ns()) / 1e9
-    return new_live_request(
+    request = new_live_request(
         params,
         unpack_int32(admission.prompt_token_ids).tolist(),
         digest=admission.request_digest,
@@ -71,6 +76,8 @@ def _without_output(journaled: JournaledRequest, model: ServedModel) -> LiveRequ
         wanted=admission.request.output,
         times=arrival_times(admission.arrived_unix_ns),
     )
+    request.admission = admission
+    return request
 
 
 def _give_output(sample: LiveSample, kept: JournaledSample) -> None:
@@ -106,9 +113,9 @@ def _settle(sample: LiveSample) -> None:
         raise ValueError("a sample has its stop string, and no end")
     sample.settle_tokens()
     sample.settle_logprobs()
-    sample.stream.num_released = len(sample.stream.token_ids)
+    sample.stream.num_released = sample.num_durable = len(sample.stream.token_ids)
     if sample.finish is not None:
-        sample.is_end_settled = True
+        sample.is_end_settled = sample.is_end_durable = True
         sample.stream.close(sample.finish)
 
 

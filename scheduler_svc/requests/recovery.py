@@ -40,6 +40,10 @@ class Waiting:
     lost_by: str = ""  # why it cannot be rebuilt
 
     @property
+    def has_ended(self) -> bool:
+        return self.ended is not None or self.journaled.finish is not None
+
+    @property
     def fingerprint(self) -> str:
         """Of its model."""
         return self.journaled.admission.model_fingerprint
@@ -63,6 +67,11 @@ class Recovery:
     def num_waiting(self) -> int:
         """Requests that wait for their model."""
         return len(self._waiting)
+
+    @property
+    def num_paused(self) -> int:
+        """Of those that wait."""
+        return sum(each.journaled.is_paused and not each.has_ended for each in self._waiting.values())
 
     def is_rebuilding(self, fingerprint: str) -> bool:
         """Whether a request waits for this model."""
@@ -121,10 +130,11 @@ class Recovery:
         waiting = self._waiting.get(request_id)
         if waiting is None:
             return None
-        admission, has_ended = waiting.journaled.admission, waiting.ended or waiting.journaled.finish
+        admission = waiting.journaled.admission
+        state = pb.REQUEST_STATE_PAUSED if waiting.journaled.is_paused else pb.REQUEST_STATE_WAITING
         return pb.GetRequestResponse(
             request_id=request_id,
-            state=pb.REQUEST_STATE_RUNNING if has_ended else pb.REQUEST_STATE_WAITING,
+            state=pb.REQUEST_STATE_RUNNING if waiting.has_ended else state,
             usage=pb.Usage(prompt_tokens=waiting.journaled.num_prompt_tokens),
             created_unix_ns=admission.arrived_unix_ns,
             seed=admission.request.sampling.seed,
@@ -147,6 +157,20 @@ class Recovery:
                 sequences=(), tokens=(), finishes=[finish], on_durable=partial(self._end_is_durable, waiting)
             )
         return finish.state
+
+    async def set_paused(self, request_id: str, *, is_paused: bool) -> bool:
+        """Pauses or resumes a request that waits; returns when that is durable. False: it does not wait.
+
+        Raises FailedPreconditionError if it has ended.
+        """
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return False
+        if waiting.has_ended:
+            raise FailedPreconditionError(f"request {request_id!r} has ended")
+        waiting.journaled.is_paused = is_paused
+        await self._engine.note_pause(waiting.journaled.number, is_paused=is_paused)
+        return True
 
     def check_model(self, worker_id: str, fingerprint: str) -> None:
         """Raises FailedPreconditionError while requests wait for another model than a first worker's, and none for it.
@@ -180,7 +204,7 @@ class Recovery:
             await asyncio.gather(self._rebuilding, return_exceptions=True)
 
     def _take(self, journaled: JournaledRequest) -> None:
-        self._engine.journal.keep(journaled.number, journaled.entry_id)
+        self._engine.journal.keep(journaled.number, journaled.entry_id, journaled.restate)
         waiting = self._waiting[journaled.request_id] = Waiting(journaled)
         admission = journaled.admission
         if journaled.finish is None and admission.HasField("deadline_unix_ns"):
@@ -230,7 +254,8 @@ class Recovery:
         if request.ended_state is not None:
             self._record(journaled, record_of(request))
         else:
-            self._engine.start(request)
+            self._engine.journal.restate_by(journaled.number, request.restate)
+            self._engine.start(request, is_paused=journaled.is_paused)
             self._readers.watch(request, at_least_s=RETURN_GRACE_S)
             self.num_recovered += 1
         self._let_go(waiting)

@@ -6,11 +6,11 @@ request but short numbers is repeated in what is said about it.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.errors import FailedPreconditionError
 from protos import inference_pb2 as pb
+from scheduler_svc.requests.prompt_checks import ModelLimits, check_can_tokenize, check_ids, check_prompt
 from scheduler_svc.requests.violations import Violations
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
@@ -54,17 +54,6 @@ _RANGES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """What a request must know of the model."""
-
-    vocab_size: int
-    max_model_len: int  # prompt and output together, in tokens
-    eos_token_ids: frozenset[int]
-    has_tokenizer: bool
-    has_chat_template: bool
-
-
 def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     """Raises InvalidRequestError with all that is wrong, else FailedPreconditionError if the model lacks a part."""
     violations = Violations()
@@ -72,7 +61,7 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     kind = request.WhichOneof("prompt")
     if kind is None:
         violations.add("prompt", "is missing: give text, chat or token_ids")
-    _check_prompt(request, kind, limits, violations)
+    check_prompt(request, kind, limits, violations)
     _check_sampling(request.sampling, limits, violations)
     _check_stopping(request.stopping, limits, violations)
     _check_output(request.output, violations)
@@ -82,7 +71,7 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     violations.raise_if_any()
     _check_choice_is_left(request, limits, violations)
     violations.raise_if_any()
-    _check_can_tokenize(kind, limits)
+    check_can_tokenize(kind, limits)
     if not limits.has_tokenizer and request.stopping.stop:
         raise FailedPreconditionError("the model has no tokenizer and so no text: use stop_token_ids instead of stop")
 
@@ -96,9 +85,9 @@ def check_prefix(request: pb.PinPrefixRequest, limits: ModelLimits) -> None:
     kind = request.WhichOneof("prefix")
     if kind is None:
         violations.add("prefix", "is missing: give text, chat or token_ids")
-    _check_prompt(request, kind, limits, violations)
+    check_prompt(request, kind, limits, violations)
     violations.raise_if_any()
-    _check_can_tokenize(kind, limits)
+    check_can_tokenize(kind, limits)
 
 
 def suppressed_token_ids(stopping: pb.StoppingParams, limits: ModelLimits) -> frozenset[int]:
@@ -125,36 +114,6 @@ def _check_sharing(request: pb.GenerateRequest | pb.PinPrefixRequest, violations
     for field, name in (("tenant", request.tenant), ("cache_salt", request.cache_salt)):
         if len(name) > _MOST_NAME_CHARS:
             violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
-
-
-def _check_prompt(
-    request: pb.GenerateRequest | pb.PinPrefixRequest, kind: str | None, limits: ModelLimits, violations: Violations
-) -> None:
-    if kind == "chat":
-        messages = request.chat.messages
-        if not messages:
-            violations.add("chat.messages", "is empty: give at least one message")
-        violations.add_each(
-            (f"chat.messages[{i}].role", "is empty: say who speaks, for instance user")
-            for i, message in enumerate(messages)
-            if not message.role
-        )
-    elif kind == "token_ids":
-        _check_prompt_ids(request.token_ids.ids, limits, violations)
-
-
-def _check_prompt_ids(ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
-    longest = limits.max_model_len - 1
-    if not ids:
-        violations.add("token_ids.ids", "is empty: give at least one token id")
-    elif len(ids) > longest:
-        violations.add(
-            "token_ids.ids",
-            f"has {len(ids):,} ids; the model's context holds {limits.max_model_len:,} tokens, the output included: "
-            f"shorten it to at most {longest:,}",
-        )
-    else:
-        _check_ids("token_ids.ids", ids, limits, violations)
 
 
 def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
@@ -273,24 +232,8 @@ def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, viol
         violations.add("stopping.stop_token_ids", "is the whole vocabulary, which min_tokens holds back: drop either")
 
 
-def _check_can_tokenize(kind: str | None, limits: ModelLimits) -> None:
-    if not limits.has_tokenizer and kind != "token_ids":
-        raise FailedPreconditionError("the model has no tokenizer: send the prompt as token_ids")
-    if kind == "chat" and not limits.has_chat_template:
-        raise FailedPreconditionError("the model has no chat template: send the prompt as text")
-
-
 def _check_list(field: str, ids: Sequence[int], most: int, limits: ModelLimits, violations: Violations) -> None:
     if len(ids) > most:
         violations.add(field, f"has {len(ids):,} ids: give at most {most:,}")
     else:
-        _check_ids(field, ids, limits, violations)
-
-
-def _check_ids(field: str, ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
-    if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
-        violations.add_each(
-            (f"{field}[{i}]", f"is {token_id}: give a token id from 0 to {limits.vocab_size - 1}")
-            for i, token_id in enumerate(ids)
-            if not 0 <= token_id < limits.vocab_size
-        )
+        check_ids(field, ids, limits, violations)

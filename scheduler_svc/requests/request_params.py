@@ -13,7 +13,8 @@ from common.errors import FieldViolation, InvalidRequestError
 from common.slot_sampling import SlotSampling
 from protos import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
-from scheduler_svc.requests.request_checks import ModelLimits, check_request, suppressed_token_ids
+from scheduler_svc.requests.prompt_checks import ModelLimits
+from scheduler_svc.requests.request_checks import check_request, suppressed_token_ids
 
 __all__ = ["ModelLimits", "RequestParams", "num_sequences_of", "request_digest", "settle", "settle_length", "validate"]
 

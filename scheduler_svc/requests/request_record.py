@@ -38,6 +38,12 @@ def record_without_text(journaled: JournaledRequest, finish: journal_pb2.Finish)
     num_samples = request.sampling.n or 1
     reason = FINISH_REASON_OF_STATE.get(finish.state, pb.FINISH_REASON_UNSPECIFIED)
     samples = journaled.samples if len(journaled.samples) == num_samples else []
+    outcome = finish.outcome if finish.HasField("outcome") else None
+    usage = pb.Usage(
+        prompt_tokens=journaled.num_prompt_tokens,
+        completion_tokens=sum(len(each.token_ids) for each in samples),
+        num_preemptions=journaled.num_preemptions,
+    )
     return journal_pb2.RequestRecord(
         response=pb.GetRequestResponse(
             request_id=journaled.request_id,
@@ -46,10 +52,9 @@ def record_without_text(journaled: JournaledRequest, finish: journal_pb2.Finish)
                 pb.SampleOutput(token_ids=each.token_ids, finish=each.finish or pb.SampleFinish(reason=reason))
                 for each in samples
             ],
-            usage=pb.Usage(
-                prompt_tokens=journaled.num_prompt_tokens,
-                completion_tokens=sum(len(each.token_ids) for each in samples),
-            ),
+            usage=outcome.usage if outcome else usage,
+            timings=outcome.timings if outcome else None,
+            memory=outcome.memory if outcome else None,
             error=finish.error,
             created_unix_ns=admission.arrived_unix_ns,
             seed=request.sampling.seed,

@@ -63,6 +63,7 @@ def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | 
             eos_token_ids=frozenset(info.eos_token_ids),
             has_tokenizer=tokenizer is not None,
             has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+            longest_token_chars=0 if tokenizer is None else tokenizer.longest_token_chars,
         ),
         tokenizer=tokenizer,
         tokenizer_fingerprint=fingerprint,

@@ -28,6 +28,7 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()  # the file may ask for both: they are for training
         self._tokenizer.no_padding()
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self.longest_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
         self._has_token = _has_token(self._tokenizer)
         self._has_plain_token = _without_special_tokens(self._tokenizer, self._has_token)
 
@@ -68,8 +69,8 @@ class ModelTokenizer:
         return IncrementalDecoder(self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens)
 
     def _encode(self, field: str, text: str, add_special_tokens: bool) -> Encoding:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:  # a batch of one: unlike `encode` it lets go of the interpreter's lock
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except TypeError:  # a Python string that has no UTF-8
             _refuse(field, "is not valid Unicode: remove the lone surrogates")
         except Exception as error:  # the library raises nothing more precise

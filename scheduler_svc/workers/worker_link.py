@@ -8,11 +8,13 @@ from collections import deque
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from common.errors import QuireError, UnavailableError
 from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
+from common.step_wire import open_response, open_step_stream
 from protos import worker_pb2, worker_pb2_grpc
 
 log = structlog.get_logger()
@@ -44,7 +46,7 @@ class WorkerLink:
 
     def open(self) -> None:
         """Opens the stream of steps."""
-        self._call = self._stub.StepStream()
+        self._call = open_step_stream(self._channel)
         self._reading = asyncio.create_task(self._read(), name=f"results from {self.address}")
 
     async def send(self, step: Step) -> None:
@@ -63,14 +65,12 @@ class WorkerLink:
 
     async def _read(self) -> None:
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
-                if not isinstance(message, worker_pb2.StepResponse):  # gRPC's way to say that it cannot be decoded
-                    raise ValueError("the bytes are no StepResponse")
-                self.results.append(result_from_pb(message))
+            while isinstance(data := await self._call.read(), bytes):
+                self.results.append(result_from_pb(open_response(data)))
                 self.news.set()
             code = await self._call.code()
             self._break(f"{code.name}: {await self._call.details()}")
-        except (QuireError, ValueError) as error:
+        except (QuireError, DecodeError, ValueError) as error:
             self._break(f"unreadable answer: {error}")
         except grpc.RpcError as error:
             self._break(error_of(error).message)

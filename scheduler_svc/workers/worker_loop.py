@@ -115,8 +115,7 @@ class WorkerLoop:
                 self._executing_since_ns = time.monotonic_ns()
             self._in_flight.append(plan)
             step = build_step(plan, self._epoch, self._engine.sampling_of)
-            if plan.whole:
-                self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
+            self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
             await self.link.send(step)
 
     def _take(self, result: StepResult) -> None:

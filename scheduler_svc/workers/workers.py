@@ -6,7 +6,7 @@ Nothing is configured: who registers is known, who falls silent is forgotten.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -37,7 +37,7 @@ class Member:
     task: "asyncio.Task[None] | None" = None
     loop: WorkerLoop | None = None  # while it is being driven
     block_size: int = 0
-    seen_s: float = field(default_factory=time.monotonic)
+    seen_s: float
 
 
 class Workers:
@@ -53,6 +53,7 @@ class Workers:
         send_whole: bool,
         on_change: Callable[[bool], None],
         on_fatal: Callable[[QuireError], None],
+        make_link: Callable[[str], WorkerLink] = WorkerLink,
     ) -> None:
         self.members: dict[str, Member] = {}
         self._engine = engine
@@ -62,6 +63,7 @@ class Workers:
         self._send_whole = send_whole
         self._on_change = on_change
         self._on_fatal = on_fatal
+        self._make_link = make_link
         self._memory_log = MemoryLog()
         self._closed = False
 
@@ -86,7 +88,8 @@ class Workers:
             worker_id=request.worker_id,
             address=request.address,
             incarnation=request.incarnation,
-            link=WorkerLink(request.address),
+            link=self._make_link(request.address),
+            seen_s=time.monotonic(),
         )
         self.members[request.worker_id] = member
         member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")

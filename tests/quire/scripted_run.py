@@ -46,7 +46,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        return self.state != pb.REQUEST_STATE_RUNNING
+        return self.state not in (pb.REQUEST_STATE_RUNNING, pb.REQUEST_STATE_PAUSED)
 
     def sample_has_ended(self, index: int) -> bool:
         return self.has_ended or self.released[index] == self.script.num_tokens

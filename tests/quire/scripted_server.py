@@ -16,6 +16,7 @@ from grpc_health.v1.health import aio as health_aio
 
 from common.errors import (
     AlreadyExistsError,
+    FailedPreconditionError,
     InvalidRequestError,
     NotFoundError,
     QuireError,
@@ -95,6 +96,15 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self._announce()
         return run.state
 
+    def change(self, request_id: str, state: pb.RequestState.ValueType) -> pb.RequestState.ValueType:
+        """Pauses a request, or lets it go on."""
+        run = self.find(request_id)
+        if run.has_ended:
+            raise FailedPreconditionError(f"request {request_id!r} has ended")
+        run.state = state
+        self._announce()
+        return state
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until what the client said makes the condition true."""
         async with asyncio.timeout(10), self._changed:
@@ -166,6 +176,14 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         await self.note("Cancel", request.request_id)
         return pb.CancelResponse(state=self.end(request.request_id, pb.REQUEST_STATE_CANCELLED))
 
+    async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
+        await self.note(f"Pause {pb.PauseKeep.Name(request.keep)}", request.request_id)
+        return pb.PauseResponse(state=self.change(request.request_id, pb.REQUEST_STATE_PAUSED))
+
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
+        await self.note("Resume", request.request_id)
+        return pb.ResumeResponse(state=self.change(request.request_id, pb.REQUEST_STATE_RUNNING))
+
     async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
         return self.find(request.request_id).record()
 
@@ -213,7 +231,13 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         )  # fmt: skip
         journal = pb.JournalStats(store="memory", entries=4, write_ns=70_000)
         return pb.GetStatsResponse(
-            workers=[worker], num_running=2, num_waiting=1, output_tokens=1000, uptime_ms=5000, journal=journal
+            workers=[worker],
+            num_running=2,
+            num_waiting=1,
+            num_paused=3,
+            output_tokens=1000,
+            uptime_ms=5000,
+            journal=journal,
         )
 
 

@@ -193,7 +193,15 @@ async def test_health_is_an_exit_code(server: ScriptedServer) -> None:
 async def test_top_prints_one_frame(server: ScriptedServer) -> None:
     result = await run("top", "--once", "-a", server.address)
     assert result.exit_code == 0
-    for shown in ("running 2", "waiting 1", "200.0 tokens/s", "30 used", "20 cached", "50 free", "waste 5.0%"):
+    for shown in (
+        "running 2",
+        "waiting 1, paused 3",
+        "200.0 tokens/s",
+        "30 used",
+        "20 cached",
+        "50 free",
+        "waste 5.0%",
+    ):
         assert shown in result.stdout
     assert "prefix hits 25.0%" in result.stdout
     # of 1,600 slots 456 hold tokens, 8 are reserved, 16 fragments; 12 / (28 + 12) blocks are saved
@@ -210,7 +218,7 @@ def test_a_frame_shows_rates_between_two_looks_and_what_is_missing() -> None:
     journal = JournalStats(store="redis", entries=0, pending=9, write_s=0.0, degraded=True)
     before, now = (
         Stats(
-            workers=(), num_waiting=0, num_running=0, num_admitted=0, num_finished=0, num_refused=0,
+            workers=(), num_waiting=0, num_running=0, num_paused=0, num_admitted=0, num_finished=0, num_refused=0,
             prompt_tokens=0, output_tokens=tokens, uptime_s=100.0, epoch=1, journal=journal,
         )
         for tokens in (1000, 1500)

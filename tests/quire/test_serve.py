@@ -121,13 +121,13 @@ async def generate(address: str) -> str:
         return (await client.generate("Once upon a time", max_tokens=8, temperature=0)).text
 
 
-def test_a_killed_service_comes_back_and_a_killed_supervisor_leaves_only_the_store(data_dir: Path) -> None:
+def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_request(data_dir: Path) -> None:
     serve = Serve(data_dir)
     address = serve.wait_ready()
     text = asyncio.run(generate(address))
     assert re.search(r"\w", text)
     assert serve.wait_for(r"memory\s+(.*)")[1].startswith("200 KV blocks of 16 tokens, 3200 tokens")
-    assert "embedded Valkey" in serve.wait_for(r"store\s+(.*)")[1]
+    assert re.search("embedded Valkey.*appendfsync always", serve.wait_for(r"store\s+(.*)")[1])
 
     services = children_of(serve.process.pid)
     assert set(services) == {"scheduler_svc", "worker_svc", "valkey-server"}
@@ -149,17 +149,26 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_leaves_only_the_sto
         stream.accepted()
         assert serve.end(signal.SIGKILL) == -signal.SIGKILL
         assert stream.completion().usage.completion_tokens == 64  # the workers outlive the scheduler's last request
-    again = Serve(data_dir, listen=address)  # waits for the old services, which had the port
+    again = Serve(data_dir, "--drain-timeout-s", "0", listen=address)  # waits for the old services, which had the port
     assert again.wait_ready() == address
     assert "already running" in again.wait_for(r"store\s+(.*)")[1]
     assert children_of(again.process.pid).keys() == {"scheduler_svc", "worker_svc"}
     assert not runs(services["scheduler_svc"])
     assert asyncio.run(generate(address)) == text
 
+    with quire.Client(address) as client, client.stream("Once upon a time", max_tokens=400, ignore_eos=True) as stream:
+        next(stream)
+        assert again.end(signal.SIGKILL) == -signal.SIGKILL  # its services have no time to end what runs
+        last = Serve(data_dir, listen=address)
+        assert stream.completion().usage.completion_tokens == 400  # what was accepted is served by the next ones
+    last.wait_ready()
+
     other = Serve(data_dir)
     assert other.wait() == 2
     assert "--data-dir" in other.said[-1]
-    assert again.end(signal.SIGTERM) == 0
+    assert last.end(signal.SIGTERM) == 0
+    leftovers = (data_dir / "logs" / "scheduler.log").read_text()
+    assert '"live": 1, "event": "requests left unfinished in the journal"' in leftovers
     assert not pids_of(data_dir, "store.sock")
     assert (data_dir / "store" / "appendonlydir").is_dir()
 

@@ -58,6 +58,7 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         ([], "quire serve MODEL"),
         (["m", "--workers", "0"], "--workers"),
         (["m", "--store", "tape"], "--store"),
+        (["m", "--appendfsync", "no"], "--appendfsync"),
         (["m", "--preemption", "abort"], "--preemption"),
         (["m", "--order", "lifo"], "--order"),
         (["m", "--num-host-blocks", "-1"], "--num-host-blocks"),

@@ -1,11 +1,13 @@
 """The parts of `quire serve`, with small processes in place of services and a real Valkey."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from quire.cli.supervisor.data_folder import MAX_SOCKET_PATH, DataFolder, Folder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, without_password
+from quire.cli.supervisor.service_log import ServiceLog
 
 ENDLESS = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = (
@@ -42,7 +45,14 @@ class Restarts:
 
 
 def child(tmp_path: Path, code: str, restarts: Restarts) -> Child:
-    return Child("service", [sys.executable, "-c", code], tmp_path / "service.log", (), restarts)
+    command = [sys.executable, "-c", code]
+    return Child("service", command, tmp_path / "service.log", (), restarts, ready_event="ready")
+
+
+def says_ready(seconds_ago: float) -> str:
+    """Code that logs as our services do that it is ready, as if it had been for a while."""
+    moment = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
+    return f"print({json.dumps({'event': 'ready', 'timestamp': moment})!r}, flush=True);"
 
 
 async def logged(path: Path, word: str, number: int = 1) -> None:
@@ -100,6 +110,32 @@ async def test_once_it_has_worked_even_a_configuration_error_is_tried_again(
     await supervising
     assert "in 0.01 s" in restarts.said[0]
     assert "in 0.02 s" in restarts.said[1]
+
+
+@pytest.mark.parametrize(("seconds_ago", "waits"), [(60.0, ["0.1", "0.1", "0.1"]), (-60.0, ["0.1", "0.2", "0.4"])])
+async def test_what_had_been_ready_is_started_again_at_once_and_what_dies_at_its_start_ever_later(
+    tmp_path: Path, seconds_ago: float, waits: list[str]
+) -> None:
+    restarts = Restarts()
+    service = child(tmp_path, says_ready(seconds_ago) + "import os; os.kill(os.getpid(), 9)", restarts)
+    supervising = asyncio.create_task(service.supervise(lambda: True))
+    await restarts.until(3)
+    await service.end(10)
+    await supervising
+    assert [message.partition("again in ")[2].partition(" s")[0] for message in restarts.said[:3]] == waits
+
+
+def test_readiness_is_read_from_the_events_of_the_last_start_alone(tmp_path: Path) -> None:
+    log = ServiceLog(tmp_path / "service.log")
+    with log.begin() as file:
+        file.write(b'{"event": "ready", "timestamp": "2026-01-02T03:04:05.6Z"}\n')
+        assert log.first_time_of("ready") is None  # not there yet
+    assert log.first_time_of("ready") == datetime(2026, 1, 2, 3, 4, 5, 600_000, UTC)
+    assert log.first_time_of("listening") is None
+    with log.begin() as file:
+        file.write(b'a line about "ready"\n["ready"]\n{"event": "ready"}\n{"other": "ready"}\n\xff "ready"\n')
+    assert log.first_time_of("ready") is None
+    assert log.last_lines()[0] == 'a line about "ready"'
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -203,10 +239,10 @@ def test_a_large_log_is_set_aside(folder: DataFolder, monkeypatch: pytest.Monkey
     assert (folder.path / "logs" / "x.log.1").read_text() == "more than ten bytes"
 
 
-def made_store(folder: DataFolder) -> EmbeddedStore:
+def made_store(folder: DataFolder, appendfsync: str = "always") -> EmbeddedStore:
     binary = find_binary()
     assert binary is not None
-    return EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"))
+    return EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"), appendfsync=appendfsync)
 
 
 @pytest_asyncio.fixture
@@ -251,6 +287,13 @@ async def test_a_running_store_is_adopted_and_a_stopped_one_keeps_its_data(
     writer.write(b"GET key\r\n")
     assert await reader.readline() == b"$4\r\n"
     writer.close()
+
+
+async def test_an_adopted_store_syncs_as_the_adopter_was_told(folder: DataFolder, store: EmbeddedStore) -> None:
+    assert await made_store(folder, "everysec").start() is True
+    assert (await say(folder, "CONFIG", "GET", "appendfsync")).split(b"\r\n")[3] == b"everysec"
+    assert await made_store(folder).start() is True
+    assert (await say(folder, "CONFIG", "GET", "appendfsync")).split(b"\r\n")[3] == b"always"
 
 
 async def test_the_end_of_the_store_is_seen(folder: DataFolder, store: EmbeddedStore) -> None:

@@ -63,6 +63,7 @@ class Lives:
         self.workers: list[ScriptedWorker] = []
         self.num_lives = 0
         self.num_recovered = 0  # of the dead, in all
+        self.num_restated = 0  # by the dead, in all
         self._options = options
         self._site: Site | None = None
 
@@ -89,6 +90,7 @@ class Lives:
         """Nothing is written any more, nobody is told."""
         site, self._site = self.site, None
         self.num_recovered += site.recovery.num_recovered
+        self.num_restated += site.journal.stats.num_restated
         site.readers.closed = True
         for task in site.writing:
             task.cancel()

@@ -13,6 +13,7 @@ import grpc
 
 from common.arrays import pack_float32, pack_int32, unpack_int32
 from common.rpc import CLUSTER_MESSAGE_BYTES, EdgeInterceptor, server_options
+from common.step_wire import open_request, seal_response
 from protos import cluster_pb2
 from protos import worker_pb2 as pb
 from tests.scheduler import scripted_model as model
@@ -92,9 +93,7 @@ class ScriptedWorker:
             "Describe": grpc.unary_unary_rpc_method_handler(
                 self._describe, pb.DescribeRequest.FromString, pb.DescribeResponse.SerializeToString
             ),
-            "StepStream": grpc.stream_stream_rpc_method_handler(
-                self._step_stream, pb.StepRequest.FromString, _raw_or_serialised
-            ),
+            "StepStream": grpc.stream_stream_rpc_method_handler(self._step_stream, open_request, _raw_or_sealed),
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("quire.v1.Worker", handlers)])
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
@@ -251,6 +250,6 @@ def _candidates(slot: Slot, last: int, num_wanted: int) -> pb.Candidates:
     return found
 
 
-def _raw_or_serialised(answer: Answer) -> bytes:
+def _raw_or_sealed(answer: Answer) -> bytes:
     assert answer is not None
-    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+    return answer if isinstance(answer, bytes) else seal_response(answer)

@@ -6,6 +6,7 @@ As `scheduler_svc.__main__` puts it together, but on a store of the test's choic
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from math import inf
 from typing import Any
 
 import grpc
@@ -50,14 +51,26 @@ class Site:
         grace_s: float = 30.0,
         max_queue_requests: int = 1000,
         max_queue_tokens: int = 1_000_000,
+        max_queue_wait_s: float = inf,
         admission_timeout_s: float = 5.0,
         epoch: int = 1,
         prefix_cache: bool = True,
         pin_retry_s: float = 0.01,
         model_patience_s: float = 30.0,
+        restate_entries: int = 4096,
+        trim_every: int = 512,
+        probe_every_s: float = 0.5,
+        slow_reader_timeout_s: float | None = None,
     ) -> None:
         self.store = store
-        self.journal = Journal(store, leader_id="test", close_timeout_s=0.2)
+        self.journal = Journal(
+            store,
+            leader_id="test",
+            restate_entries=restate_entries,
+            trim_every=trim_every,
+            probe_every_s=probe_every_s,
+            close_timeout_s=0.2,
+        )
         self.records = Records(store, close_timeout_s=0.2)
         config = SchedulerConfig(
             preempt_every=preempt_every,
@@ -67,7 +80,9 @@ class Site:
         )
         self.engine = Engine(Scheduler(config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=grace_s)
-        limits = AdmissionLimits(max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens)
+        limits = AdmissionLimits(
+            max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens, max_queue_wait_s=max_queue_wait_s
+        )
         self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
         self.admission = Admission(self.engine, limits, self.readers, self.recovery, timeout_s=admission_timeout_s)
         self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word, retry_s=pin_retry_s)
@@ -83,7 +98,11 @@ class Site:
             on_change=self.changes.append,
             on_fatal=self.fatal.append,
         )
-        self.server = GrpcServer(("quire.v1.Inference", "quire.v1.Cluster"), PUBLIC_MESSAGE_BYTES)
+        self.server = GrpcServer(
+            ("quire.v1.Inference", "quire.v1.Cluster"),
+            PUBLIC_MESSAGE_BYTES,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+        )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind)
         inference = InferenceServicer(self.admission, self.prefixes, self.stats)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)

@@ -1,11 +1,15 @@
 """The door: who comes in, in which order, under which id, and what a slow or silent store does to it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import grpc
 import pytest
 
+from common.errors import OverloadedError
+from common.rpc import error_of
 from protos import inference_pb2 as pb
 from scheduler_svc.journal.store import FencedError
 from tests.scheduler.gated_store import GatedStore
@@ -249,3 +253,25 @@ async def test_a_record_that_cannot_be_read_now_is_unavailable_not_unknown(site:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _state(site, "somebody")
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_then() -> None:
+    async with running_site(max_queue_wait_s=0.2) as site:
+        await site.add_worker(num_slots=1, num_blocks=4000)
+        running = asyncio.create_task(site.run(counting(10, 60_000, "long")))
+        await until(lambda: "long" in site.engine.live)
+        waiting = asyncio.create_task(site.run(counting(20, 2)))
+        await until(lambda: site.engine.queue_wait.expected_s(time.monotonic(), 1) > 0.2)
+        error = error_of(await refused(site, counting(30)))
+        assert isinstance(error, OverloadedError)
+        assert 0.2 < error.retry_after_s <= 60
+        assert error.message.startswith("1 waiting requests are ahead")
+        urgent = asyncio.create_task(site.run(counting(40, 2, priority=-1)))  # only what comes before it counts
+        await until(lambda: site.engine.scheduler.queue_size()[0] == 2)
+        await site.inference.Cancel(pb.CancelRequest(request_id="long"))
+        assert tokens_in(await waiting) == [21, 22]
+        assert tokens_in(await urgent) == [41, 42]
+        assert tokens_in(await site.run(counting(30, 2))) == [31, 32]
+        with suppress(grpc.aio.AioRpcError):
+            await running
+        await site.idle()

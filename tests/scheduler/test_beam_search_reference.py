@@ -41,9 +41,12 @@ class Case:
     eos_token_ids: list[int]
     max_tokens: int
 
-    def all_params(self, num_eos: int) -> Iterator[BeamParams]:
-        for width, penalty, stopping in product(BEAM_WIDTHS, LENGTH_PENALTIES, EARLY_STOPPING):
-            yield BeamParams(
+    def all_params(self, num_eos: int) -> Iterator[tuple[BeamParams, bool]]:
+        """All combinations, and of each whether it is of the third in which each two values of two parameters meet."""
+        for (i, width), (j, penalty), (k, stopping) in product(
+            enumerate(BEAM_WIDTHS), enumerate(LENGTH_PENALTIES), enumerate(EARLY_STOPPING)
+        ):
+            params = BeamParams(
                 beam_width=width,
                 num_return=width,
                 max_tokens=self.max_tokens if num_eos else FREE_MAX_TOKENS,
@@ -51,6 +54,7 @@ class Case:
                 length_penalty=penalty,
                 early_stopping=stopping,  # type: ignore[arg-type]  # a literal, beside booleans
             )
+            yield params, (i + j + k) % 3 == 0
 
 
 def load(folder: Path) -> Any:
@@ -109,15 +113,18 @@ def search_alone(model: Any, prompt: Sequence[int], params: BeamParams) -> list[
 def test_beams_are_those_of_transformers(case: Case, num_eos: int, reports: list[BeamReport]) -> None:
     report = BeamReport()
     lengths: dict[object, list[int]] = {}
-    for params in case.all_params(num_eos):
+    for params, is_sampled in case.all_params(num_eos):
+        if num_eos == 0 and not is_sampled:  # nothing stops these early
+            continue
         reference = reference_beams(case.model, case.prompt, params)
         in_step = search_in_step(params, reference)
         assert [each.token_ids for each in in_step] == reference.token_ids
         assert [each.score for each in in_step] == reference.scores  # to the last bit
-        report += compare_beams(reference, search_alone(case.model, case.prompt, params))
+        if is_sampled:
+            report += compare_beams(reference, search_alone(case.model, case.prompt, params))
         lengths.setdefault(params.early_stopping, []).append(len(reference.step_logprobs))
     reports.append(report)
-    assert report.num_searches == len(BEAM_WIDTHS) * len(LENGTH_PENALTIES) * len(EARLY_STOPPING)
+    assert report.num_searches == len(BEAM_WIDTHS) * len(LENGTH_PENALTIES)
     if num_eos == 0:
         assert report.num_ended == 0
     else:  # or the end was not put to the test

@@ -355,7 +355,7 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
     await until(lambda: site.records.num_pending == 0)
     await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
     assert not site.admission.is_in_use
-    assert not site.journal._needed
+    assert not site.journal.stats.num_needed
     engine = site.engine
     assert not (engine._request_of or engine._sample_of or engine._appended or engine._with_stop_strings)
     assert not (engine._publisher._unsettled or engine._publisher._ended)

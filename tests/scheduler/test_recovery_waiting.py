@@ -207,16 +207,16 @@ async def test_a_submission_that_was_told_to_come_back_leaves_its_id_to_the_one_
 async def test_numbers_go_on_from_the_highest_and_trimming_keeps_what_was_recovered(lives: Lives) -> None:
     _, site = await begun(lives, sampled(10, 30, 3, "wide"))
     assert site.engine.number_sequences(1) == 4
-    (kept,) = site.journal._needed.items()
-    assert kept[0] == 1 and kept[1] is not None
-    await lives.store.trim(kept[1])
+    stats = site.journal.stats
+    assert stats.num_needed == 1 and stats.oldest_needed is not None
+    await lives.store.trim(stats.oldest_needed)
     admissions = [each for _, entry in await entries_of(lives.store) for each in entry.admissions]
     assert [each.request.request_id for each in admissions] == ["wide"]
     assert admissions[0].model_fingerprint == "counting-1"
     await lives.add_workers()
     await until(lambda: not site.engine.live and not site.recovery.num_waiting)
     await until(lambda: not site.records.num_pending)
-    assert not site.journal._needed
+    assert not site.journal.stats.num_needed
 
 
 async def test_a_damaged_entry_keeps_the_scheduler_from_starting_and_says_what_to_do(lives: Lives) -> None:

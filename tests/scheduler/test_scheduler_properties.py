@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 
 from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.worker_state import blocks_held
 from tests.scheduler.core_cluster import Cluster
 
 WORKER_IDS = ("a", "b", "c")
@@ -61,6 +62,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def unfinished(self) -> list[Sequence]:
         return [s for s in self.cluster.sequences if not s.is_finished]
+
+    def paused(self) -> list[SequenceGroup]:
+        return list(dict.fromkeys(s.group for s in self.unfinished() if s.group.is_paused))
 
     def busy(self) -> list[str]:
         return sorted(worker_id for worker_id, steps in self.cluster.in_flight.items() if steps)
@@ -154,6 +158,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.scheduler.finish(sequence)
 
     @precondition(lambda self: self.unfinished())
+    @rule(data=st.data(), keep_on_host=st.booleans())
+    def pause(self, data: Any, keep_on_host: bool) -> None:
+        group = data.draw(st.sampled_from(self.unfinished())).group
+        self.cluster.scheduler.pause(group, keep_on_host=keep_on_host)
+        assert all(sequence.slot is None and not blocks_held(sequence) for sequence in group.sequences)
+
+    @precondition(lambda self: self.paused())
+    @rule(data=st.data())
+    def resume(self, data: Any) -> None:
+        group = data.draw(st.sampled_from(self.paused()))
+        self.cluster.scheduler.resume(group)
+        self.cluster.scheduler.resume(group)
+
+    @precondition(lambda self: self.unfinished())
     @rule(data=st.data())
     def finish_group(self, data: Any) -> None:
         group = data.draw(st.sampled_from(self.unfinished())).group
@@ -199,6 +217,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if len(self.cluster.workers) == len(WORKER_IDS):
             self.cluster.remove_worker("a")
+        for group in self.paused():
+            self.cluster.scheduler.resume(group)
         num_blocks = self.num_blocks_for_the_largest()
         self.cluster.add_worker("last", num_blocks=num_blocks, block_size=self.block_size, num_host_blocks=10)
         # Forced preemption may make it compute a sequence anew for each of its tokens, one token a plan.

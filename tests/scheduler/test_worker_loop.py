@@ -1,10 +1,13 @@
 """The loop of a worker and its link: what a worker may answer, and what becomes of the requests."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
+from zlib import crc32
 
 import pytest
 
+from common.step_wire import RESPONSE_TAG, seal_response
 from protos import inference_pb2 as pb
 from protos import worker_pb2
 from tests.scheduler.journal_setup import until
@@ -88,7 +91,12 @@ def damage(change: str) -> "list[worker_pb2.StepResponse | bytes]":
     one = worker_pb2.LogprobRows(logprobs=bytes(4), ranks=bytes(4))
     match change:
         case "undecodable":
-            return [b"\xff\xff\xff"]
+            return [b"\xff\xff\xff" + struct.pack("<BI", RESPONSE_TAG, crc32(b"\xff\xff\xff"))]
+        case "a flipped bit":
+            sealed = seal_response(wrong)
+            return [sealed[:1] + bytes([sealed[1] ^ 1]) + sealed[2:]]
+        case "no checksum":
+            return [wrong.SerializeToString()]
         case "ragged array":
             wrong.token_ids = b"123"
         case "unknown status":
@@ -118,6 +126,8 @@ def damage(change: str) -> "list[worker_pb2.StepResponse | bytes]":
     "change",
     [
         "undecodable",
+        "a flipped bit",
+        "no checksum",
         "ragged array",
         "unknown status",
         "too many tokens",

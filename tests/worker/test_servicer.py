@@ -2,24 +2,27 @@
 
 import asyncio
 import contextlib
+import struct
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
+from zlib import crc32
 
 import grpc
 import pytest
 
-from common.errors import InvalidRequestError, UnavailableError
+from common.errors import DataLossError, InvalidRequestError, UnavailableError
 from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
 from common.serving import GrpcServer
 from common.step import Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, step_to_pb
+from common.step_wire import REQUEST_TAG, open_response, open_step_stream, seal_request
 from protos import worker_pb2 as pb
 from protos import worker_pb2_grpc
 from tests.worker.steps import LIMITS
 from worker_svc.description import ModelDescription, PhaseTime, TokenizerFiles, WorkerDescription
 from worker_svc.executor import StepExecutor
-from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer
+from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
 from worker_svc.task_thread import TaskThread
 
 TOKENIZER = TokenizerFiles(tokenizer_json=b'{"a": 1}', chat_template="{{ x }}", special_tokens={"bos_token": "<s>"})
@@ -60,7 +63,11 @@ class Connection:
         self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)
 
     def open(self) -> "Stream":
-        return Stream(self.stub.StepStream())
+        return Stream(open_step_stream(self.channel))
+
+    def open_raw(self) -> "Stream":
+        """One that sends bytes as they are."""
+        return Stream(self.channel.stream_stream(f"/{SERVICE_NAME}/StepStream")())
 
 
 class Stream:
@@ -74,8 +81,8 @@ class Stream:
 
     async def read(self) -> StepResult | None:
         """The next answer; None at the end of a stream that ended well."""
-        message = await self.call.read()
-        return result_from_pb(message) if isinstance(message, pb.StepResponse) else None
+        data = await self.call.read()
+        return result_from_pb(open_response(data)) if isinstance(data, bytes) else None
 
     async def ask(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepStatus:
         await self.send(epoch, step_id, snapshot=snapshot)
@@ -102,7 +109,7 @@ class Worker:
         self.executor = StepExecutor(self.runner, self.thread, abandon=pytest.fail)
         self.servicer = WorkerServicer("w1", "i1")
         self.server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self.servicer, self.server.grpc)
+        add_to_server(self.servicer, self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")
 
     def load(self) -> None:
@@ -269,13 +276,45 @@ async def test_undecodable_bytes_end_their_call_alone(worker: Worker, client: Co
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await raw_single(b"\xff\xff\xff")
     assert isinstance(error_of(refusal.value), InvalidRequestError)
-    raw_stream: Any = client.channel.stream_stream(
-        path + "StepStream", request_serializer=None, response_deserializer=None
-    )
-    call = raw_stream()
-    await call.write(b"\xff\xff\xff")
-    assert await Stream(call).error() is grpc.StatusCode.INVALID_ARGUMENT
+    raw = client.open_raw()
+    await raw.call.write(b"\xff\xff\xff" + struct.pack("<BI", REQUEST_TAG, crc32(b"\xff\xff\xff")))
+    assert await raw.error() is grpc.StatusCode.INVALID_ARGUMENT
     assert await good.ask(1, 2) is StepStatus.OK
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "no checksum", "cut short", "nothing at all"])
+async def test_a_damaged_step_ends_its_stream_with_data_loss_and_is_not_executed(
+    worker: Worker, client: Connection, damage: str
+) -> None:
+    stream = client.open_raw()
+    sealed = seal_request(step_to_pb(Step(epoch=1, step_id=2, snapshot=True, rows=[3])))
+    bytes_of = {
+        "a flipped bit": sealed[:3] + bytes([sealed[3] ^ 4]) + sealed[4:],
+        "no checksum": sealed[:-5],
+        "cut short": sealed[:-6],
+        "nothing at all": b"",
+    }
+    await stream.call.write(seal_request(step_to_pb(Step(epoch=1, step_id=1, snapshot=True))))
+    await stream.call.write(bytes_of[damage])
+    answer = await stream.read()
+    assert answer is not None and (answer.step_id, answer.status) == (1, StepStatus.OK)
+    assert await stream.error() is grpc.StatusCode.DATA_LOSS
+    assert worker.runner.executed == [1]
+    assert await client.open().ask(1, 2) is StepStatus.OK
+
+
+async def test_a_single_step_may_go_without_a_checksum_but_not_with_a_wrong_one(
+    worker: Worker, client: Connection
+) -> None:
+    request = step_to_pb(Step(epoch=1, step_id=1, snapshot=True))
+    assert (await client.stub.Step(request)).status == pb.STEP_STATUS_OK
+    request.checksum = 1
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await client.stub.Step(request)
+    assert isinstance(error_of(refusal.value), DataLossError)
+    sealed = pb.StepRequest.FromString(seal_request(step_to_pb(Step(epoch=1, step_id=2))))
+    assert (await client.stub.Step(sealed)).status == pb.STEP_STATUS_OK
+    assert worker.runner.executed == [1, 2]
 
 
 async def test_a_single_step_sent_twice_is_executed_once(worker: Worker, client: Connection) -> None:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options
 from common.step import Step, StepStatus
 from common.step_codec import result_from_pb, step_to_pb
+from common.step_wire import open_response, open_step_stream
 from protos import worker_pb2 as pb
 from protos import worker_pb2_grpc
 from tests.equality import assert_equal_greedy
@@ -121,13 +122,13 @@ async def check_decoding(channel: grpc.aio.Channel, folder: Path) -> None:
     client = StepClient(num_blocks=80, block_size=4, epoch=10)
     for prompt in prompts:
         client.add(prompt)
-    stream = worker_pb2_grpc.WorkerStub(channel).StepStream()
+    stream = open_step_stream(channel)
     while not client.is_done(NUM_TOKENS):
         step = client.next_step(chunk=8)
         await stream.write(step_to_pb(step))
         message = await stream.read()
-        assert isinstance(message, pb.StepResponse)
-        client.take(step, result_from_pb(message))
+        assert isinstance(message, bytes)
+        client.take(step, result_from_pb(open_response(message)))
     stream.cancel()
     reference = reference_greedy(folder, prompts, NUM_TOKENS)
     assert_equal_greedy(reference.tokens, reference.margins, client.outputs(NUM_TOKENS))
@@ -208,15 +209,15 @@ async def test_a_worker_told_to_end_answers_its_step_and_ends_well() -> None:
     with Service(SIMULATED, "--step-ms", "300") as service:
         service.wait_for("ready")
         async with connect(service) as channel:
-            stream = worker_pb2_grpc.WorkerStub(channel).StepStream()
+            stream = open_step_stream(channel)
             state = slot_state(0, [5], [0])
             await stream.write(step_to_pb(Step(epoch=1, step_id=1, snapshot=True, whole=[state], rows=[0])))
             await stream.write(step_to_pb(Step(epoch=1, step_id=2, rows=[0])))
             await stream.read()  # step 2 was taken while step 1 took its time
             service.signal(signal.SIGTERM)
             message = await stream.read()
-            assert isinstance(message, pb.StepResponse)
-            answer = result_from_pb(message)
+            assert isinstance(message, bytes)
+            answer = result_from_pb(open_response(message))
             assert (answer.step_id, answer.status) == (2, StepStatus.OK)
         assert service.wait() == 0
 

@@ -1,20 +1,25 @@
-"""One supervised service: started, its end seen, started again with backoff, ended.
+"""One supervised service: started, its end seen, started again, ended.
 
-Its log goes straight to a file, so that it can log even when the supervisor is gone. Knows nothing of what it runs.
+What had been ready is started again at once, however often it is killed; what fails at its start is tried again less
+and less often. Its log goes straight to a file, so that it can log even when the supervisor is gone, and is where its
+readiness is read from. Knows nothing else of what it runs.
 """
 
 import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+
+from quire.cli.supervisor.service_log import ServiceLog
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
-SETTLED_S = 10.0  # what ran longer than this did not fail at its start
+READY_S = 1.0  # what was ready for so long did not fail at its start
+QUIET_READY_S = 10.0  # the same of what ran for so long, since at a high log level nobody says that he is ready
 MAX_FAILED_STARTS = 5
 EXIT_CONFIGURATION = 2
-TAIL_BYTES = 8192
 
 
 class StartFailedError(Exception):
@@ -35,14 +40,26 @@ class Child:
         log: Path,
         inherited_fds: Sequence[int],
         on_restart: Callable[[str], None],
+        *,
+        ready_event: str,
     ) -> None:
+        """Makes what `supervise` starts.
+
+        Args:
+            name: as it is called in messages.
+            command: what to run.
+            log: file for all that it says.
+            inherited_fds: descriptors that it keeps.
+            on_restart: told each time why it is started again.
+            ready_event: what it logs once it can do its work.
+        """
         self.name = name
+        self.log = ServiceLog(log)
         self._command = command
-        self._log = log
         self._inherited_fds = inherited_fds
         self._on_restart = on_restart
+        self._ready_event = ready_event
         self._process: asyncio.subprocess.Process | None = None
-        self._log_start = 0
         self._is_ending = False
 
     async def supervise(self, was_ready: Callable[[], bool]) -> None:
@@ -61,12 +78,12 @@ class Child:
             code = await self._run_once()
             if self._is_ending:
                 return
-            if loop.time() - started_s > SETTLED_S:
+            if self._was_ready() or loop.time() - started_s > QUIET_READY_S:
                 backoff_s, num_failures = FIRST_BACKOFF_S, 0
             num_failures += 1
             if not was_ready():
                 self._check_start(code, num_failures)
-            self._on_restart(f"{self.name} {_described(code)}; starting it again in {backoff_s:g} s ({self._log})")
+            self._on_restart(f"{self.name} {_described(code)}; starting it again in {backoff_s:g} s ({self.log.path})")
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
@@ -90,22 +107,8 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    def last_line(self) -> str:
-        """What it said last since its start."""
-        lines = self.said()
-        return lines[-1].strip() if lines else "it said nothing"
-
-    def said(self) -> list[str]:
-        """The last lines of its log since its start."""
-        with self._log.open("rb") as log:
-            end = log.seek(0, 2)
-            log.seek(max(self._log_start, end - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-        return [line for line in lines if line.strip()]
-
     async def _run_once(self) -> int:
-        with self._log.open("ab") as log:
-            self._log_start = log.tell()
+        with self.log.begin() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=subprocess.DEVNULL,
@@ -118,11 +121,15 @@ class Child:
             self._process.terminate()
         return await self._process.wait()
 
+    def _was_ready(self) -> bool:
+        since = self.log.first_time_of(self._ready_event)
+        return since is not None and (datetime.now(UTC) - since).total_seconds() > READY_S
+
     def _check_start(self, code: int, num_failures: int) -> None:
         if code == EXIT_CONFIGURATION:
-            raise StartFailedError(self.last_line(), EXIT_CONFIGURATION)
+            raise StartFailedError(self.log.last_line(), EXIT_CONFIGURATION)
         if num_failures >= MAX_FAILED_STARTS:
-            message = f"{self.name} {_described(code)} {num_failures} times: {self.last_line()} ({self._log})"
+            message = f"{self.name} {_described(code)} {num_failures} times: {self.log.last_line()} ({self.log.path})"
             raise StartFailedError(message, 1)
 
 

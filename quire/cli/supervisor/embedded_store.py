@@ -37,14 +37,15 @@ def find_binary() -> Path | None:
 class EmbeddedStore:
     """One Valkey of this data folder. Only the holder of the folder's lock makes one, so it owns the process."""
 
-    def __init__(self, binary: Path, folder: Path, socket: Path, log: Path) -> None:
+    def __init__(self, binary: Path, folder: Path, socket: Path, log: Path, *, appendfsync: str = "always") -> None:
         self._command = [
             *(str(binary), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
-            *("--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+            *("--dir", str(folder), "--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
         ]
         self._socket = socket
         self._log = log
+        self._appendfsync = appendfsync
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,6 +63,8 @@ class EmbeddedStore:
                 code = self._process.returncode
                 raise StoreFailedError(f"the embedded store ended with exit code {code}; see {self._log}")
             await asyncio.sleep(POLL_S)
+        if adopted:
+            await self._say(f"CONFIG SET appendfsync {self._appendfsync}")
         return adopted
 
     async def gone(self) -> None:

@@ -13,13 +13,12 @@ from typing import Any
 
 import quire
 from quire.cli.serve_settings import ServeSettings
-from quire.cli.supervisor.child import Child, module_command
+from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S, Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.places import dialled, probe_store, settle_listen, without_password
 
-STORE_BACKOFF_S = 0.2
 WORKER_END_S = 10.0
 SCHEDULER_END_S = 5.0  # beyond its own time for draining
 
@@ -65,7 +64,7 @@ class Supervisor:
         """What the scheduler has against the store that it was given."""
         if not self._children:
             return []
-        logged = [json.loads(line) for line in self._children[0].said() if line.startswith("{")]
+        logged = [json.loads(line) for line in self._children[0].log.last_lines() if line.startswith("{")]
         about_store = [each for each in logged if each.get("level") == "warning" and "store" in each]
         return [each["event"] for each in about_store if "reason" not in each]  # with a reason it has passed
 
@@ -95,18 +94,39 @@ class Supervisor:
             self.store_name = "memory – NOT DURABLE: accepted requests die with the scheduler"
             return "memory"
         folder = self._folder
-        self._store = EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"))
+        self._store = EmbeddedStore(
+            binary, folder.store, folder.socket, folder.log("store"), appendfsync=settings.appendfsync
+        )
         adopted = await self._store.start()
-        self.store_name = f"embedded Valkey in {folder.store}" + (", already running" if adopted else "")
+        self.store_name = f"embedded Valkey in {folder.store}, appendfsync {settings.appendfsync}"
+        if adopted:
+            self.store_name += ", already running"
         self._tasks.append(asyncio.create_task(self._keep_store(self._store)))
         return self._store.url
 
     async def _keep_store(self, store: EmbeddedStore) -> None:
+        """Starts it again whenever it ends, and goes on trying: a full disk may have room again later."""
+        loop = asyncio.get_running_loop()
+        backoff_s = FIRST_BACKOFF_S
         while True:
+            ready_s = loop.time()
             await store.gone()
-            self._say("the embedded store ended; starting it again")
-            await asyncio.sleep(STORE_BACKOFF_S)
+            if loop.time() - ready_s > READY_S:
+                backoff_s = FIRST_BACKOFF_S
+            self._say(f"the embedded store ended; starting it again in {backoff_s:g} s")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            while not await self._start_again(store):
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    async def _start_again(self, store: EmbeddedStore) -> bool:
+        try:
             await store.start()
+        except StoreFailedError as error:
+            self._say(f"{error}; trying again")
+            return False
+        return True
 
     def _start_services(self, listen: str, store_url: str) -> None:
         settings = self._settings
@@ -117,7 +137,7 @@ class Supervisor:
             *("--listen", listen, "--store", store_url, f"--parent-pipe-fd={watched}"),
             *settings.scheduler_flags(),
         )
-        self._children.append(self._child("scheduler", scheduler, watched, workers_pipe))
+        self._children.append(self._child("scheduler", "listening", scheduler, watched, workers_pipe))
         for index in range(settings.workers):
             name = f"worker-{index}"
             worker = module_command(
@@ -126,15 +146,16 @@ class Supervisor:
                 f"--parent-pipe-fd={workers_watch}",
                 *settings.worker_flags(),
             )
-            self._children.append(self._child(name, worker, workers_watch))
+            self._children.append(self._child(name, "ready", worker, workers_watch))
         if settings.verbose:
-            logs = [self._folder.log(child.name) for child in self._children]
+            logs = [child.log.path for child in self._children]
             self._tasks.append(asyncio.create_task(echo_logs(logs)))
         for child in self._children:
             self._tasks.append(asyncio.create_task(child.supervise(lambda: self._is_ready)))
 
-    def _child(self, name: str, command: list[str], *fds: int) -> Child:
-        return Child(name, command, self._folder.log(name), (*fds, self._folder.services_fd), self._say)
+    def _child(self, name: str, ready_event: str, command: list[str], *fds: int) -> Child:
+        inherited = (*fds, self._folder.services_fd)
+        return Child(name, command, self._folder.log(name), inherited, self._say, ready_event=ready_event)
 
     async def _greet(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
         async with quire.AsyncClient(self.address) as client:

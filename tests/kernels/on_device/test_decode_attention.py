@@ -40,8 +40,9 @@ def check(case: DecodeCase, plan: DecodePlan, rule: ScoreRule = RULE) -> None:
 
 
 def filled_plan(case: DecodeCase, num_programs: int, window: int | None = None) -> DecodePlan:
+    """By the reference, which the kernel equals: in the interpreter that takes longer than what is planned."""
     plan = case.empty_plan(num_programs, window)
-    decode_plan.fill_plan(plan)
+    decode_reference.fill_plan(plan)
     return plan
 
 
@@ -131,7 +132,7 @@ def test_the_configurations_that_are_launched(kv_dtype: torch.dtype) -> None:
     dtype = torch.float16 if kv_dtype == E4M3 else kv_dtype
     case = decode_case((1, 300, 65), heads=(8, 2), head_dim=128, dtype=dtype, kv_dtype=kv_dtype).to(DEVICE)
     plan = empty_plan(case.rows, case.shape, decode_config(case.shape), case.block_size, 12)
-    decode_plan.fill_plan(plan)
+    decode_reference.fill_plan(plan)
     assert max(num_splits(plan).values()) > 1
     check(case, plan, ScoreRule(128**-0.5))
 

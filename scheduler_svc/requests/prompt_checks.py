@@ -1,0 +1,128 @@
+"""What can be a prompt of a model: checked before anything is tokenised, so that what can never fit costs nothing.
+
+It reads the request and changes nothing; what goes with the prompt is checked in `request_checks`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import FailedPreconditionError
+from protos import inference_pb2 as pb
+from scheduler_svc.requests.violations import Violations
+
+_SHORT_TEXT_CHARS = 65_536  # tokenised in some tens of milliseconds, whatever it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What a request must know of the model."""
+
+    vocab_size: int
+    max_model_len: int  # prompt and output together, in tokens
+    eos_token_ids: frozenset[int]
+    has_tokenizer: bool
+    has_chat_template: bool
+    longest_token_chars: int = 0  # of the vocabulary; 0 without a tokenizer
+
+    @property
+    def max_text_chars(self) -> int:
+        """Text beyond it is refused without being tokenised, since that takes seconds.
+
+        It would have more tokens than the context holds, unless the tokenizer drops most of it.
+        """
+        return max(_SHORT_TEXT_CHARS, self.max_model_len * self.longest_token_chars)
+
+
+def check_prompt(
+    request: pb.GenerateRequest | pb.PinPrefixRequest, kind: str | None, limits: ModelLimits, violations: Violations
+) -> None:
+    """Notes what is wrong with a prompt or prefix of this kind."""
+    if kind == "text":
+        _check_text("text", len(request.text), limits, violations)
+    elif kind == "chat":
+        _check_chat(request.chat.messages, limits, violations)
+    elif kind == "token_ids":
+        _check_prompt_ids(request.token_ids.ids, limits, violations)
+
+
+def check_tokenize(request: pb.TokenizeRequest, limits: ModelLimits) -> None:
+    """Raises InvalidRequestError: what no prompt can be is not tokenised either."""
+    violations = Violations()
+    kind = request.WhichOneof("input")
+    if kind == "text":
+        _check_text("text", len(request.text), limits, violations)
+    elif kind == "chat":
+        _check_chat(request.chat.messages, limits, violations)
+    else:
+        violations.add("input", "is missing: give text or chat")
+    violations.raise_if_any()
+
+
+def check_detokenize(request: pb.DetokenizeRequest, limits: ModelLimits) -> None:
+    """Raises InvalidRequestError."""
+    violations = Violations()
+    most = max(_SHORT_TEXT_CHARS, limits.max_model_len)
+    if len(request.token_ids) > most:
+        violations.add("token_ids", f"has {len(request.token_ids):,} ids: give at most {most:,}")
+    else:
+        check_ids("token_ids", request.token_ids, limits, violations)
+    violations.raise_if_any()
+
+
+def _check_chat(messages: Sequence[pb.ChatMessage], limits: ModelLimits, violations: Violations) -> None:
+    if not messages:
+        violations.add("chat.messages", "is empty: give at least one message")
+    elif len(messages) > limits.max_model_len:
+        violations.add(
+            "chat.messages",
+            f"has {len(messages):,} messages; the model's context holds {limits.max_model_len:,} tokens: shorten it",
+        )
+    else:
+        violations.add_each(
+            (f"chat.messages[{i}].role", "is empty: say who speaks, for instance user")
+            for i, message in enumerate(messages)
+            if not message.role
+        )
+        num_chars = sum(len(message.role) + len(message.content) for message in messages)
+        _check_text("chat.messages", num_chars, limits, violations)
+
+
+def _check_text(field: str, num_chars: int, limits: ModelLimits, violations: Violations) -> None:
+    if num_chars > limits.max_text_chars:
+        violations.add(
+            field,
+            f"has {num_chars:,} characters; the model's context holds {limits.max_model_len:,} tokens, the output "
+            f"included: give at most {limits.max_text_chars:,}",
+        )
+
+
+def _check_prompt_ids(ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
+    longest = limits.max_model_len - 1
+    if not ids:
+        violations.add("token_ids.ids", "is empty: give at least one token id")
+    elif len(ids) > longest:
+        violations.add(
+            "token_ids.ids",
+            f"has {len(ids):,} ids; the model's context holds {limits.max_model_len:,} tokens, the output included: "
+            f"shorten it to at most {longest:,}",
+        )
+    else:
+        check_ids("token_ids.ids", ids, limits, violations)
+
+
+def check_can_tokenize(kind: str | None, limits: ModelLimits) -> None:
+    """Raises FailedPreconditionError if the model lacks what a prompt of this kind needs."""
+    if not limits.has_tokenizer and kind != "token_ids":
+        raise FailedPreconditionError("the model has no tokenizer: send the prompt as token_ids")
+    if kind == "chat" and not limits.has_chat_template:
+        raise FailedPreconditionError("the model has no chat template: send the prompt as text")
+
+
+def check_ids(field: str, ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
+    """Notes ids that are no tokens. The list has been measured."""
+    if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
+        violations.add_each(
+            (f"{field}[{i}]", f"is {token_id}: give a token id from 0 to {limits.vocab_size - 1}")
+            for i, token_id in enumerate(ids)
+            if not 0 <= token_id < limits.vocab_size
+        )

@@ -1,0 +1,260 @@
+"""Faults of clients: killed, frozen, slow, impatient, and one request submitted by many."""
+
+import asyncio
+import resource
+import signal
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+
+import quire
+from benchmarks.report import percentile
+from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
+from tests.chaos.client_load import ClientLoad, ClientProcess
+from tests.chaos.deployment import Deployment
+from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
+from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
+
+GRACE_S = 1.0
+KEEPALIVE_S = 2.0
+GONE_TIMEOUT_S = 30.0
+NUM_TWINS = 50
+NUM_STALLED = 4
+STALLED_TOKENS = 1500
+TIMEOUTS_S = (0.2, 0.5, 1.0, 1.5)
+NO_PROXY = ("grpc.enable_http_proxy", 0)
+
+
+async def one_is_killed(stage: Stage) -> Figures:
+    deployment = await stage.standard()
+    load = stage.load(deployment.address)
+    await load.until_flowing()
+    victim = load.clients[0]
+    struck_s = victim.send(signal.SIGKILL)
+    await asyncio.to_thread(victim.wait, GONE_TIMEOUT_S)
+    heir = load.add_client(attach=victim.history)
+    await load.until(heir.history.exists, "the heir begins")
+    began_s = time.monotonic()
+    recovered_s = await load.all_went_on_after(struck_s, of_client=f"{victim.name}-")
+    return await stage.figures(
+        load, deployment, struck_s=struck_s, recovered_s=recovered_s, resumed_after_s=recovered_s - began_s
+    )
+
+
+async def they_go_away(stage: Stage) -> Figures:
+    """One dies, one freezes; what they had asked is cancelled after the grace, and a bystander notices nothing."""
+    await stage.reference()
+    deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S)))
+    await deployment.begin(*STANDARD_WORKERS)
+    load, bystander = stage.load(deployment.address), stage.load(deployment.address, concurrency=4)
+    for each in (load, bystander):
+        await each.until_flowing()
+    killed, frozen = load.clients
+    killed_s = killed.send(signal.SIGKILL)
+    killed_gone_s = await _all_cancelled(deployment, load, killed, killed_s)
+    frozen_s = frozen.send(signal.SIGSTOP)
+    frozen_gone_s = await _all_cancelled(deployment, load, frozen, frozen_s)
+    frozen.send(signal.SIGKILL)
+    return await stage.figures(
+        bystander,
+        deployment,
+        cancelled_after_death_s=killed_gone_s - killed_s,
+        cancelled_after_freeze_s=frozen_gone_s - frozen_s,
+    )
+
+
+async def _all_cancelled(deployment: Deployment, load: ClientLoad, client: ClientProcess, gone_s: float) -> float:
+    """When the last of a client's requests was seen to have ended."""
+    load.update()
+    mine = [told for told in load.history.requests.values() if told.request_id.startswith(f"{client.name}-")]
+    waiting = {told.request_id for told in mine if told.ended_s is None and told.accepted_s is not None}
+    async with deployment.client() as asking:
+        while waiting:
+            assert time.monotonic() < gone_s + GONE_TIMEOUT_S, f"still there: {waiting}"
+            for request_id in sorted(waiting):
+                if (await asking.get(request_id)).state.is_terminal:
+                    waiting.discard(request_id)
+            await asyncio.sleep(0.02)
+    return time.monotonic()
+
+
+async def many_submit_the_same(stage: Stage) -> Figures:
+    deployment = await stage.standard()
+    load = stage.load(deployment.address)
+    await load.until_flowing()
+    reference = await stage.reference()
+    index = next(index for index, ask in enumerate(stage.asks) if ask.streams and not ask.stop)
+    ask, expected = stage.asks[index], reference.completions[index]
+    params = ask.params() | {"request_id": "twin"}
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(deployment.client()) for _ in range(10)]
+        runs = (clients[twin % len(clients)].generate(list(ask.prompt), **params) for twin in range(NUM_TWINS))
+        completions = await asyncio.gather(*runs)
+        completions.append(await clients[0].generate(list(ask.prompt), **params))  # replayed
+        try:
+            await clients[1].generate([5, 6, 7], request_id="twin", max_tokens=3)
+            other_body_taken = 1
+        except quire.AlreadyExistsError:
+            other_body_taken = 0
+    outputs = [tuple(sample.token_ids for sample in completion.samples) for completion in completions]
+    admitted = deployment.scheduler.logged("request ended")
+    return await stage.figures(
+        load,
+        deployment,
+        runs=sum(line["request_id"] == "twin" for line in admitted),
+        different_answers=len(set(outputs)) - 1,
+        other_body_taken=other_body_taken,
+        other_than_alone=int(outputs[0][0] != expected.samples[0].token_ids),
+    )
+
+
+async def some_do_not_read(stage: Stage) -> Figures:
+    deployment = await stage.standard()
+    load = stage.load(deployment.address)
+    began_s = time.monotonic()
+    await load.until_flowing(1500)
+    struck_s = time.monotonic()
+    pid = deployment.scheduler.service.process.pid
+    rss_before = resident_bytes(pid)
+    options = [*channel_options(PUBLIC_MESSAGE_BYTES), NO_PROXY]
+    async with grpc.aio.insecure_channel(deployment.address, options=options) as channel:
+        stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        calls = [stub.Generate(_long_request(number)) for number in range(NUM_STALLED)]
+        for call in calls:
+            await call.read()  # accepted; nothing after it is read
+        await load.until_flowing(2500)
+        await _until_all_computed(deployment)
+        rss_growth = resident_bytes(pid) - rss_before
+        before, beside = load.gaps(began_s, struck_s), load.gaps(struck_s, time.monotonic())
+        num_wrong = 0
+        for call in calls:
+            num_wrong += await _num_wrong_positions(call)
+    return await stage.figures(
+        load,
+        deployment,
+        rss_growth_mb=rss_growth / 1e6,
+        stalled_positions_wrong=num_wrong,
+        others_p99_ratio=p99(beside) / p99(before),
+    )
+
+
+def _long_request(number: int) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        request_id=f"stalled-{number}",
+        token_ids=pb.TokenIds(ids=[5, 6, 7, 8 + number]),
+        sampling=pb.SamplingParams(temperature=0),
+        stopping=pb.StoppingParams(max_tokens=STALLED_TOKENS, ignore_eos=True),
+        output=pb.OutputParams(token_ids=True, logprobs=5),
+    )
+
+
+async def _until_all_computed(deployment: Deployment) -> None:
+    async with deployment.client() as client, asyncio.timeout(120):
+        for number in range(NUM_STALLED):
+            await client.attach(f"stalled-{number}").completion()
+
+
+async def _num_wrong_positions(call: "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]") -> int:
+    due = 0
+    async for response in call:
+        if response.HasField("chunk"):
+            if response.chunk.position != due:
+                return STALLED_TOKENS
+            due += response.chunk.num_tokens
+    return abs(STALLED_TOKENS - due)
+
+
+async def deadlines_pass(stage: Stage) -> Figures:
+    deployment = await stage.standard()
+    load = stage.load(deployment.address)
+    await load.until_flowing()
+    overruns = []
+    async with deployment.client() as client:
+        runs = [
+            client.generate(
+                [9, 10, 11, number], max_tokens=1800, ignore_eos=True, timeout_s=timeout_s, request_id=f"late-{number}"
+            )
+            for number, timeout_s in enumerate(TIMEOUTS_S * 3)
+        ]
+        outcomes = await asyncio.gather(*runs, return_exceptions=True)
+        for number, timeout_s in enumerate(TIMEOUTS_S * 3):
+            record = await client.get(f"late-{number}")
+            overruns.append((record.timings.finished_s or float("inf")) - timeout_s)
+    return await stage.figures(
+        load,
+        deployment,
+        not_expired=sum(not isinstance(outcome, quire.RequestExpiredError) for outcome in outcomes),
+        overrun_s=max(overruns),
+    )
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def p99(gaps: list[list[float]]) -> float:
+    """Of all together."""
+    return percentile([gap for each in gaps for gap in each], 99)
+
+
+SCENARIOS = (
+    Scenario(
+        fault="F10",
+        title="client killed, another goes on from its positions",
+        injected="SIGKILL of an SDK process in the gateway's place; another attaches with its positions",
+        promise="P1 P2",
+        play=one_is_killed,
+        targets=(*NOTHING_LOST, speed("resumed_after_s", 1.0)),
+    ),
+    Scenario(
+        fault="F24",
+        title="one request submitted by fifty at once, with another body, and after its end",
+        injected="fifty submissions of one request_id over ten connections",
+        promise="P1 P2",
+        play=many_submit_the_same,
+        targets=(
+            *NOTHING_LOST,
+            Target(figure="runs", at_most=1),
+            Target(figure="different_answers", at_most=0),
+            Target(figure="other_body_taken", at_most=0),
+        ),
+    ),
+    Scenario(
+        fault="F25",
+        title="clients that go away: dead, and frozen",
+        injected="SIGKILL and SIGSTOP of client processes; grace 1 s",
+        promise="P6 P7",
+        play=they_go_away,
+        targets=(
+            *NOTHING_LOST,
+            speed("cancelled_after_death_s", GRACE_S + 0.5),
+            speed("cancelled_after_freeze_s", KEEPALIVE_S + GRACE_S + 0.5),
+        ),
+    ),
+    Scenario(
+        fault="F26",
+        title="readers that do not read",
+        injected="four streams of 1,500 tokens with log-probabilities, of which nothing is read until they have ended",
+        promise="P2 P6",
+        play=some_do_not_read,
+        targets=(
+            *NOTHING_LOST,
+            Target(figure="stalled_positions_wrong", at_most=0),
+            speed("rss_growth_mb", 32),
+            speed("others_p99_ratio", 1.1),
+        ),
+    ),
+    Scenario(
+        fault="F27",
+        title="deadlines that pass, queued and running",
+        injected="requests for 1,800 tokens within 0.2 to 1.5 s",
+        promise="P1 P6 P7",
+        play=deadlines_pass,
+        targets=(*NOTHING_LOST, Target(figure="not_expired", at_most=0), speed("overrun_s", 0.1)),
+    ),
+)

@@ -1,0 +1,167 @@
+"""Store, schedulers and workers of a scenario, each a real process that can be killed, frozen and started again.
+
+Blocking waits run on threads, so that proxies in this process go on meanwhile.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import quire
+from tests.chaos.chaos_store import ChaosStore
+from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, start_scheduler
+
+POLL_S = 0.005
+ALL_FREE_S = 20.0
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a role, after which another may come."""
+
+    name: str
+    service: Service
+
+    @property
+    def is_over(self) -> bool:
+        return self.service.process.poll() is not None
+
+    def send(self, number: signal.Signals) -> float:
+        """Returns when, by the monotonic clock."""
+        at_s = time.monotonic()
+        self.service.signal(number)
+        return at_s
+
+    def kill(self) -> float:
+        """SIGKILL, and waits for the end. Returns when."""
+        at_s = self.send(signal.SIGKILL)
+        self.service.wait()
+        return at_s
+
+    def logged(self, event: str, after_s: float = 0.0) -> list[dict[str, Any]]:
+        """Its log lines of an event since a moment."""
+        return [line for line in list(self.service.lines) if line.get("event") == event and logged_s(line) >= after_s]
+
+
+class Place:
+    """Where something is served: whoever asks there."""
+
+    def __init__(self, client_address: str) -> None:
+        self.client_address = client_address
+
+    def client(self) -> quire.AsyncClient:
+        """To ask how it stands."""
+        return quire.AsyncClient(self.client_address, connect_timeout_s=30.0)
+
+    async def until_driven(self, *names: str) -> None:
+        """Until the scheduler drives these workers."""
+        async with self.client() as client, asyncio.timeout(START_TIMEOUT_S):
+            while True:
+                try:
+                    stats = await client.stats()
+                    if {worker.worker_id for worker in stats.workers} >= set(names):
+                        return
+                except quire.QuireError:
+                    pass
+                await asyncio.sleep(POLL_S * 10)
+
+    async def leaked_blocks(self) -> int:
+        """What is still held or queued, on devices and hosts, once all should have ended and some time has passed."""
+        give_up_s = time.monotonic() + ALL_FREE_S
+        async with self.client() as client:
+            while True:
+                stats = await client.stats()
+                held = sum(each.blocks.used + each.used_host_blocks for each in stats.workers)
+                held += stats.num_running + stats.num_waiting
+                if not held or time.monotonic() > give_up_s:
+                    return held
+                await asyncio.sleep(POLL_S * 4)
+
+
+class Deployment(Place):
+    """One store; schedulers at one address, one after another; workers by name."""
+
+    def __init__(
+        self,
+        *,
+        scheduler_flags: Sequence[str] = (),
+        num_blocks: int = 1024,
+        num_host_blocks: int = 256,
+        store: ChaosStore | None = None,
+    ) -> None:
+        self._stack = ExitStack()
+        self.store: ChaosStore = self._stack.enter_context(store or ChaosStore())
+        self.address = free_address()
+        super().__init__(self.address)
+        self.store_url = self.store.url  # a proxy's, where there is one
+        self.schedulers: list[Life] = []
+        self.workers: dict[str, Life] = {}
+        self.scheduler_flags = list(scheduler_flags)
+        pool = ("--num-blocks", str(num_blocks), "--num-host-blocks", str(num_host_blocks))
+        self.worker_flags = ["--threads", "1", *pool]
+        self.worker_scheduler = self.address  # what workers are told
+
+    @property
+    def scheduler(self) -> Life:
+        """The one that was started last."""
+        return self.schedulers[-1]
+
+    async def begin(self, *workers: str) -> None:
+        """A scheduler that drives these workers."""
+        for name in workers:
+            self.begin_worker(name)
+        await self.begin_scheduler()
+        await self.until_driven(*workers)
+
+    async def begin_scheduler(self, *flags: str, address: str | None = None, listens: bool = True) -> Life:
+        """A scheduler; with `listens`, one that has said so."""
+        arguments = ("--store", self.store_url, *self.scheduler_flags, *flags)
+        listen = address or self.address
+        if listens:
+            service, _ = await asyncio.to_thread(start_scheduler, *arguments, listen=listen)
+        else:
+            service = Service("scheduler_svc", "--listen", listen, *arguments)
+        life = Life(f"scheduler-{len(self.schedulers)}", self._stack.enter_context(service))
+        self.schedulers.append(life)
+        return life
+
+    def begin_worker(
+        self,
+        name: str,
+        *flags: str,
+        module: str = "worker_svc",
+        scheduler: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Life:
+        """A worker, or the next of that name; it registers by itself, with the given scheduler or the one of all."""
+        where = ("--model", str(DEMO_MODEL), "--scheduler", scheduler or self.worker_scheduler)
+        service = Service(module, *where, "--worker-id", name, *self.worker_flags, *flags, env=env)
+        self.workers[name] = Life(name, self._stack.enter_context(service))
+        return self.workers[name]
+
+    def close(self) -> None:
+        for life in (*self.schedulers, *self.workers.values()):
+            if not life.is_over:
+                life.send(signal.SIGCONT)
+        self._stack.close()
+
+
+async def logged(life: Life, event: str, after_s: float = 0.0, timeout_s: float = 60.0) -> float:
+    """When a process first logged an event after a moment, by the monotonic clock."""
+    give_up_s = time.monotonic() + timeout_s
+    while not (lines := life.logged(event, after_s)):
+        last = "".join(life.service.raw[-8:])
+        assert time.monotonic() < give_up_s, f"{life.name} did not log {event!r} in {timeout_s:g} s; last:\n{last}"
+        await asyncio.sleep(POLL_S)
+    return logged_s(lines[0])
+
+
+def logged_s(line: dict[str, Any]) -> float:
+    """When a line was logged, by the monotonic clock."""
+    ago_s = time.time() - datetime.fromisoformat(line["timestamp"]).timestamp()
+    return time.monotonic() - ago_s

@@ -1,0 +1,82 @@
+"""Results of a chaos run as JSON for machines and as a table for people. Knows no scenario by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.scenario import Figures, Target
+from tests.chaos.stage import Scenario
+
+HEAD = (
+    *("fault", "what happens", "injected", "promise", "sent", "accepted", "lost", "positions twice", "missing"),
+    *("changed", "detected, s", "recovered, s", "worst stall, s", "leaked blocks", "other figures", "targets", "met"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one scenario."""
+
+    scenario: Scenario
+    figures: Figures | None  # None: it broke off
+    error: str
+    seconds: float
+
+    @property
+    def missed(self) -> list[Target]:
+        if self.figures is None:
+            return list(self.scenario.targets)
+        return [target for target in self.scenario.targets if not target.is_met_by(self.figures)]
+
+    @property
+    def is_met(self) -> bool:
+        return self.figures is not None and not self.missed
+
+    def as_json(self) -> dict[str, Any]:
+        scenario = self.scenario
+        return {
+            "fault": scenario.fault,
+            "title": scenario.title,
+            "injected": scenario.injected,
+            "promise": scenario.promise,
+            "seconds": round(self.seconds, 1),
+            "met": self.is_met,
+            "targets": [str(target) for target in scenario.targets],
+            "missed": [str(target) for target in self.missed],
+            "error": self.error,
+            **(self.figures.as_json() if self.figures is not None else {}),
+        }
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Rows as they are in the JSON, in Markdown."""
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    lines += ["| " + " | ".join(_cells(result)) + " |" for result in results]
+    return "\n".join(lines)
+
+
+def _cells(result: dict[str, Any]) -> list[str]:
+    counts = ("sent", "accepted", "lost", "duplicated", "missing", "changed")
+    times = ("detect_s", "recover_s", "worst_stall_s")
+    more = ", ".join(f"{name} {value:g}" for name, value in result.get("more", {}).items())
+    return [
+        *(_plain(result[name]) for name in ("fault", "title", "injected", "promise")),
+        *(str(result.get(name, "–")) for name in counts),
+        *("–" if result.get(name) is None else f"{result[name]:.2f}" for name in times),
+        str(result.get("leaked_blocks", "–")),
+        more or "–",
+        _plain(", ".join(result["targets"])),
+        _met(result),
+    ]
+
+
+def _met(result: dict[str, Any]) -> str:
+    if result["met"]:
+        return "yes"
+    if result["error"]:
+        return "**no**: it broke off: " + _plain(result["error"].splitlines()[0])[:160]
+    return "**no**: " + _plain(", ".join(result["missed"]))
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,223 @@
+"""More than fits: requests, sequences, connections."""
+
+import asyncio
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+import quire
+from benchmarks.report import percentile
+from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
+from tests.chaos.client_faults import NO_PROXY
+from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
+from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
+
+PEAK_CONCURRENCY = 32
+SPAN_S = 12.0
+OVERLOAD = 10
+PROMPT_TOKENS = 48
+OUTPUT_TOKENS = 64
+MAX_WAIT_MS = 100
+NUM_FILES = 256
+NUM_IDLE = 5000
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request of an open loop."""
+
+    submitted_s: float
+    first_token_s: float | None = None
+    refused_s: float | None = None
+    finished_s: float | None = None
+
+
+async def ten_times_too_much(stage: Stage) -> Figures:
+    deployment = stage.own(scheduler_flags=("--max-queue-wait-ms", str(MAX_WAIT_MS), "--max-num-seqs", "8"))
+    await deployment.begin(*STANDARD_WORKERS)
+    async with quire.AsyncClient(deployment.address, retries=0) as client:
+        await _closed_loop(client, SPAN_S / 2)  # speeds are learnt
+        peak_per_s = await _closed_loop(client, SPAN_S)
+        half = await _open_loop(client, peak_per_s / 2)
+        full = await _open_loop(client, peak_per_s * OVERLOAD)
+    began_s = full[0].submitted_s
+    goodput = sum(each.finished_s is not None and each.finished_s < began_s + SPAN_S for each in full) / SPAN_S
+    refusals = [each.refused_s - each.submitted_s for each in full if each.refused_s is not None]
+    half_p99_s, full_p99_s = _first_token_p99(half), _first_token_p99(full)
+    admitted = [each for each in full if each.refused_s is None]
+    return Figures(
+        sent=len(full),
+        accepted=len(admitted),
+        lost=sum(each.finished_s is None for each in admitted),
+        leaked_blocks=await deployment.leaked_blocks(),
+        more={
+            "peak_per_s": peak_per_s,
+            "offered_per_s": len(full) / SPAN_S,
+            "half_load_ttft_p99_s": half_p99_s,
+            "overload_ttft_p99_s": full_p99_s,
+            "ttft_p99_ratio": full_p99_s / half_p99_s,
+            "goodput_shortfall": 1 - goodput / peak_per_s,
+            "refusal_p50_s": percentile(refusals, 50) if refusals else float("inf"),
+            "refusal_p99_s": percentile(refusals, 99) if refusals else float("inf"),
+        },
+    )
+
+
+async def _closed_loop(client: quire.AsyncClient, seconds: float) -> float:
+    """Requests finished a second, with as many at once as keep everything busy."""
+    began_s = time.monotonic()
+    num_finished = 0
+
+    async def one_after_another() -> None:
+        nonlocal num_finished
+        while time.monotonic() < began_s + seconds:
+            attempt = Attempt(time.monotonic())
+            await _attempt(client, attempt)
+            num_finished += attempt.finished_s is not None
+            if attempt.refused_s is not None:
+                await asyncio.sleep(0.05)
+
+    await asyncio.gather(*(one_after_another() for _ in range(PEAK_CONCURRENCY)))
+    return num_finished / (time.monotonic() - began_s)
+
+
+async def _open_loop(client: quire.AsyncClient, per_s: float) -> list[Attempt]:
+    """Sends at that rate whatever becomes of it, for a span; then waits for what was admitted."""
+    attempts: list[Attempt] = []
+    async with asyncio.TaskGroup() as group:
+        async for at_s in _ticks(per_s):
+            attempts.append(Attempt(at_s))
+            group.create_task(_attempt(client, attempts[-1]))
+    return attempts
+
+
+async def _ticks(per_s: float) -> AsyncIterator[float]:
+    began_s = time.monotonic()
+    for number in range(int(per_s * SPAN_S)):
+        await asyncio.sleep(max(0.0, began_s + number / per_s - time.monotonic()))
+        yield time.monotonic()
+
+
+async def _attempt(client: quire.AsyncClient, attempt: Attempt) -> None:
+    number = int(attempt.submitted_s * 1e6) % 1500
+    prompt = [5 + number + index % 7 for index in range(PROMPT_TOKENS)]
+    try:
+        async with client.stream(prompt, max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True) as stream:
+            async for _ in stream:
+                attempt.first_token_s = attempt.first_token_s or time.monotonic()
+        attempt.finished_s = time.monotonic()
+    except (quire.OverloadedError, quire.UnavailableError):
+        attempt.refused_s = time.monotonic()
+
+
+def _first_token_p99(attempts: list[Attempt]) -> float:
+    times = [each.first_token_s - each.submitted_s for each in attempts if each.first_token_s is not None]
+    return percentile(times, 99)
+
+
+async def memory_is_short(stage: Stage) -> Figures:
+    await stage.reference()
+    largest = max(ask.num_worst_case_blocks(16) for ask in stage.asks)
+    deployment = stage.own(num_blocks=int(1.2 * largest) + 2, num_host_blocks=largest)
+    await deployment.begin("worker-0")
+    load = stage.load(deployment.address)
+    await load.until_flowing(2500)
+    figures = await stage.figures(load, deployment)
+    async with deployment.client() as client:
+        stats = await client.stats()
+    preemptions = sum(worker.num_preemptions for worker in stats.workers)
+    figures.more = {"preemptions": preemptions, "preemptions_per_request": preemptions / max(1, figures.accepted)}
+    return figures
+
+
+async def files_run_out(stage: Stage) -> Figures:
+    """The scheduler may open 256 files; thousands of connections want in, and thousands of streams stay idle."""
+    await stage.reference()
+    deployment = stage.own()
+    await deployment.begin(*STANDARD_WORKERS)
+    pid = deployment.scheduler.service.process.pid
+    load = stage.load(deployment.address)
+    await load.until_flowing()
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (NUM_FILES, NUM_FILES))
+    options = [*channel_options(PUBLIC_MESSAGE_BYTES), NO_PROXY]
+    async with grpc.aio.insecure_channel(deployment.address, options=options) as channel:
+        stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        streams = [stub.Session(_silence()) for _ in range(NUM_IDLE)]
+        await load.until_flowing()
+        sockets = _connect_many(deployment.address)
+        try:
+            await load.until_flowing()
+        finally:
+            for each in sockets:
+                each.close()
+        for stream in streams:
+            stream.cancel()
+    async with deployment.client() as client:
+        completion = await client.generate([5, 6, 7], max_tokens=4, temperature=0, ignore_eos=True)
+    figures = await stage.figures(load, deployment)
+    figures.more = {
+        "idle_connections": len(sockets),
+        "idle_streams": NUM_IDLE,
+        "crashes": int(deployment.scheduler.is_over),
+        "unserved_after": 4 - len(completion.token_ids),
+    }
+    return figures
+
+
+async def _silence() -> AsyncIterator[pb.SessionRequest]:
+    await asyncio.Event().wait()
+    yield pb.SessionRequest()
+
+
+def _connect_many(address: str) -> list[socket.socket]:
+    """As many connections as may be begun, up to NUM_IDLE; whether they are taken is the server's matter."""
+    host, _, port = address.rpartition(":")
+    sockets = []
+    for _ in range(NUM_IDLE):
+        try:
+            each = socket.socket()
+        except OSError:
+            break
+        each.setblocking(False)
+        each.connect_ex((host, int(port)))
+        sockets.append(each)
+    return sockets
+
+
+SCENARIOS = (
+    Scenario(
+        fault="F28",
+        title="ten times more requests than can be served",
+        injected="an open loop at ten times the peak, after one at half of it; --max-queue-wait-ms 100",
+        promise="P5 P7",
+        play=ten_times_too_much,
+        targets=(
+            *NOTHING_LOST,
+            speed("ttft_p99_ratio", 3.0),
+            speed("goodput_shortfall", 0.1),
+            speed("refusal_p50_s", 0.01),
+        ),
+    ),
+    Scenario(
+        fault="F29",
+        title="KV memory for little more than one request",
+        injected="a pool of 1.2 times what the largest request may need",
+        promise="P1 P2 P7",
+        play=memory_is_short,
+        targets=(*NOTHING_LOST, Target(figure="preemptions_per_request", at_most=20)),
+    ),
+    Scenario(
+        fault="F33",
+        title="no more files: 5,000 idle connections and 5,000 idle streams",
+        injected="a limit of 256 files for the scheduler's process",
+        promise="P5 P6",
+        play=files_run_out,
+        targets=(*NOTHING_LOST, Target(figure="crashes", at_most=0), Target(figure="unserved_after", at_most=0)),
+    ),
+)

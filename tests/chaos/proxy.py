@@ -1,0 +1,131 @@
+"""A TCP proxy of our own: between any two of our processes, and in their way when it is told to be.
+
+It can hold what flows in one direction or both (what a broken network does: nothing arrives, nobody is told), delay
+and throttle it, cut connections, swallow a reply, and flip a bit. Everything it holds goes on when it is healed.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+Direction = Literal["up", "down"]  # to the server, to the client
+CHUNK_BYTES = 1 << 16
+MIN_FLIPPED_BYTES = 40  # shorter ones are acknowledgements and pings
+
+Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class Proxy:
+    """Listens on a port of its own. Use as an asynchronous context manager."""
+
+    def __init__(self, server: str, *, seed: int = 0) -> None:
+        """`server`: host:port, or the path of a unix socket."""
+        self.address = ""
+        self.num_flipped = 0
+        self.num_dropped = 0
+        self._dial = _dial_of(server)
+        self._rng = random.Random(seed)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._open: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self._delay_s = 0.0
+        self._bytes_per_s: float | None = None
+        self._drops = 0
+        self._flips: dict[Direction, int] = {"up": 0, "down": 0}
+        self.heal()
+
+    async def __aenter__(self) -> "Proxy":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def hold(self, *directions: Direction) -> None:
+        """Nothing passes in these directions, and nobody is told."""
+        for direction in directions:
+            self._open[direction].clear()
+
+    def delay(self, seconds: float) -> None:
+        """Every piece arrives that much later."""
+        self._delay_s = seconds
+
+    def throttle(self, bytes_per_s: float) -> None:
+        """Not more than that in either direction of a connection."""
+        self._bytes_per_s = bytes_per_s
+
+    def drop_reply(self, number: int = 1) -> None:
+        """The next replies are lost, each with its connection: what was asked has happened."""
+        self._drops = number
+
+    def flip(self, direction: Direction, number: int = 1) -> None:
+        """In each of the next pieces that carry something, one bit is another."""
+        self._flips[direction] = number
+
+    def cut(self) -> None:
+        """Every connection breaks."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def heal(self) -> None:
+        """In nobody's way from now on; what was held goes on."""
+        self._delay_s, self._bytes_per_s, self._drops = 0.0, None, 0
+        self._flips = {"up": 0, "down": 0}
+        for event in self._open.values():
+            event.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server_reader, server_writer = await self._dial()
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, server_writer}
+        for pump in (self._pump("up", reader, server_writer), self._pump("down", server_reader, writer)):
+            task = asyncio.create_task(pump)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                await self._open[direction].wait()
+                if self._delay_s or self._bytes_per_s:
+                    await asyncio.sleep(self._delay_s + len(data) / (self._bytes_per_s or float("inf")))
+                if direction == "down" and self._drops:
+                    self._drops -= 1
+                    self.num_dropped += 1
+                    break
+                writer.write(self._flipped(direction, data))
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def _flipped(self, direction: Direction, data: bytes) -> bytes:
+        if not self._flips[direction] or len(data) < MIN_FLIPPED_BYTES:
+            return data
+        self._flips[direction] -= 1
+        self.num_flipped += 1
+        changed = bytearray(data)
+        changed[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+        return bytes(changed)
+
+
+def _dial_of(server: str) -> Dial:
+    if server.startswith("/"):
+        return lambda: asyncio.open_unix_connection(server)
+    host, _, port = server.rpartition(":")
+    return lambda: asyncio.open_connection(host, int(port))

@@ -1,0 +1,64 @@
+"""What a scenario comes to, and what must hold of it, as data. Knows no process."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An upper bound of a figure."""
+
+    figure: str
+    at_most: float
+    is_speed: bool = False  # a matter of the machine as well
+
+    def is_met_by(self, figures: "Figures") -> bool:
+        value = figures.value(self.figure)
+        return value is not None and value <= self.at_most
+
+    def __str__(self) -> str:
+        return f"{self.figure} ≤ {self.at_most:g}" if self.at_most else f"{self.figure} 0"
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """What was measured; None: not a matter of this scenario."""
+
+    sent: int = 0
+    accepted: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    missing: int = 0
+    changed: int = 0
+    cuts: int = 0  # outputs compared only up to a near tie
+    detect_s: float | None = None
+    recover_s: float | None = None
+    worst_stall_s: float | None = None
+    leaked_blocks: int = 0
+    more: dict[str, float | int] = field(default_factory=dict)  # figures of this scenario alone
+    reasons: list[str] = field(default_factory=list)  # for what should be zero and is not
+
+    def value(self, name: str) -> float | None:
+        """A figure by its name; None if it was not measured."""
+        if name in self.more:
+            return self.more[name]
+        value: float | None = getattr(self, name, None)
+        return value
+
+    def as_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        for name in ("detect_s", "recover_s", "worst_stall_s"):
+            if plain[name] is not None:
+                plain[name] = round(plain[name], 3)
+        plain["more"] = {name: round(value, 4) for name, value in self.more.items()}
+        return plain
+
+
+NOTHING_LOST = tuple(
+    Target(figure=name, at_most=0) for name in ("lost", "duplicated", "missing", "changed", "leaked_blocks")
+)
+
+
+def speed(figure: str, at_most: float) -> Target:
+    """A bound on a time."""
+    return Target(figure=figure, at_most=at_most, is_speed=True)

@@ -1,0 +1,183 @@
+"""Faults of schedulers: killed with and without a standby, frozen beyond the lease, ended in order."""
+
+import asyncio
+import signal
+import time
+
+from tests.chaos.deployment import Deployment
+from tests.chaos.history import Told
+from tests.chaos.journal_tail import JournalTail
+from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
+from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
+from tests.services import free_address
+
+LEASE_S = 1.5
+ON_ITS_WAY_S = 0.1  # what a scheduler had sent before its death has come by then
+FROZEN_LEADER_S = 4 * LEASE_S
+OLD_LEADER_END_S = 20.0
+
+
+async def the_only_one_is_killed(stage: Stage) -> Figures:
+    deployment = await stage.standard()
+    load = stage.load(deployment.address)
+    await load.until_flowing()
+    struck_s = deployment.scheduler.kill()
+    await deployment.begin_scheduler()
+    read = deployment.scheduler.service.wait_for("journal read")
+    recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
+    return await stage.figures(
+        load, deployment, struck_s=struck_s, recovered_s=recovered_s, recovered_requests=read["num_live"]
+    )
+
+
+async def with_standby(stage: Stage) -> Deployment:
+    """Two schedulers, the first of which leads, and two workers that know both."""
+    await stage.reference()
+    deployment = stage.own(scheduler_flags=("--standby", "--lease-ms", str(int(LEASE_S * 1000))))
+    second = free_address()
+    both = f"{deployment.address},{second}"
+    deployment.worker_scheduler = deployment.client_address = both
+    for name in STANDARD_WORKERS:
+        deployment.begin_worker(name)
+    await deployment.begin_scheduler()
+    await deployment.begin_scheduler(address=second)
+    await deployment.until_driven(*STANDARD_WORKERS)
+    return deployment
+
+
+async def the_leader_is_killed(stage: Stage) -> Figures:
+    deployment = await with_standby(stage)
+    async with JournalTail(deployment.store.url) as tail:
+        load = stage.load(deployment.client_address)
+        await load.until_flowing()
+        struck_s = deployment.schedulers[0].kill()
+        recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
+        figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s)
+        figures.more = {"stale_entries": tail.num_stale, "recover_leases": (recovered_s - struck_s) / LEASE_S}
+    return figures
+
+
+async def the_leader_is_frozen(stage: Stage) -> Figures:
+    deployment = await with_standby(stage)
+    async with JournalTail(deployment.store.url) as tail:
+        load = stage.load(deployment.client_address)
+        await load.until_flowing()
+        old = deployment.schedulers[0]
+        struck_s = old.send(signal.SIGSTOP)
+        recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
+        await asyncio.sleep(max(0.0, struck_s + FROZEN_LEADER_S - time.monotonic()))
+        old.send(signal.SIGCONT)
+        await load.until(lambda: old.is_over, "the old leader ends", OLD_LEADER_END_S)
+        await load.until_flowing()
+        figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s)
+        await tail.catch_up()
+        drawn = [told for told in load.history.requests.values() if load.asks[told.ask].streams]
+        figures.more = {"stale_entries": tail.num_stale, "delivered_not_in_journal": tail.num_unknown(drawn)}
+    return figures
+
+
+async def the_leader_hands_over(stage: Stage) -> Figures:
+    deployment = await with_standby(stage)
+    load = stage.load(deployment.client_address)
+    await load.until_flowing()
+    struck_s = deployment.schedulers[0].send(signal.SIGTERM)
+    recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
+    code = await asyncio.to_thread(deployment.schedulers[0].service.wait)
+    await load.until_flowing()
+    return await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s, exit_code=code)
+
+
+async def everything_is_restarted_in_turn(stage: Stage) -> Figures:
+    """Schedulers with a standby, then workers, each by SIGTERM, each started again."""
+    deployment = await with_standby(stage)
+    load = stage.load(deployment.client_address)
+    await load.until_flowing()
+    codes = []
+    addresses = deployment.client_address.split(",")
+    for address, life in zip(addresses, list(deployment.schedulers), strict=True):
+        life.send(signal.SIGTERM)
+        codes.append(await asyncio.to_thread(life.service.wait))
+        await deployment.begin_scheduler(address=address)
+        await load.until_flowing()
+    for name in STANDARD_WORKERS:
+        life = deployment.workers[name]
+        life.send(signal.SIGTERM)
+        codes.append(await asyncio.to_thread(life.service.wait))
+        deployment.begin_worker(name)
+        await deployment.until_driven(name)
+        await load.until_flowing()
+    return await stage.figures(load, deployment, unclean_ends=sum(code != 0 for code in codes))
+
+
+async def the_only_scheduler_is_restarted(stage: Stage) -> Figures:
+    """Without a standby: SIGTERM lets end what runs; what is asked meanwhile waits in its clients."""
+    deployment = await stage.standard()
+    load = stage.load(deployment.address)
+    await load.until_flowing()
+    struck_s = deployment.scheduler.send(signal.SIGTERM)
+    code = await asyncio.to_thread(deployment.scheduler.service.wait)
+    await deployment.begin_scheduler()
+    recovered_s = await load.first_token_after(time.monotonic())
+    figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s, exit_code=code)
+    figures.more["refused"] = sum(_was_refused(told) for told in load.history.requests.values())
+    return figures
+
+
+def _was_refused(told: Told) -> bool:
+    return told.accepted_s is None
+
+
+SCENARIOS = (
+    Scenario(
+        fault="F07",
+        title="scheduler killed, no standby, started again",
+        injected="SIGKILL of the scheduler, another on the same store at once",
+        promise="P1 P2 P7",
+        play=the_only_one_is_killed,
+        targets=(*NOTHING_LOST, speed("recover_s", 3.0)),
+    ),
+    Scenario(
+        fault="F08",
+        title="leader killed, hot standby",
+        injected="SIGKILL of the leader; lease 1.5 s",
+        promise="P1 P2 P4 P7",
+        play=the_leader_is_killed,
+        targets=(*NOTHING_LOST, Target(figure="stale_entries", at_most=0), speed("recover_leases", 1.5)),
+    ),
+    Scenario(
+        fault="F09",
+        title="split brain: leader frozen beyond its lease, then it goes on",
+        injected="SIGSTOP of the leader for four leases, SIGCONT",
+        promise="P1 P2 P4 P7",
+        play=the_leader_is_frozen,
+        targets=(
+            *NOTHING_LOST,
+            Target(figure="stale_entries", at_most=0),
+            Target(figure="delivered_not_in_journal", at_most=0),
+        ),
+    ),
+    Scenario(
+        fault="F30",
+        title="rolling restart of schedulers and workers, hot standby",
+        injected="SIGTERM of each in turn, each started again",
+        promise="P1 P2 P4 P7",
+        play=everything_is_restarted_in_turn,
+        targets=(*NOTHING_LOST, Target(figure="unclean_ends", at_most=0)),
+    ),
+    Scenario(
+        fault="F30",
+        title="planned hand-over to a standby",
+        injected="SIGTERM of the leader",
+        promise="P1 P2 P4 P7",
+        play=the_leader_hands_over,
+        targets=(*NOTHING_LOST, Target(figure="exit_code", at_most=0), speed("recover_s", 1.0)),
+    ),
+    Scenario(
+        fault="F30",
+        title="restart of the only scheduler",
+        injected="SIGTERM, another process once it has ended",
+        promise="P1 P2 P7",
+        play=the_only_scheduler_is_restarted,
+        targets=(*NOTHING_LOST, Target(figure="exit_code", at_most=0), Target(figure="refused", at_most=0)),
+    ),
+)

@@ -1,0 +1,211 @@
+"""Where scenarios are played: deployments that are kept or made, loads, and the verdict on what clients were told."""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import quire
+from tests.chaos.asks import chaos_asks
+from tests.chaos.chaos_store import ChaosStore
+from tests.chaos.checking import DemoMargins, Reference
+from tests.chaos.client_load import ClientLoad
+from tests.chaos.deployment import Deployment, Place
+from tests.chaos.history import Told
+from tests.chaos.proxy import Proxy
+from tests.chaos.scenario import NOTHING_LOST, Figures, Target
+
+STANDARD_WORKERS = ("worker-0", "worker-1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is asked."""
+
+    num_asks: int = 28
+    min_tokens: int = 60
+    max_tokens: int = 140
+    concurrency: int = 12
+    num_clients: int = 2
+
+
+class Stage:
+    """One run of scenarios, all with the same asks."""
+
+    def __init__(self, seed: int, extent: Extent) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.extent = extent
+        self.asks = chaos_asks(seed, extent.num_asks, extent.min_tokens, extent.max_tokens)
+        self._standard: Deployment | None = None
+        self._reference: Reference | None = None
+        self._scene = ExitStack()
+        self._proxies = AsyncExitStack()
+
+    async def standard(self) -> Deployment:
+        """The deployment that scenarios share: one scheduler and two workers, all there and idle."""
+        if self._standard is None:
+            self._standard = Deployment()
+            await self._standard.begin(*STANDARD_WORKERS)
+            await self._make_reference(self._standard)
+        deployment = self._standard
+        deployment.store.revive()
+        if deployment.scheduler.is_over:
+            await deployment.begin_scheduler()
+        for name in STANDARD_WORKERS:
+            if deployment.workers[name].is_over:
+                deployment.begin_worker(name)
+        await deployment.until_driven(*STANDARD_WORKERS)
+        return deployment
+
+    def own(
+        self,
+        *,
+        scheduler_flags: Sequence[str] = (),
+        num_blocks: int = 1024,
+        num_host_blocks: int = 256,
+        store: ChaosStore | None = None,
+    ) -> Deployment:
+        """A deployment with nothing started but its store, for this scenario alone."""
+        deployment = Deployment(
+            scheduler_flags=scheduler_flags, num_blocks=num_blocks, num_host_blocks=num_host_blocks, store=store
+        )
+        self._scene.callback(deployment.close)
+        return deployment
+
+    def cleanup(self, action: Callable[[], object]) -> None:
+        """Is done at the end of the scenario."""
+        self._scene.callback(action)
+
+    async def proxy(self, server: str) -> Proxy:
+        """Between a server and whoever is given the proxy's address, until the scenario ends."""
+        return await self._proxies.enter_async_context(Proxy(server, seed=self.seed))
+
+    def folder(self) -> Path:
+        """An empty one, gone after the scenario."""
+        return Path(self._scene.enter_context(tempfile.TemporaryDirectory(prefix="quire-chaos-")))
+
+    def load(self, address: str, *, concurrency: int | None = None, reconnect_timeout_s: float = 60.0) -> ClientLoad:
+        """Clients that ask until they are told to end."""
+        load = ClientLoad(
+            address,
+            self.asks,
+            self.folder(),
+            concurrency=concurrency or self.extent.concurrency,
+            num_processes=self.extent.num_clients,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+        self._scene.callback(load.close)
+        return load
+
+    async def reference(self) -> Reference:
+        """The undisturbed run, made once."""
+        if self._reference is None:
+            await self.standard()
+        assert self._reference is not None
+        return self._reference
+
+    async def figures(
+        self,
+        load: ClientLoad,
+        deployment: Place,
+        *,
+        struck_s: float | None = None,
+        detected_s: float | None = None,
+        recovered_s: float | None = None,
+        records_since_s: float = 0.0,
+        **more: float,
+    ) -> Figures:
+        """Lets the load end, and holds what it was told against the undisturbed run and the server's own records.
+
+        Args:
+            load: whose clients are to come to their end.
+            deployment: that they asked.
+            struck_s: when the fault began.
+            detected_s: when it was noticed.
+            recovered_s: when all was well again.
+            records_since_s: only requests that ended after this must have a record.
+            more: figures of this scenario alone.
+        """
+        reference = await self.reference()
+        history = await load.finish()
+        verdict = await asyncio.to_thread(reference.judge, list(history.requests.values()))
+        async with deployment.client() as client:
+            ended = [told for told in history.requests.values() if (told.ended_s or 0.0) > records_since_s]
+            verdict.changed += await _differing_records(client, ended, verdict.reasons)
+        return Figures(
+            sent=verdict.sent,
+            accepted=verdict.accepted,
+            lost=verdict.lost,
+            duplicated=verdict.duplicated,
+            missing=verdict.missing,
+            changed=verdict.changed,
+            cuts=verdict.num_cuts,
+            detect_s=_since(struck_s, detected_s),
+            recover_s=_since(struck_s, recovered_s),
+            worst_stall_s=verdict.worst_stall_s,
+            leaked_blocks=await deployment.leaked_blocks(),
+            more=dict(more),
+            reasons=verdict.reasons,
+        )
+
+    async def end_scene(self, *, failed: bool) -> None:
+        """What the scenario made is gone; what it shared is too, if it failed."""
+        await asyncio.to_thread(self._scene.close)
+        await self._proxies.aclose()
+        if failed and self._standard is not None:
+            self._standard.close()
+            self._standard = None
+
+    async def close(self) -> None:
+        """Everything is gone."""
+        await self.end_scene(failed=True)
+
+    async def _make_reference(self, deployment: Deployment) -> None:
+        if self._reference is not None:
+            return
+        async with deployment.client() as client:
+            runs = (client.generate(list(ask.prompt), **ask.params()) for ask in self.asks)
+            completions = await asyncio.gather(*runs)
+        self._reference = Reference(self.asks, list(completions), DemoMargins())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A fault of the matrix."""
+
+    fault: str  # by its id there
+    title: str
+    injected: str  # how
+    promise: str  # which of P1 to P8
+    play: Callable[[Stage], Awaitable[Figures]]
+    targets: tuple[Target, ...] = NOTHING_LOST
+
+
+async def _differing_records(client: quire.AsyncClient, requests: Iterable[Told], reasons: list[str]) -> int:
+    """Positions at which the server's record of a finished request is not what its client was told."""
+    num_differing = 0
+    for told in requests:
+        if told.state != "finished":
+            continue
+        try:
+            record = await client.get(told.request_id)
+        except quire.NotFoundError:
+            num_differing += told.num_tokens
+            reasons.append(f"{told.request_id} has no record")
+            continue
+        for sample in record.samples:
+            mine = told.tokens_of(sample.index)
+            differing = sum(a != b for a, b in zip(mine, sample.token_ids, strict=False))
+            differing += abs(len(mine) - len(sample.token_ids))
+            if differing:
+                reasons.append(f"{told.request_id} sample {sample.index}: record and told output differ")
+            num_differing += differing
+    return num_differing
+
+
+def _since(struck_s: float | None, at_s: float | None) -> float | None:
+    return None if struck_s is None or at_s is None else max(0.0, at_s - struck_s)

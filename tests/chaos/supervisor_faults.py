@@ -1,0 +1,79 @@
+"""The supervisor of `quire serve` killed: its services end or go on, and the next start loses nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.chaos.deployment import Place
+from tests.chaos.scenario import NOTHING_LOST, Figures, Target
+from tests.chaos.stage import Scenario, Stage
+from tests.services import DEMO_MODEL, ROOT, free_address
+
+ON_ITS_WAY_S = 0.1
+NUM_WORKERS = 2
+END_S = 60.0
+
+
+class Serve:
+    """One `quire serve` after another on one data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = free_address()
+        self._folder = folder
+        self._log = folder / "serve.log"
+        self.process = self._start()
+
+    def again(self) -> None:
+        self.process = self._start()
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def end(self) -> None:
+        """In order, and its store with it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(END_S)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        flags = ("--listen", self.address, "--data-dir", str(self._folder / "data"), "--workers", str(NUM_WORKERS))
+        command = [sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), *flags, "--drain-timeout-s", "2"]
+        with self._log.open("ab") as log:
+            environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+
+
+async def it_is_killed(stage: Stage) -> Figures:
+    await stage.reference()
+    serve = Serve(stage.folder())
+    stage.cleanup(serve.end)
+    place = Place(serve.address)
+    workers = [f"worker-{index}" for index in range(NUM_WORKERS)]
+    await place.until_driven(*workers)
+    load = stage.load(serve.address)
+    await load.until_flowing()
+    struck_s = time.monotonic()
+    serve.process.kill()
+    await asyncio.to_thread(serve.process.wait)
+    serve.again()
+    await load.until(lambda: "already running" in serve.said(), "the store is adopted")
+    adopted_s = time.monotonic()
+    recovered_s = await load.first_token_after(adopted_s + ON_ITS_WAY_S)
+    await load.until_flowing()
+    return await stage.figures(load, place, struck_s=struck_s, recovered_s=recovered_s)
+
+
+SCENARIOS = (
+    Scenario(
+        fault="SUP",
+        title="the supervisor of quire serve killed and started again",
+        injected="SIGKILL of quire serve; the same command again at once",
+        promise="P1 P2 P7",
+        play=it_is_killed,
+        targets=(*NOTHING_LOST, Target(figure="recover_s", at_most=60)),
+    ),
+)

@@ -1,0 +1,323 @@
+"""Requests that are paused and resumed: what clients see, what is durable, and what goes on counting meanwhile."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import inference_pb2 as pb
+from scheduler_svc.journal.memory_store import MemoryStore
+from tests.scheduler.gated_store import GatedStore
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
+from tests.scheduler.sample_outputs import record_of
+from tests.scheduler.scripted_beams import of_kind
+from tests.scheduler.scripted_worker import ScriptedWorker
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+
+LONG = 200  # tokens: more than are made until the test, in the same loop, stops the worker
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as made:
+        yield made
+
+
+async def pause(site: Site, request_id: str, keep: pb.PauseKeep.ValueType = pb.PAUSE_KEEP_AUTO) -> None:
+    response = await site.inference.Pause(pb.PauseRequest(request_id=request_id, keep=keep))
+    assert response.state == pb.REQUEST_STATE_PAUSED
+
+
+async def resume(site: Site, request_id: str) -> pb.RequestState.ValueType:
+    return (await site.inference.Resume(pb.ResumeRequest(request_id=request_id))).state
+
+
+async def state_of(site: Site, request_id: str) -> pb.RequestState.ValueType:
+    return (await record_of(site, request_id)).state
+
+
+async def started(
+    site: Site, worker: ScriptedWorker, request: pb.GenerateRequest
+) -> "asyncio.Task[list[pb.GenerateResponse]]":
+    """Reads a request, of which some output is there; the worker answers nothing more."""
+    worker.may_answer.set()
+    reading = asyncio.create_task(site.run(request))
+    await until(lambda: request.request_id in site.engine.live)
+    stream = site.engine.live[request.request_id].stream
+    await until(lambda: stream.samples[0].num_released > 0)
+    worker.may_answer.clear()
+    return reading
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def num_used_blocks(site: Site) -> int:
+    return sum(each.num_used_blocks for each in site.engine.scheduler.stats().workers)
+
+
+async def test_a_paused_request_frees_its_blocks_and_goes_on_exactly_while_its_reader_waits(site: Site) -> None:
+    worker = await site.add_worker()
+    reading = await started(site, worker, counting(10, LONG, "long"))
+    await pause(site, "long")
+    worker.may_answer.set()
+    await until(lambda: num_used_blocks(site) == 0)
+    assert await state_of(site, "long") == pb.REQUEST_STATE_PAUSED
+    stats = site.stats()
+    assert (stats.num_paused, stats.num_waiting, stats.num_running) == (1, 0, 0)
+    await pause(site, "long", pb.PAUSE_KEEP_TOKENS)
+    assert tokens_in(await site.run(counting(20, 3))) == [21, 22, 23], "others go on"
+    assert not reading.done()
+    await resume(site, "long")
+    assert await resume(site, "long") in (pb.REQUEST_STATE_RUNNING, pb.REQUEST_STATE_WAITING)
+    messages = await reading
+    assert tokens_in(messages) == list(range(11, 11 + LONG))
+    assert messages[-1].finished.usage.num_preemptions == 0
+    assert messages[-1].finished.usage.cached_tokens == 0
+    await site.idle()
+    assert site.stats().num_paused == 0
+
+
+async def test_pause_and_resume_answer_once_they_are_durable() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        reading = await started(site, worker, counting(10, LONG, "long"))
+        await pause(site, "long")
+        store.may_append.clear()
+        resuming = asyncio.create_task(resume(site, "long"))
+        await until(lambda: not site.engine.live["long"].group.is_paused)
+        pausing = asyncio.create_task(pause(site, "long"))
+        await until(lambda: site.engine.live["long"].group.is_paused)
+        assert not resuming.done() and not pausing.done()
+        store.may_append.set()
+        await asyncio.gather(resuming, pausing)
+        changes = [each.paused for _, entry in await entries_of(store) for each in entry.pauses]
+        assert changes == [True, False, True]
+        await site.inference.Cancel(pb.CancelRequest(request_id="long"))
+        assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
+        worker.may_answer.set()
+
+
+async def test_a_pause_that_the_store_does_not_take_in_time_is_said_to_be_unsure() -> None:
+    store = GatedStore()
+    async with running_site(store, admission_timeout_s=0.05) as site:
+        worker = await site.add_worker()
+        reading = await started(site, worker, counting(10, LONG, "long"))
+        store.may_append.clear()
+        error = await refusal(pause(site, "long"))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        store.may_append.set()
+        await pause(site, "long")
+        await resume(site, "long")
+        worker.may_answer.set()
+        assert tokens_in(await reading) == list(range(11, 11 + LONG))
+
+
+async def test_what_is_unknown_or_has_ended_is_not_paused(site: Site) -> None:
+    await site.add_worker()
+    await site.run(counting(10, 3, "ended"))
+    for call in (pause, resume):
+        assert (await refusal(call(site, "nobody"))).code() is grpc.StatusCode.NOT_FOUND
+        assert (await refusal(call(site, "ended"))).code() is grpc.StatusCode.FAILED_PRECONDITION
+    bad = pb.PauseRequest(request_id="ended")
+    bad.keep = 17  # type: ignore[assignment]  # what a later version may send
+    assert (await refusal(site.inference.Pause(bad))).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_request_that_waits_may_be_paused_and_does_not_count_in_the_queue() -> None:
+    async with running_site(max_queue_requests=1) as site:
+        worker = await site.add_worker(num_slots=1)
+        running = await started(site, worker, counting(10, LONG, "running"))
+        waiting = asyncio.create_task(site.run(counting(20, 3, "waiting")))
+        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        assert (await refusal(site.run(counting(30, 3)))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await pause(site, "waiting")
+        third = asyncio.create_task(site.run(counting(30, 3, "third")))
+        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        worker.may_answer.set()
+        assert tokens_in(await running) == list(range(11, 11 + LONG))
+        assert tokens_in(await third) == [31, 32, 33]
+        assert await state_of(site, "waiting") == pb.REQUEST_STATE_PAUSED
+        await resume(site, "waiting")
+        assert tokens_in(await waiting) == [21, 22, 23]
+        await site.idle()
+
+
+async def test_a_paused_request_is_cancelled_expires_and_is_abandoned_as_any_other() -> None:
+    async with running_site(grace_s=0.05) as site:
+        worker = await site.add_worker()
+        cancelled = await started(site, worker, counting(10, LONG, "cancelled"))
+        late = await started(site, worker, counting(10, LONG, "late", timeout_ms=400))
+        abandoned = await started(site, worker, counting(10, LONG, "abandoned"))
+        for request_id in ("cancelled", "late", "abandoned"):
+            await pause(site, request_id)
+        worker.may_answer.set()
+        await site.inference.Cancel(pb.CancelRequest(request_id="cancelled"))
+        abandoned.cancel()
+        assert (await refusal(cancelled)).code() is grpc.StatusCode.CANCELLED
+        assert (await refusal(late)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: not site.engine.live)
+        assert await state_of(site, "abandoned") == pb.REQUEST_STATE_CANCELLED
+        await site.idle()
+
+
+async def test_nobody_who_shuts_down_waits_for_paused_requests(site: Site) -> None:
+    worker = await site.add_worker()
+    first, second = [await started(site, worker, counting(10, LONG, each)) for each in ("first", "second")]
+    await pause(site, "first")
+    empty = asyncio.create_task(site.engine.wait_until_empty())
+    await site.inference.Cancel(pb.CancelRequest(request_id="second"))
+    await until(empty.done)
+    assert "first" in site.engine.live
+    worker.may_answer.clear()
+    await resume(site, "first")
+    empty = asyncio.create_task(site.engine.wait_until_empty())
+    await asyncio.sleep(0)
+    assert not empty.done()
+    await pause(site, "first")
+    await until(empty.done)
+    await site.inference.Cancel(pb.CancelRequest(request_id="first"))
+    for reading in (first, second):
+        assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
+    worker.may_answer.set()
+
+
+@pytest.fixture
+async def lives() -> AsyncIterator[Lives]:
+    made = Lives(MemoryStore())
+    made.workers.append(speaking_worker())
+    yield made
+    await made.close()
+
+
+def lasting(request_id: str, max_tokens: int) -> pb.GenerateRequest:
+    return counting(10, max_tokens, request_id, on_disconnect=pb.ON_DISCONNECT_CONTINUE)
+
+
+async def test_a_paused_request_is_paused_again_after_the_schedulers_death(lives: Lives) -> None:
+    site = await lives.begin()
+    await lives.add_workers()
+    clients = [Client(lasting(f"r{i}", LONG)) for i in range(3)]
+    for client in clients:
+        await client.come(site)
+    await until(lambda: all(client.seen.samples for client in clients))
+    lives.workers[0].may_answer.clear()
+    await pause(site, "r0")
+    await pause(site, "r1")
+    await resume(site, "r1")
+    await lives.die()
+    lives.workers[0].may_answer.set()
+    site = await lives.begin()
+    assert await state_of(site, "r0") == pb.REQUEST_STATE_PAUSED
+    assert await state_of(site, "r1") == pb.REQUEST_STATE_WAITING
+    assert site.stats().num_paused == 1
+    coming = [asyncio.create_task(client.come(site)) for client in clients]
+    await lives.add_workers()
+    await asyncio.gather(*coming)
+    await until(lambda: clients[1].is_done and clients[2].is_done)
+    assert await state_of(site, "r0") == pb.REQUEST_STATE_PAUSED
+    assert not clients[0].is_done and num_used_blocks(site) == 0
+    assert site.stats().num_paused == 1
+    await resume(site, "r0")
+    await until(lambda: clients[0].is_done)
+    for client in clients:
+        assert client.seen.token_ids == [list(range(11, 11 + LONG))]
+    await site.idle()
+
+
+async def test_a_request_is_paused_and_resumed_while_its_model_is_not_known(lives: Lives) -> None:
+    site = await lives.begin()
+    await lives.add_workers()
+    clients = [Client(lasting(f"r{i}", LONG)) for i in range(2)]
+    lives.workers[0].may_answer.clear()
+    for client in clients:
+        await client.come(site)
+    await pause(site, "r1")
+    await lives.die()
+    lives.workers[0].may_answer.set()
+    site = await lives.begin()
+    await pause(site, "r0")
+    assert await resume(site, "r1") == pb.REQUEST_STATE_WAITING
+    await lives.die()
+    site = await lives.begin()
+    assert await state_of(site, "r0") == pb.REQUEST_STATE_PAUSED
+    coming = [asyncio.create_task(client.come(site)) for client in clients]
+    await lives.add_workers()
+    await asyncio.gather(*coming)
+    await until(lambda: clients[1].is_done)
+    assert not clients[0].is_done
+    await site.inference.Cancel(pb.CancelRequest(request_id="r0"))
+    await until(lambda: clients[0].is_done)
+    assert (await refusal(pause(site, "r0"))).code() is grpc.StatusCode.FAILED_PRECONDITION
+    await site.idle()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_requests_of_every_kind_paused_at_any_moment_and_through_deaths_end_as_if_undisturbed(seed: int) -> None:
+    random_ = random.Random(seed)
+    requests = [of_kind(i % 5, 10 * i, random_.randrange(5, 60), f"r{i}", random_) for i in range(20)]
+    for request in requests:
+        request.on_disconnect = pb.ON_DISCONNECT_CONTINUE
+    outputs = []
+    for deaths in ([], [random_.randrange(5, 30) for _ in range(3)]):
+        lives = PausingLives(SlowStore(random_), random_) if deaths else Lives(SlowStore(random_))
+        lives.workers.append(speaking_worker())
+        clients = [Client(request) for request in requests]
+        try:
+            await run_through_deaths(lives, clients, deaths)
+            await lives.site.idle()
+        finally:
+            await lives.close()
+        if isinstance(lives, PausingLives):
+            assert lives.num_paused > 10
+        outputs.append([[(s.token_ids, s.text, s.finish) for s in client.seen.samples] for client in clients])
+    assert outputs[0] == outputs[1]
+
+
+class PausingLives(Lives):
+    """Whose requests are paused and resumed all the time."""
+
+    def __init__(self, store: SlowStore, random_: random.Random) -> None:
+        super().__init__(store)
+        self.num_paused = 0
+        self._random = random_
+        self._pausing: asyncio.Task[None] | None = None
+
+    async def begin(self) -> Site:
+        site = await super().begin()
+        self._pausing = asyncio.create_task(self._pause_and_resume(site))
+        return site
+
+    async def die(self) -> None:
+        await self._stop()
+        await super().die()
+
+    async def close(self) -> None:
+        await self._stop()
+        await super().close()
+
+    async def _stop(self) -> None:
+        assert self._pausing is not None
+        self._pausing.cancel()
+        await asyncio.gather(self._pausing, return_exceptions=True)
+
+    async def _pause_and_resume(self, site: Site) -> None:
+        """Any request at any moment; a paused one is resumed as likely as a running one is paused."""
+        while True:
+            requests = [each for each in site.engine.live.values() if each.ended_state is None]
+            if requests:
+                request = self._random.choice(requests)
+                if request.group.is_paused:
+                    await site.engine.resume(request)
+                else:
+                    self.num_paused += 1
+                    await site.engine.pause(request, keep_on_host=self._random.random() < 0.5)
+            await asyncio.sleep(0)

@@ -1,0 +1,82 @@
+"""A scheduler that dies between the end of a request and its record: the next one says of that end what was said."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from protos import inference_pb2 as pb
+from scheduler_svc.journal.memory_store import MemoryStore
+from tests.scheduler.journal_setup import until
+from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.sample_outputs import assert_recorded, record_of
+from tests.scheduler.scripted_beams import of_kind
+
+
+class RecordlessStore(MemoryStore):
+    """Takes entries, and records only once it `may_record`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_record = asyncio.Event()
+
+    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+        await self.may_record.wait()
+        await super().put_records(payloads, ttl_s)
+
+
+@pytest.mark.parametrize("kind", range(5))
+async def test_an_end_that_was_seen_is_recorded_as_it_was_seen(kind: int) -> None:
+    store = RecordlessStore()
+    lives = Lives(store, preempt_every=3)
+    lives.workers.append(speaking_worker(num_blocks=64))
+    clients = [Client(of_kind(kind, 10 * i, 30, f"r{i}", random.Random(i))) for i in range(4)]
+    try:
+        site = await lives.begin()
+        await lives.add_workers()
+        await asyncio.gather(*(client.come(site) for client in clients))
+        await until(lambda: all(client.is_done for client in clients))
+        assert site.records.num_pending == len(clients)
+        assert any(client.seen.end.usage.num_preemptions for client in clients)
+        assert all(client.seen.end.timings.first_token_ns for client in clients)
+        await lives.die()
+        store.may_record.set()
+        site = await lives.begin()
+        assert site.recovery.num_waiting == len(clients)
+        await lives.add_workers()
+        for client in clients:
+            again = Client(client.request)
+            again.is_accepted = True
+            await again.come(site)
+            assert again.seen.end == client.seen.end
+            record = await record_of(site, client.request.request_id)
+            assert_recorded(record, client.seen)
+            assert (record.timings, record.memory) == (client.seen.end.timings, client.seen.end.memory)
+        assert not site.engine.live
+    finally:
+        await lives.close()
+
+
+async def test_an_end_without_its_text_keeps_what_was_said_of_it() -> None:
+    store = RecordlessStore()
+    lives = Lives(store, model_patience_s=0.0)
+    lives.workers.append(speaking_worker(num_blocks=64))
+    client = Client(of_kind(0, 10, 30, "r", random.Random(1)))
+    try:
+        site = await lives.begin()
+        await lives.add_workers()
+        await client.come(site)
+        await until(lambda: client.is_done)
+        await lives.die()
+        store.may_record.set()
+        lives.workers[0].description.model.fingerprint = "another"
+        site = await lives.begin()
+        await lives.add_workers()
+        await until(lambda: not site.recovery.num_waiting)
+        record = await record_of(site, "r")
+        assert (record.state, record.usage) == (pb.REQUEST_STATE_FINISHED, client.seen.end.usage)
+        assert (record.timings, record.memory) == (client.seen.end.timings, client.seen.end.memory)
+        assert "its text is lost" in record.error
+    finally:
+        await lives.close()

@@ -1,0 +1,272 @@
+"""Groups that are paused at any moment: what they hold, who may go before them, and that they go on exactly.
+
+Blocks hold 4 tokens. The executor checks every read of a context against its tokens.
+"""
+
+import pytest
+
+from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.test_scheduler_swap import PROMPT, finish_and_compare, make_cluster, step_until_preempted
+
+
+def pause(cluster: Cluster, group: SequenceGroup, *, keep_on_host: bool = True) -> None:
+    cluster.scheduler.pause(group, keep_on_host=keep_on_host)
+    cluster.scheduler.check()
+    assert cluster.scheduler.stats().num_paused_groups == 1
+    assert all(sequence.slot is None and not sequence.block_table for sequence in group.sequences)
+
+
+def resume_and_compare(cluster: Cluster, group: SequenceGroup) -> None:
+    cluster.scheduler.resume(group)
+    cluster.scheduler.check()
+    finish_and_compare(cluster)
+    assert all(sequence.is_finished for sequence in group.sequences)
+    assert cluster.scheduler.stats().num_paused_groups == 0
+
+
+def complete_all(cluster: Cluster) -> None:
+    """Nothing is left to do but for those that are paused."""
+    while cluster.start() is not None or cluster.in_flight["w"]:
+        if cluster.in_flight["w"]:
+            cluster.complete()
+        cluster.scheduler.check()
+
+
+@pytest.mark.parametrize("keep_on_host", [True, False])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kind", ["one", "samples", "beams"])
+def test_a_group_paused_at_any_step_holds_nothing_on_the_device_and_goes_on_exactly(
+    kind: str, depth: int, num_steps: int, keep_on_host: bool
+) -> None:
+    cluster = make_cluster(depth=depth, budget=5)  # the prompt takes two steps
+    group = cluster.add_group(PROMPT, 1 if kind == "one" else 3, 9, is_beam=kind == "beams")
+    for _ in range(num_steps):
+        while cluster.start() is not None:
+            pass
+        cluster.complete()
+    cluster.start()
+    pause(cluster, group, keep_on_host=keep_on_host)
+    complete_all(cluster)
+    stats = cluster.stats()
+    assert stats.num_used_blocks == stats.num_running == 0
+    if not keep_on_host:
+        assert stats.num_used_host_blocks == 0
+    elif num_steps > 2:
+        assert stats.num_used_host_blocks > 0
+    assert cluster.scheduler.stats().num_waiting_groups == 0
+    resume_and_compare(cluster, group)
+    stats = cluster.stats()
+    assert stats.num_preemptions == stats.num_swaps == group.num_preemptions == 0
+    if keep_on_host and num_steps > 2:
+        assert stats.num_recomputed_tokens == 0 and stats.num_swapped_in_blocks > 0
+
+
+@pytest.mark.parametrize("keep_on_host", [True, False])
+def test_samples_that_had_ended_stay_ended(keep_on_host: bool) -> None:
+    cluster = make_cluster()
+    group = cluster.add_group(PROMPT, 3, 12)
+    for _ in range(3):
+        cluster.step()
+    cluster.scheduler.finish(group.sequences[1])
+    pause(cluster, group, keep_on_host=keep_on_host)
+    cluster.scheduler.finish(group.sequences[0])
+    cluster.scheduler.check()
+    resume_and_compare(cluster, group)
+    assert [len(s.output_token_ids) for s in group.sequences] == [3, 3, 12]
+
+
+@pytest.mark.parametrize("keep_on_host", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_swapped_or_parked_group_is_paused_where_it_is(depth: int, keep_on_host: bool) -> None:
+    cluster = make_cluster(num_blocks=4, depth=depth)
+    cluster.add([1, 2, 3, 4], 9)
+    b = cluster.add([5, 6, 7, 8], 9)
+    step_until_preempted(cluster, b.group)
+    pause(cluster, b.group, keep_on_host=keep_on_host)
+    assert bool(b.host_blocks) == keep_on_host
+    complete_all(cluster)
+    assert not b.is_finished
+    resume_and_compare(cluster, b.group)
+
+
+def test_nothing_waits_for_the_tokens_in_flight_of_a_paused_group() -> None:
+    cluster = make_cluster(depth=2)
+    a = cluster.add(PROMPT, 9)
+    cluster.start()
+    cluster.start()
+    pause(cluster, a.group)
+    assert a.num_pending_tokens == 2
+    cluster.complete()
+    b = cluster.add(PROMPT, 2)
+    plan = cluster.start()
+    assert plan is not None and plan.sequences == [b]
+    complete_all(cluster)
+    assert b.is_finished and a.num_output_tokens == 2 and a.num_pending_tokens == 0
+    resume_and_compare(cluster, a.group)
+
+
+def test_a_group_that_is_resumed_at_once_waits_for_its_tokens_in_flight() -> None:
+    cluster = make_cluster(depth=2)
+    a = cluster.add(PROMPT, 9)
+    cluster.start()
+    cluster.start()
+    pause(cluster, a.group, keep_on_host=False)
+    cluster.scheduler.resume(a.group)
+    cluster.scheduler.check()
+    cluster.complete()
+    assert cluster.start() is None, "its next token is not known"
+    resume_and_compare(cluster, a.group)
+
+
+def test_the_last_tokens_in_flight_end_a_paused_group() -> None:
+    cluster = make_cluster(depth=2)
+    a = cluster.add(PROMPT, 2)
+    cluster.start()
+    cluster.start()
+    pause(cluster, a.group)
+    complete_all(cluster)
+    assert a.is_finished and not a.group.is_paused
+    assert cluster.scheduler.stats().num_paused_groups == 0
+    finish_and_compare(cluster)
+
+
+def test_a_resumed_group_goes_before_those_that_came_after_it() -> None:
+    cluster = make_cluster(num_blocks=3)
+    a, b = cluster.add(PROMPT, 6), cluster.add(PROMPT, 6)  # 3 blocks each at the end: one after the other
+    cluster.step()
+    pause(cluster, a.group, keep_on_host=False)
+    cluster.step()
+    assert b.status is SequenceStatus.RUNNING
+    c = cluster.add(PROMPT, 6)
+    cluster.scheduler.resume(a.group)
+    while not b.is_finished:
+        cluster.step()
+    assert not a.is_finished and c.num_output_tokens == 0
+    while not a.is_finished:
+        cluster.step()
+    assert c.num_output_tokens == 0
+    finish_and_compare(cluster)
+
+
+def test_the_host_blocks_of_a_paused_group_are_given_up_to_one_that_is_preempted() -> None:
+    # 4 blocks as in the swaps: one of the two gives way; the host pool has room for what is paused there, and no more.
+    cluster = make_cluster(num_blocks=4, num_host_blocks=2)
+    first, second = cluster.add([9, 8, 7, 6], 9), cluster.add([9, 8, 7, 5], 9)
+    for _ in range(2):
+        cluster.step()
+    for held in (first, second):
+        cluster.scheduler.pause(held.group, keep_on_host=True)
+        cluster.scheduler.check()
+    assert (len(first.host_blocks), len(second.host_blocks)) == (2, 0), "a pause takes what is free, and no more"
+    cluster.scheduler.finish(second)
+    a, b = cluster.add([1, 2, 3, 4], 9), cluster.add([5, 6, 7, 8], 9)
+    step_until_preempted(cluster, b.group)
+    assert len(b.host_blocks) == 2 and not first.host_blocks
+    assert first.group.is_paused and first.group.worker_id is None
+    complete_all(cluster)
+    assert a.is_finished and b.is_finished
+    resume_and_compare(cluster, first.group)
+    assert first.group.num_recomputed_tokens > 0
+
+
+def test_the_last_of_two_paused_groups_gives_up_its_host_blocks_first() -> None:
+    # A keeper gives way with 3 blocks; 2 are held for each paused group, and 1 is free.
+    cluster = make_cluster(num_blocks=6, num_host_blocks=5)
+    first, second = cluster.add([9, 8, 7, 6], 9), cluster.add([9, 8, 7, 5], 9)
+    for _ in range(2):
+        cluster.step()
+    cluster.scheduler.pause(second.group, keep_on_host=True)
+    cluster.scheduler.pause(first.group, keep_on_host=True)
+    keepers = [cluster.add([k, 2, 3, 4], 13) for k in (1, 5)]  # 4 blocks each at the end
+    step_until_preempted(cluster, keepers[1].group)
+    cluster.scheduler.check()
+    assert first.host_blocks and not second.host_blocks
+    complete_all(cluster)
+    cluster.scheduler.resume(second.group)
+    resume_and_compare(cluster, first.group)
+
+
+def test_pausing_again_for_the_tokens_alone_gives_up_the_host_blocks() -> None:
+    cluster = make_cluster()
+    a = cluster.add(PROMPT, 9)
+    for _ in range(3):
+        cluster.step()
+    pause(cluster, a.group)
+    assert cluster.stats().num_used_host_blocks == 2
+    pause(cluster, a.group)
+    assert cluster.stats().num_used_host_blocks == 2
+    pause(cluster, a.group, keep_on_host=False)
+    assert cluster.stats().num_used_host_blocks == 0
+    resume_and_compare(cluster, a.group)
+
+
+def test_without_room_on_the_host_or_where_nothing_is_swapped_the_tokens_alone_are_kept() -> None:
+    for cluster in (make_cluster(num_host_blocks=1), make_cluster(preemption="recompute")):
+        a = cluster.add(PROMPT, 9)
+        for _ in range(3):
+            cluster.step()
+        pause(cluster, a.group)
+        assert not a.host_blocks and a.group.worker_id is None
+        resume_and_compare(cluster, a.group)
+
+
+@pytest.mark.parametrize("keep_on_host", [True, False])
+def test_a_paused_group_stays_paused_when_its_worker_goes_or_takes_its_steps_back(keep_on_host: bool) -> None:
+    for happens in (Cluster.fail_steps, lambda cluster: cluster.remove_all_memory("w", num_blocks=100)):
+        cluster = make_cluster(depth=2)
+        a = cluster.add(PROMPT, 9)
+        cluster.step()
+        cluster.start()
+        cluster.start()
+        pause(cluster, a.group, keep_on_host=keep_on_host)
+        happens(cluster)
+        cluster.scheduler.check()
+        assert a.group.is_paused and not a.host_blocks and a.num_pending_tokens == 0
+        assert cluster.start() is None
+        resume_and_compare(cluster, a.group)
+
+
+def test_a_finished_group_is_neither_paused_nor_resumed_and_a_paused_one_may_be_finished() -> None:
+    cluster = make_cluster()
+    a = cluster.add(PROMPT, 1)
+    cluster.step()
+    cluster.scheduler.pause(a.group, keep_on_host=True)
+    cluster.scheduler.resume(a.group)
+    b = cluster.add(PROMPT, 5)
+    cluster.scheduler.pause(b.group, keep_on_host=True)
+    c = cluster.add(PROMPT, 5)
+    cluster.step()
+    cluster.scheduler.pause(c.group, keep_on_host=True)
+    for group in (b.group, c.group):
+        cluster.scheduler.finish_group(group)
+        cluster.scheduler.check()
+    cluster.assert_idle_and_unleaked()
+    assert cluster.scheduler.stats().num_paused_groups == 0
+
+
+def test_a_paused_group_does_not_count_as_waiting() -> None:
+    cluster = make_cluster()
+    a = cluster.add(PROMPT, 5)
+    pause(cluster, a.group)
+    assert cluster.scheduler.queue_size() == (0, 0)
+    assert not cluster.scheduler.has_work("w")
+    assert cluster.start() is None
+    cluster.scheduler.resume(a.group)
+    assert cluster.scheduler.queue_size() == (1, len(PROMPT))
+    resume_and_compare(cluster, a.group)
+
+
+@pytest.mark.parametrize("keep_on_host", [True, False])
+def test_no_pin_takes_the_memory_that_a_paused_group_will_need(keep_on_host: bool) -> None:
+    cluster = make_cluster(num_blocks=6, enable_prefix_cache=True)
+    seed = cluster.add([1, 2, 3, 4, 5], 1)
+    cluster.step()
+    a = cluster.add(PROMPT, 17)  # 23 tokens: all 6 blocks
+    cluster.step()
+    pause(cluster, a.group, keep_on_host=keep_on_host)
+    with pytest.raises(PinRefusedError):
+        cluster.scheduler.pin("w", "x", seed.block_hashes[:1])
+    resume_and_compare(cluster, a.group)

@@ -1,0 +1,92 @@
+"""What goes wrong in a run, and when: drawn from the seed, before the run.
+
+Knows the names of faults, not how they are done.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+Kind = Literal[
+    "scheduler dies",
+    "scheduler dies at entry",
+    "scheduler dies at step",
+    "scheduler freezes",
+    "second leader",
+    "worker dies",
+    "worker freezes",
+    "worker is cut off",
+    "worker is slow",
+    "line breaks",
+    "step fails",
+    "store is frozen",
+    "store is down",
+    "store is full",
+    "store loses replies",
+    "store is slow",
+    "store is flushed",
+    "store fails over",
+]
+
+FAULTS_S = 6.0  # in which they begin
+_OF_SCHEDULERS: list[Kind] = [
+    "scheduler dies",
+    "scheduler dies at entry",
+    "scheduler dies at entry",
+    "scheduler dies at step",
+    "scheduler freezes",
+    "second leader",
+]
+_OF_WORKERS: list[Kind] = [
+    "worker dies",
+    "worker dies",
+    "worker freezes",
+    "worker is cut off",
+    "worker is slow",
+    "line breaks",
+    "step fails",
+]
+_OF_STORE: list[Kind] = [
+    "store is frozen",
+    "store is down",
+    "store is full",
+    "store loses replies",
+    "store is slow",
+]
+_OF_LOSSY_STORE: list[Kind] = ["store is flushed", "store fails over"]
+MAX_FAILED_STEPS = 2  # fewer than a request may be in before it is blamed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """`lasts_s` where it is undone after a while; `number` is of a worker, of entries, of steps."""
+
+    kind: Kind
+    at_s: float
+    lasts_s: float
+    number: int
+
+
+def draw_faults(random_: Random) -> list[Fault]:
+    """In order of time. A store that loses data does so in runs in which no scheduler dies."""
+    pools: list[list[Kind]] = []
+    theme = random_.random()
+    if theme < 0.55:
+        pools.append(_OF_SCHEDULERS)
+    if 0.15 < theme < 0.4 or 0.55 < theme < 0.9:
+        pools.append(_OF_WORKERS)
+    if 0.3 < theme < 0.5 or 0.7 < theme < 0.95:
+        pools.append(_OF_STORE)
+    if 0.8 < theme < 0.95:
+        pools.append(_OF_LOSSY_STORE)
+    faults = []
+    num_failed_steps = 0
+    for _ in range(random_.randrange(1, 7) if pools else 0):
+        kind = random_.choice(random_.choice(pools))
+        num_failed_steps += kind == "step fails"
+        if kind == "step fails" and num_failed_steps > MAX_FAILED_STEPS:
+            continue
+        at_s = random_.uniform(0.0, FAULTS_S)
+        lasts_s = random_.choice([0.05, 0.5, 1.7, 4.0, 9.0])
+        faults.append(Fault(kind=kind, at_s=at_s, lasts_s=lasts_s, number=random_.randrange(1, 30)))
+    return sorted(faults, key=lambda fault: fault.at_s)

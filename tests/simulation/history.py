@@ -1,0 +1,104 @@
+"""What happens in a run: each event goes into a digest, is printed if wanted, and violations of promises are kept.
+
+Also where the log of production code ends: an exception that it caught and logged is a violation.
+"""
+
+import sys
+import traceback
+from hashlib import blake2b
+from typing import Any
+
+import structlog
+
+from tests.simulation.virtual_loop import START_NS, VirtualClock
+
+MAX_VIOLATIONS = 20
+
+
+class History:
+    """Of one run. Two runs with the same digest had the same events in the same order at the same times."""
+
+    def __init__(self, clock: VirtualClock, *, is_traced: bool) -> None:
+        self.violations: list[str] = []
+        self.num_events = 0
+        self._clock = clock
+        self._is_traced = is_traced
+        self._digest = blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def is_traced(self) -> bool:
+        return self._is_traced
+
+    def note(self, event: str) -> None:
+        self.num_events += 1
+        line = f"{self._clock.now_ns - START_NS} {event}"
+        self._digest.update(line.encode())
+        if self._is_traced:
+            self.say(event)
+
+    def violate(self, sentence: str) -> None:
+        """A promise is broken. The run goes on, and has failed."""
+        self.note(f"VIOLATION {sentence}")
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(f"at {(self._clock.now_ns - START_NS) / 1e9:.6f} s: {sentence}")
+
+    def say(self, text: str) -> None:
+        """In the trace alone."""
+        sys.stdout.write(f"{(self._clock.now_ns - START_NS) / 1e9:11.6f} {text}\n")
+
+
+class _Sink:
+    """Loggers are made once per module, histories once per run: here they meet."""
+
+    history: History | None = None
+
+
+class _Logger:
+    """What structlog gives to production code."""
+
+    def __init__(self, logger: Any, processors: Any, context: Any) -> None:
+        """As structlog calls it."""
+
+    def bind(self, **_: Any) -> "_Logger":
+        return self
+
+    def debug(self, event: str, **fields: Any) -> None:
+        _say("", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        _say("", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        _say("WARNING ", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        _say("ERROR ", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        if _Sink.history is not None:
+            _Sink.history.violate(f"the scheduler caught an exception: {event} {fields}: {_innermost()}")
+            if _Sink.history.is_traced:
+                _Sink.history.say(traceback.format_exc())
+
+
+def keep_log(history: History | None) -> None:
+    """From now on the log of production code goes there."""
+    _Sink.history = history
+    structlog.configure(wrapper_class=_Logger, processors=[], cache_logger_on_first_use=True)
+
+
+def _say(level: str, event: str, fields: dict[str, Any]) -> None:
+    history = _Sink.history
+    if history is not None and history.is_traced:
+        history.say(f"{level}log: {event} {fields}")
+
+
+def _innermost() -> str:
+    kind, error, trace = sys.exc_info()
+    frame = traceback.extract_tb(trace)[-1] if trace is not None else None
+    where = f" in {frame.filename.rpartition('/')[2]}:{frame.lineno}" if frame is not None else ""
+    return f"{kind.__name__ if kind else None}: {error}{where}"

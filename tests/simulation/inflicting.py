@@ -1,0 +1,139 @@
+"""Does the faults that were drawn, and undoes them after a while."""
+
+from collections.abc import Callable
+
+from tests.simulation.faults import Fault
+from tests.simulation.store_server import Mode
+from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
+from tests.simulation.world import World
+
+LEASE_S = 1.5  # after which a silent leader is followed by another
+RELEASE_S = 6.0  # after which somebody ends a leader that has a successor and does not notice
+HEALED_S = 20.0  # from then on nothing goes wrong any more
+
+
+class Inflicting:
+    """Of one world."""
+
+    def __init__(self, world: World, faults: list[Fault]) -> None:
+        self._world = world
+        self._faults = faults
+        self._is_over = False
+
+    def begin(self) -> None:
+        for fault in self._faults:
+            self._later(fault.at_s, self._do, fault)
+        self._later(HEALED_S, self.end)
+
+    def end(self) -> None:
+        """From now on nothing goes wrong any more."""
+        world = self._world
+        self._is_over = True
+        world.fatal_entry = world.fatal_step = None
+        world.store.thaw()
+        self._end_losses()
+        self._end_slowness()
+        for life in world.lives:
+            life.process.thaw()
+        for life in world.lives[:-1]:
+            world.kill_scheduler(life)
+
+    def _do(self, fault: Fault) -> None:
+        if self._is_over:
+            return
+        self._world.history.note(f"fault: {fault.kind} {fault.number} for {fault.lasts_s} s")
+        subject, _, what = fault.kind.partition(" ")
+        if subject == "store":
+            self._do_to_store(fault, what)
+        elif subject in ("scheduler", "second"):
+            self._do_to_scheduler(fault, what)
+        else:
+            workers = list(self._world.workers.values())
+            self._do_to_worker(fault, workers[fault.number % len(workers)])
+
+    def _do_to_store(self, fault: Fault, what: str) -> None:
+        store = self._world.store
+        modes: dict[str, Mode] = {"is frozen": "frozen", "is down": "down", "is full": "full"}
+        if what in modes:
+            self._end_mode()
+            store.mode = modes[what]
+            self._later(fault.lasts_s, self._end_mode)
+        elif what == "loses replies":
+            store.lost_replies = 0.3
+            self._later(fault.lasts_s, self._end_losses)
+        elif what == "is slow":
+            store.delay_s = (0.02, 0.7)
+            self._later(fault.lasts_s, self._end_slowness)
+        elif what == "is flushed":
+            store.flush()
+        else:
+            store.fail_over(fault.number % 5 + 1)
+
+    def _end_mode(self) -> None:
+        self._world.store.thaw()
+
+    def _end_losses(self) -> None:
+        self._world.store.lost_replies = 0.0
+
+    def _end_slowness(self) -> None:
+        self._world.store.delay_s = (0.0001, 0.001)
+
+    def _do_to_scheduler(self, fault: Fault, what: str) -> None:
+        world, life = self._world, self._world.life
+        if what == "dies":
+            world.kill_scheduler(life)
+        elif what == "dies at entry":
+            world.fatal_entry = fault.number
+        elif what == "dies at step":
+            world.fatal_step = fault.number
+        elif life.process.is_dead or life.process.is_frozen:
+            return
+        elif what == "leader":
+            world.start_scheduler()
+            self._later(RELEASE_S, self._release_others)
+        else:
+            world.freeze_scheduler(life)
+            if fault.lasts_s > LEASE_S and fault.number % 2:
+                self._later(LEASE_S, self._follow, world.lives.index(life))
+            self._later(fault.lasts_s, life.process.thaw)
+
+    def _follow(self, place: int) -> None:
+        """A standby takes over, unless somebody has already."""
+        if place == len(self._world.lives) - 1 and not self._world.life.process.is_dead:
+            self._world.start_scheduler()
+            self._later(RELEASE_S, self._release_others)
+
+    def _release_others(self) -> None:
+        for life in self._world.lives[:-1]:
+            if not life.process.is_frozen:
+                self._world.kill_scheduler(life)
+
+    def _do_to_worker(self, fault: Fault, worker: ToyWorker) -> None:
+        process = worker.process
+        if fault.kind == "step fails":
+            worker.device.fails_next = True
+        elif process.is_dead or not worker.is_started:
+            return
+        elif fault.kind == "worker dies":
+            worker.die()
+            self._later(fault.lasts_s, worker.start)
+        elif fault.kind == "worker freezes":
+            worker.freeze()
+            self._later(fault.lasts_s, process.thaw)
+        elif fault.kind == "worker is cut off":
+            worker.cut_off()
+            self._later(max(fault.lasts_s, PING_TIMEOUT_S + 0.5), self._join_again, worker)
+        elif fault.kind == "worker is slow":
+            worker.slowness = 20.0
+            self._later(fault.lasts_s, self._end_slowness_of, worker)
+        else:
+            worker.break_lines("reset by peer")
+
+    def _join_again(self, worker: ToyWorker) -> None:
+        worker.is_cut_off = False
+
+    def _end_slowness_of(self, worker: ToyWorker) -> None:
+        worker.slowness = 1.0
+
+    def _later(self, delay_s: float, do: Callable[..., None], *args: object) -> None:
+        self._world.loop.outside(delay_s, do, *args)

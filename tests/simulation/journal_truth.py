@@ -1,0 +1,83 @@
+"""What the store ever took into the journal, read as it comes: what may be delivered, and what must not happen there.
+
+It reads entries with its own few lines, not with the replay that it is to judge.
+"""
+
+from dataclasses import dataclass, field
+
+from common.arrays import unpack_int32, unpack_int64
+from protos import inference_pb2 as pb
+from protos import journal_pb2
+from scheduler_svc.journal.store import EntryId
+from scheduler_svc.requests.request_params import num_sequences_of
+from tests.simulation.history import History
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A request in the journal."""
+
+    number: int
+    request_id: str
+    tokens: list[list[int]]  # of samples that are drawn
+    num_beam_steps: int = 0
+    state: pb.RequestState.ValueType | None = None
+    is_withdrawn: bool = False
+
+
+@dataclass(slots=True)
+class JournalTruth:
+    """Entries in the order in which the store took them, whatever it lost later."""
+
+    history: History
+    by_number: dict[int, Admitted] = field(default_factory=dict)
+    by_id: dict[str, list[Admitted]] = field(default_factory=dict)
+    num_entries: int = 0
+    epoch: int = 0  # the highest
+    _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
+
+    def take(self, entry_id: EntryId, payload: bytes) -> None:
+        entry = journal_pb2.JournalEntry.FromString(payload)
+        self.num_entries += 1
+        if entry_id.epoch < self.epoch:
+            self.history.violate(f"P4: entry {entry_id} was taken after epoch {self.epoch} had begun")
+        self.epoch = max(self.epoch, entry_id.epoch)
+        for admission in entry.admissions:
+            self._admit(admission)
+        numbers, tokens = unpack_int64(entry.delta_sequences), unpack_int32(entry.delta_tokens)
+        for number, token in zip(numbers, tokens, strict=True):
+            self._sample_of[number].append(token)
+        for step in entry.beam_steps:
+            self.by_number[step.sequence].num_beam_steps += 1
+        for finish in entry.finishes:
+            self._finish(finish)
+
+    def owner(self, request_id: str) -> Admitted | None:
+        """The last that was admitted by this id, unless it was withdrawn."""
+        kept = [each for each in self.by_id.get(request_id, ()) if not each.is_withdrawn]
+        return kept[-1] if kept else None
+
+    def _admit(self, admission: journal_pb2.Admission) -> None:
+        request, number = admission.request, admission.sequence
+        num_drawn = 0 if request.HasField("beam") else num_sequences_of(request)
+        admitted = Admitted(number, request.request_id, [[] for _ in range(num_drawn)])
+        if number in self.by_number:
+            self.history.violate(f"sequence {number} was admitted twice")
+        self.by_number[number] = admitted
+        self.by_id.setdefault(request.request_id, []).append(admitted)
+        for index, tokens in enumerate(admitted.tokens):
+            self._sample_of[number + index] = tokens
+
+    def _finish(self, finish: journal_pb2.Finish) -> None:
+        admitted = self.by_number[finish.sequence]
+        if finish.withdrawn:
+            admitted.is_withdrawn = True
+        elif admitted.state is None:
+            admitted.state = finish.state
+        elif admitted.state != finish.state:
+            self.history.violate(
+                f"P1: {admitted.request_id} ended as {pb.RequestState.Name(admitted.state)}, and then as "
+                f"{pb.RequestState.Name(finish.state)}"
+            )
+        else:
+            self.history.violate(f"P1: {admitted.request_id} ended twice")

@@ -1,0 +1,111 @@
+"""One seed, from nothing to its verdict."""
+
+import asyncio
+import gc
+from dataclasses import dataclass
+from random import Random
+
+from common.errors import NotFoundError
+from tests.simulation.faults import draw_faults
+from tests.simulation.history import History, keep_log
+from tests.simulation.inflicting import Inflicting
+from tests.simulation.scheduler_life import SchedulerLife
+from tests.simulation.verdict import faults_of_record, faults_of_rest
+from tests.simulation.virtual_clocks import virtual_clocks
+from tests.simulation.virtual_loop import START_NS, StuckError, VirtualClock, VirtualLoop
+from tests.simulation.world import World
+
+MAX_TURNS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one seed."""
+
+    seed: int
+    digest: str
+    violations: list[str]
+    num_events: int
+    num_lives: int  # of schedulers
+    num_entries: int  # that the store took
+    num_finished: int  # requests whose clients saw an end
+    faults: list[str]  # their kinds
+    virtual_s: float
+
+
+def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
+    """The same seed is the same run, event by event."""
+    clock = VirtualClock()
+    loop = VirtualLoop(clock, max_turns=MAX_TURNS)
+    history = History(clock, is_traced=is_traced)
+    draw = Random(seed)
+    keep_log(history)
+    gc.disable()
+    try:
+        with virtual_clocks(clock):
+            world = World(loop, draw, history)
+            faults = draw_faults(draw)
+            try:
+                loop.run(_run(world, Inflicting(world, faults)))
+            except (StuckError, TimeoutError) as error:
+                history.violate(f"P1: {type(error).__name__} {error}: {world.unserved()}")
+            for fault in loop.faults:
+                history.violate(f"nobody caught: {fault}")
+            virtual_s = (clock.now_ns - START_NS) / 1e9
+            keep_log(None)
+            for process in [*(life.process for life in world.lives), *(each.process for each in world.workers.values())]:
+                process.bury()
+            loop.drain(200)
+    finally:
+        gc.enable()
+        keep_log(None)
+    return Outcome(
+        seed=seed,
+        digest=history.digest,
+        violations=history.violations,
+        num_events=history.num_events,
+        num_lives=len(world.lives),
+        num_entries=world.truth.num_entries,
+        num_finished=sum(order.finished is not None for order in world.orders),
+        faults=[fault.kind for fault in faults],
+        virtual_s=virtual_s,
+    )
+
+
+async def _run(world: World, inflicting: Inflicting) -> None:
+    inflicting.begin()
+    await world.serve()
+    inflicting.end()
+    while not world.is_quiet():
+        await asyncio.sleep(0.5)
+    life = world.life
+    for fault in faults_of_rest(life.engine.scheduler, len(life.engine.sampling_of)):
+        world.history.violate(fault)
+    await life.process.spawn(_audit(world, life))
+    if not world.store.has_lost_data:
+        world.start_scheduler()
+        while not world.life.serves:
+            await asyncio.sleep(0.01)
+        if world.life.recovery.num_waiting:
+            world.history.violate(f"P1: {world.life.recovery.num_waiting} requests that have ended are recovered again")
+        await world.life.process.spawn(_audit(world, world.life))
+
+
+async def _audit(world: World, life: SchedulerLife) -> None:
+    """Everything accepted has an end, and its record says what was seen."""
+    for order in world.orders:
+        admitted = world.truth.owner(order.request_id)
+        if admitted is None or order.rival_of is not None:
+            if order.is_accepted and order.rival_of is None:
+                world.history.violate(f"P1: {order.request_id} was accepted, and is not in the journal")
+            continue
+        try:
+            response = await life.admission.response(order.request_id)
+        except NotFoundError:
+            if not world.store.has_lost_data:
+                world.history.violate(f"P1: {order.request_id} has no record")
+            continue
+        if response.state != admitted.state:
+            world.history.violate(f"P1: {order.request_id} is {response.state}, the journal says {admitted.state}")
+        for fault in faults_of_record(order, response):
+            world.history.violate(fault)

@@ -1,0 +1,156 @@
+"""One scheduler process: the production classes put together as `scheduler_svc.__main__` does, without gRPC.
+
+Its store, its workers' links and its clients' connections are those of the simulation.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import QuireError
+from scheduler_svc.api.session import Session
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.records import Records
+from scheduler_svc.journal.store import FencedError, Store
+from scheduler_svc.requests.admission import Admission, AdmissionLimits
+from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.readers import Readers
+from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.workers.workers import Workers
+from tests.simulation.connection import Connection
+from tests.simulation.history import History
+from tests.simulation.toy_worker import ToyLine, ToyWorker
+from tests.simulation.virtual_loop import Process, VirtualLoop
+
+RECORD_TTL_S = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """The same for every life of a run."""
+
+    config: SchedulerConfig
+    grace_s: float
+    max_queue_requests: int
+    trim_every: int
+
+
+class SchedulerLife:
+    """From its start to its death. `serves` from the moment at which it has read the journal."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        number: int,
+        store: Store,
+        workers: dict[str, ToyWorker],
+        options: SchedulerOptions,
+        history: History,
+        on_end: Callable[["SchedulerLife"], None],
+    ) -> None:
+        self.number = number
+        self.process = Process(loop, f"scheduler-{number}")
+        self.serves = False
+        self.connections: list[Connection] = []
+        self._store = store
+        self._toy_workers = workers
+        self._options = options
+        self._history = history
+        self._on_end = on_end
+        self.process.context.run(self._build)
+        self.process.spawn(self._run())
+
+    def _build(self) -> None:
+        options = self._options
+        self.journal = Journal(self._store, leader_id=self.process.name, trim_every=options.trim_every)
+        self.records = Records(self._store, ttl_s=RECORD_TTL_S)
+        self.engine = Engine(Scheduler(options.config), self.journal, self.records)
+        self.readers = Readers(self.engine, grace_s=options.grace_s)
+        self.recovery = Recovery(self.engine, self.readers)
+        limits = AdmissionLimits(max_queue_requests=options.max_queue_requests, max_queue_tokens=1_000_000)
+        self.admission = Admission(self.engine, limits, self.readers, self.recovery)
+        self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word)
+        self.prefixes = Prefixes(self.admission, self.keeper, is_enabled=options.config.enable_prefix_cache)
+
+    @property
+    def registry(self) -> Workers:
+        return self.workers
+
+    def accept(self, connection: Connection) -> None:
+        """A client is there. In this process."""
+        if self.serves:
+            self.connections.append(connection)
+            connection.serve(self.process.spawn(self._serve_session(connection)))
+        else:
+            connection.end_from_server()
+
+    def die(self) -> None:
+        """Killed: clients see their connections break, nothing else happens."""
+        self._history.note(f"{self.process.name} dies")
+        self.serves = False
+        self.process.kill()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        connections, self.connections = self.connections, []
+        for connection in connections:
+            connection.end_from_server()
+
+    async def _run(self) -> None:
+        try:
+            await self._serve()
+        except (FencedError, QuireError) as error:
+            self._history.note(f"{self.process.name} ends: {type(error).__name__}")
+        self.serves = False
+        self.process.kill()
+        self.hang_up()
+        self._on_end(self)
+
+    async def _serve(self) -> None:
+        epoch = await self.journal.open()
+        await self.recovery.read(self._store, RECORD_TTL_S)
+        fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.workers = Workers(
+            self.engine,
+            self.admission,
+            self.keeper,
+            epoch=epoch,
+            send_whole=False,
+            on_change=lambda driven: None,
+            on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
+            make_link=lambda address: ToyLine(self._toy_workers[address], self.process),
+        )
+        running = [asyncio.create_task(each) for each in (self.journal.run(), self.records.run(), self.workers.watch())]
+        self.serves = True
+        self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
+        try:
+            await asyncio.wait([fatal, *running], return_when=asyncio.FIRST_COMPLETED)
+            for each in (fatal, *running):
+                if each.done():
+                    each.result()
+        finally:
+            self.serves = False
+            self.admission.closed = self.readers.closed = True
+            self.keeper.close()
+            await self.recovery.close()
+            await self.workers.close()
+            self.hang_up()
+            await self.journal.close()
+            await self.records.close()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _serve_session(self, connection: Connection) -> None:
+        session = Session(self.admission)
+        reading = asyncio.create_task(session.read(connection.requests()))
+        try:
+            while (response := await session.next_response()) is not None:
+                await connection.send(response)
+        finally:
+            reading.cancel()
+            session.close()

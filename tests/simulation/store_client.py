@@ -1,0 +1,92 @@
+"""A scheduler's side of the simulated store: two connections, one command at a time on each, as RedisStore has them."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from scheduler_svc.journal.store import EntryId, StoredEntry, StoreUnavailableError
+from tests.simulation.store_server import Command, LossyStore, StoreServer
+
+JOURNAL_TIMEOUT_S = 1.0
+SIDE_TIMEOUT_S = 5.0
+
+
+class _Link:
+    """A command that has no reply in time may still be done later."""
+
+    def __init__(self, server: StoreServer, timeout_s: float) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+        self._lock = asyncio.Lock()
+
+    async def call(
+        self,
+        name: str,
+        work: Callable[[LossyStore], Coroutine[Any, Any, Any]],
+        *,
+        is_write: bool = False,
+        taken: tuple[EntryId, bytes] | None = None,
+    ) -> Any:
+        async with self._lock:
+            reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._server.send(Command(name, work, is_write, reply, taken))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await reply
+            except TimeoutError as error:
+                raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from error
+
+
+class StoreClient:
+    """Implements Store."""
+
+    kind = "redis"
+    durable = True
+
+    def __init__(self, server: StoreServer) -> None:
+        self._journal = _Link(server, JOURNAL_TIMEOUT_S)
+        self._side = _Link(server, SIDE_TIMEOUT_S)
+
+    async def next_epoch(self) -> int:
+        epoch: int = await self._side.call("incr", lambda store: store.next_epoch(), is_write=True)
+        return epoch
+
+    async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        name = f"append {entry_id} {len(payload)} {crc32(payload)}"
+        await self._journal.call(
+            name,
+            lambda store: store.append(entry_id, payload, create=create),
+            is_write=True,
+            taken=(entry_id, payload),
+        )
+
+    async def last_entry_id(self) -> EntryId | None:
+        last: EntryId | None = await self._journal.call("last", lambda store: store.last_entry_id())
+        return last
+
+    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+        entries: Sequence[StoredEntry] = await self._side.call(
+            f"read {first}", lambda store: store.read_entries(first, limit)
+        )
+        return entries
+
+    async def trim(self, oldest: EntryId) -> None:
+        await self._side.call(f"trim {oldest}", lambda store: store.trim(oldest), is_write=True)
+
+    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+        kept = dict(payloads)
+        await self._side.call(f"put {sorted(kept)}", lambda store: store.put_records(kept, ttl_s), is_write=True)
+
+    async def known_records(self, request_ids: Sequence[str]) -> set[str]:
+        known: set[str] = await self._side.call("known", lambda store: store.known_records(request_ids))
+        return known
+
+    async def get_record(self, request_id: str) -> bytes | None:
+        payload: bytes | None = await self._side.call(
+            f"get {request_id}", lambda store: store.get_record(request_id)
+        )
+        return payload
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

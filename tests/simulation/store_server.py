@@ -1,0 +1,123 @@
+"""The store's process in a simulation: what RedisStore would find behind its connections, and all that can go wrong.
+
+It outlives schedulers, and keeps, beside the journal, every entry that it ever took: `on_taken` is told of each.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import EntryId, StoreUnavailableError
+from tests.simulation.history import History
+from tests.simulation.virtual_loop import VirtualLoop
+
+Mode = Literal["up", "down", "frozen", "full"]
+MAX_BACKLOG = 10_000
+
+
+class LossyStore(MemoryStore):
+    """What the server holds."""
+
+    def lose_last(self, num_entries: int) -> None:
+        """As after a failover to a replica that lagged behind."""
+        num_kept = max(1, len(self._ids) - num_entries)
+        del self._ids[num_kept:], self._payloads[num_kept:]
+        self._last = self._ids[-1]
+
+    @property
+    def num_entries(self) -> int:
+        return len(self._ids)
+
+
+@dataclass(slots=True, eq=False)
+class Command:
+    """`work` is of a MemoryStore, and never waits."""
+
+    name: str
+    work: Callable[[LossyStore], Coroutine[Any, Any, Any]]
+    is_write: bool
+    reply: "asyncio.Future[Any]"
+    taken: tuple[EntryId, bytes] | None = None  # an entry that is appended
+
+
+class StoreServer:
+    """Takes commands as they arrive, one at a time; replies after a delay, or never."""
+
+    def __init__(self, loop: VirtualLoop, random_: Random, history: History) -> None:
+        self.mode: Mode = "up"
+        self.delay_s = (0.0001, 0.001)  # of either way
+        self.lost_replies = 0.0  # probability
+        self.on_taken: Callable[[EntryId, bytes], None] = lambda entry_id, payload: None
+        self.has_lost_data = False
+        self.content = LossyStore(clock_s=loop.time)
+        self._loop = loop
+        self._random = random_
+        self._history = history
+        self._backlog: list[Command] = []  # that arrived while it was frozen
+
+    def send(self, command: Command) -> None:
+        """It arrives after a while, whatever becomes of the sender."""
+        self._loop.outside(self._delay(), self._arrive, command)
+
+    def thaw(self) -> None:
+        """Goes through all that arrived meanwhile, connection by connection, in whatever order those come."""
+        self.mode = "up"
+        backlog, self._backlog = self._backlog, []
+        self._random.shuffle(backlog)
+        for command in backlog:
+            self._arrive(command)
+
+    def flush(self) -> None:
+        """Journal, epoch and records are gone."""
+        self.has_lost_data = True
+        self.content = LossyStore(clock_s=self._loop.time)
+
+    def fail_over(self, num_entries: int) -> None:
+        """The last entries are gone."""
+        if self.content.num_entries:
+            self.has_lost_data = True
+            self.content.lose_last(num_entries)
+
+    def _arrive(self, command: Command) -> None:
+        if self.mode == "frozen":
+            self._backlog.append(command)
+        elif self.mode == "down":
+            self._reply(command, StoreUnavailableError("connection refused"))
+        elif self.mode == "full" and command.is_write:
+            self._reply(command, StoreUnavailableError("OOM command not allowed when used memory > 'maxmemory'"))
+        else:
+            self._execute(command)
+
+    def _execute(self, command: Command) -> None:
+        try:
+            command.work(self.content).send(None)
+        except StopIteration as done:
+            result = done.value
+            if command.taken is not None:
+                self.on_taken(*command.taken)
+        except Exception as error:
+            result = error
+        self._history.note(f"store {command.name} {type(result).__name__}")
+        if self._random.random() < self.lost_replies:
+            if self._random.random() < 0.5:
+                self._reply(command, StoreUnavailableError("connection lost"))
+            return
+        self._reply(command, result)
+
+    def _reply(self, command: Command, result: Any) -> None:
+        self._loop.outside(self._delay(), _answer, command.reply, result)
+
+    def _delay(self) -> float:
+        return self._random.uniform(*self.delay_s)
+
+
+def _answer(reply: "asyncio.Future[Any]", result: Any) -> None:
+    if reply.done():
+        return
+    if isinstance(result, Exception):
+        reply.set_exception(result)
+    else:
+        reply.set_result(result)

@@ -1,0 +1,271 @@
+"""A simulated worker process, and the line that a scheduler has to it in place of a WorkerLink.
+
+It registers with whoever leads, executes steps one after another in virtual time, and can be killed, frozen, cut off
+and made slow. An answer to a line that is gone goes nowhere.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from common.errors import QuireError, UnavailableError
+from common.step import Step, StepResult, StepStatus
+from protos import cluster_pb2, worker_pb2
+from scheduler_svc.workers.worker_link import WorkerLink
+from tests.simulation import toy_model
+from tests.simulation.history import History
+from tests.simulation.toy_device import FatalStepError, ToyDevice
+from tests.simulation.virtual_loop import Process, VirtualLoop
+
+LINE_DELAY_S = (0.0001, 0.001)
+PING_TIMEOUT_S = 2.0
+REGISTER_EVERY_S = 2.0
+RETRY_S = 0.5
+MODEL = worker_pb2.ModelInfo(
+    name="toy",
+    fingerprint="toy-1",
+    architecture="Toy",
+    dtype="float32",
+    vocab_size=toy_model.VOCAB_SIZE,
+    max_model_len=4096,
+    eos_token_ids=[toy_model.EOS],
+)
+
+
+class Registry(Protocol):
+    """Of a scheduler."""
+
+    def register(self, request: cluster_pb2.RegisterRequest) -> object: ...
+
+
+class Leader(Protocol):
+    """A scheduler as workers reach it."""
+
+    process: Process
+
+    @property
+    def registry(self) -> Registry: ...
+
+
+class ToyWorker:
+    """One address, one incarnation after another."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        random_: Random,
+        history: History,
+        worker_id: str,
+        pool: worker_pb2.PoolInfo,
+        *,
+        num_slots: int,
+        step_s: tuple[float, float],
+        find_leader: Callable[[], Leader | None],
+        on_step: Callable[[], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self.process = Process(loop, worker_id)
+        self.is_cut_off = False  # messages get lost, both ways
+        self.slowness = 1.0
+        self.loop = loop
+        self.random = random_
+        self._history = history
+        self._pool = pool
+        self._num_slots = num_slots
+        self._step_s = step_s
+        self._find_leader = find_leader
+        self._on_step = on_step
+        self._incarnation = 0
+        self._lines: list[ToyLine] = []
+        self._queue: asyncio.Queue[tuple[ToyLine, Step]] = asyncio.Queue()
+        self.device = self._new_device()
+
+    def start(self) -> None:
+        """A new incarnation, which knows nothing."""
+        self._incarnation += 1
+        self.process = Process(self.loop, f"{self.worker_id}-{self._incarnation}")
+        self.slowness = 1.0
+        self.device = self._new_device()
+        self._queue = asyncio.Queue()
+        self.process.spawn(self._execute_all())
+        self.process.spawn(self._register_for_ever())
+
+    @property
+    def is_started(self) -> bool:
+        return self._incarnation > 0
+
+    def die(self) -> None:
+        """Every line of it breaks soon."""
+        self._history.note(f"{self.process.name} dies")
+        self.process.kill()
+        self.break_lines("connection reset")
+
+    def break_lines(self, reason: str) -> None:
+        lines, self._lines = self._lines, []
+        for line in lines:
+            line.break_soon(reason)
+
+    def freeze(self) -> None:
+        """Whoever pings it finds it silent after a while."""
+        self.process.freeze()
+        self.loop.outside(PING_TIMEOUT_S, self._break_if_silent, self.process)
+
+    def cut_off(self) -> None:
+        self.is_cut_off = True
+        self.loop.outside(PING_TIMEOUT_S, self._break_if_silent, self.process)
+
+    def describe(self) -> worker_pb2.DescribeResponse:
+        return worker_pb2.DescribeResponse(
+            worker_id=self.worker_id,
+            incarnation=self.process.name,
+            model=MODEL,
+            pool=self._pool,
+            num_slots=self._num_slots,
+            max_batched_tokens=4096,
+            device="none",
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether a message from outside would be answered."""
+        return self.process.runs and not self.is_cut_off
+
+    def add_line(self, line: "ToyLine") -> None:
+        self._lines.append(line)
+
+    def receive(self, line: "ToyLine", step: Step) -> None:
+        """In this worker's process."""
+        self._queue.put_nowait((line, step))
+
+    def _break_if_silent(self, process: Process) -> None:
+        if process is self.process and not self.answers:
+            self.break_lines("ping timeout")
+
+    async def _execute_all(self) -> None:
+        while True:
+            line, step = await self._queue.get()
+            await asyncio.sleep(self.random.uniform(*self._step_s) * self.slowness)
+            try:
+                result = self.device.execute(step)
+            except FatalStepError:
+                self.die()
+                self.loop.outside(RETRY_S, self.start)
+                return
+            result.exec_ns = result.total_ns = 1_000_000
+            name = StepStatus(result.status).name
+            self._history.note(
+                f"{self.process.name} step {step.epoch}/{step.step_id} {name} {list(step.rows)} {result.token_ids}"
+            )
+            line.answer(result)
+            self._on_step()
+
+    async def _register_for_ever(self) -> None:
+        while True:
+            is_known = await self._register()
+            await asyncio.sleep(REGISTER_EVERY_S if is_known else RETRY_S)
+
+    async def _register(self) -> bool:
+        leader = self._find_leader()
+        if leader is None or self.is_cut_off:
+            return False
+        request = cluster_pb2.RegisterRequest(
+            worker_id=self.worker_id,
+            address=self.worker_id,
+            incarnation=self.process.name,
+            model_fingerprint=MODEL.fingerprint,
+        )
+        answer: asyncio.Future[bool] = self.loop.create_future()
+        leader.process.call_later(self.random.uniform(*LINE_DELAY_S), self._ask, leader, request, answer)
+        try:
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            return False
+
+    def _ask(
+        self, leader: Leader, request: cluster_pb2.RegisterRequest, answer: "asyncio.Future[bool]"
+    ) -> None:
+        """In the leader's process."""
+        try:
+            leader.registry.register(request)
+            is_known = True
+        except QuireError:
+            is_known = False
+        if not answer.done():
+            answer.set_result(is_known)
+
+    def _new_device(self) -> ToyDevice:
+        return ToyDevice(
+            num_blocks=self._pool.num_blocks,
+            num_host_blocks=self._pool.num_host_blocks,
+            block_size=self._pool.block_size,
+            num_slots=self._num_slots,
+            violate=lambda sentence: self._history.violate(f"{self.process.name}: {sentence}"),
+        )
+
+
+class ToyLine(WorkerLink):
+    """Made in the scheduler's process; `owner` is that. Has nothing of a WorkerLink but its interface: no channel."""
+
+    def __init__(self, worker: ToyWorker, owner: Process) -> None:
+        self.address = worker.worker_id
+        self.news = asyncio.Event()
+        self.results: deque[StepResult] = deque()
+        self.broken: str | None = None
+        self._worker = worker
+        self._owner = owner
+        self._process: Process | None = None  # the incarnation at the other end
+        self._last_s = 0.0  # when the last message in either direction arrives, since they keep their order
+
+    async def describe(self, known_tokenizer_fingerprint: str) -> worker_pb2.DescribeResponse:
+        await asyncio.sleep(self._worker.random.uniform(*LINE_DELAY_S))
+        if not self._worker.answers:
+            await asyncio.sleep(self._worker.random.choice([0.001, PING_TIMEOUT_S]))
+            raise UnavailableError("worker does not answer")
+        self._process = self._worker.process
+        return self._worker.describe()
+
+    def open(self) -> None:
+        if self._worker.process is not self._process or not self._worker.answers:
+            self.break_soon("connection refused")
+            return
+        self._worker.add_line(self)
+
+    async def send(self, step: Step) -> None:
+        if self.broken is None and self._process is not None and not self._worker.is_cut_off:
+            self._deliver(self._process, self._worker.receive, self, _copied(step))
+
+    async def close(self) -> None:
+        self._break("closed")
+
+    def answer(self, result: StepResult) -> None:
+        """From the worker."""
+        if not self._worker.is_cut_off:
+            self._deliver(self._owner, self._take, result)
+
+    def break_soon(self, reason: str) -> None:
+        self._owner.call_later(self._worker.random.uniform(*LINE_DELAY_S), self._break, reason)
+
+    def _deliver(self, process: Process, receive: Callable[..., None], *message: object) -> None:
+        loop = self._worker.loop
+        self._last_s = max(loop.time() + self._worker.random.uniform(*LINE_DELAY_S), self._last_s + 1e-9)
+        process.call_later(self._last_s - loop.time(), receive, *message)
+
+    def _take(self, result: StepResult) -> None:
+        if self.broken is None:
+            self.results.append(result)
+            self.news.set()
+
+    def _break(self, reason: str) -> None:
+        if self.broken is None:
+            self.broken = reason
+        self.news.set()
+
+
+def _copied(step: Step) -> Step:
+    """As the wire would: the scheduler goes on changing its tables."""
+    for state in step.whole:
+        state.block_table = list(state.block_table)
+    return step

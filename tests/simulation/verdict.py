@@ -1,0 +1,71 @@
+"""What must hold: of a request as its client sees its end, and of everything when all is quiet."""
+
+from protos import inference_pb2 as pb
+from scheduler_svc.core.scheduler import Scheduler
+from tests.simulation.closed_form import SeenSample
+from tests.simulation.load import Order
+
+SLACK_S = 0.5
+
+
+def fault_of_end(order: Order, now_s: float, grace_s: float) -> str | None:
+    """What is wrong with the end of a request as its client has seen it; None if nothing is."""
+    finished, request = order.finished, order.request
+    assert finished is not None
+    name, state = order.request_id, finished.state
+    is_whole = state == pb.REQUEST_STATE_FINISHED
+    faults = order.closed_form.faults_of(order.samples, is_whole=is_whole)
+    if state == pb.REQUEST_STATE_CANCELLED:
+        is_abandoned = request.on_disconnect != pb.ON_DISCONNECT_CONTINUE and order.away_s > grace_s - SLACK_S
+        if not order.was_cancelled and not is_abandoned:
+            faults.append(f"P1: it was cancelled, which nobody asked for; nobody read it for {order.away_s:.1f} s")
+    elif state == pb.REQUEST_STATE_EXPIRED:
+        due_s = order.arrives_s + request.timeout_ms / 1000
+        if not request.HasField("timeout_ms") or (order.samples and order.samples[0].token_ids and now_s < due_s):
+            faults.append(f"P1: it expired at {now_s:.3f} s, with {request.timeout_ms} ms from {order.arrives_s:.3f} s")
+    elif state == pb.REQUEST_STATE_FAILED:
+        if not order.is_poisonous:
+            faults.append(f"P6: it failed: {finished.error}")
+    elif not is_whole:
+        faults.append(f"P1: it ended as {state}")
+    if is_whole and request.output.HasField("prompt_logprobs"):
+        due = order.closed_form.prompt_logprobs()
+        if order.prompt_logprobs != due:
+            faults.append(f"log-probabilities of its prompt are {order.prompt_logprobs}, and should be {due}")
+    return f"P2: {name}: {'; '.join(faults)}" if faults else None
+
+
+def faults_of_rest(scheduler: Scheduler, num_samplings: int) -> list[str]:
+    """P7: what a scheduler without requests still holds."""
+    faults = []
+    try:
+        scheduler.check()
+    except AssertionError as error:
+        faults.append(f"P7: the scheduler's memory does not add up: {error}")
+    if num_samplings:
+        faults.append(f"P7: {num_samplings} sampling parameters are left behind")
+    for worker in scheduler.stats().workers:
+        if worker.num_used_blocks != worker.num_pinned_blocks or worker.num_used_host_blocks:
+            faults.append(f"P7: {worker} holds blocks, and nothing runs")
+    return faults
+
+
+def faults_of_record(order: Order, response: pb.GetRequestResponse) -> list[str]:
+    """Whether the record says what was seen, or what would have been."""
+    name, faults = order.request_id, []
+    came = [list(sample.token_ids) for sample in response.samples]
+    if order.finished is not None:
+        seen = [sample.token_ids for sample in order.samples]
+        if response.state != order.finished.state or came != seen:
+            faults.append(f"{name}: its record has {response.state} {came}, seen was {order.finished.state} {seen}")
+        ends = [sample.finish for sample in order.samples]
+        if [sample.finish for sample in response.samples] != ends:
+            faults.append(f"{name}: the ends in its record are not those that were seen")
+    else:
+        samples = [SeenSample(list(each.token_ids), [], each.finish) for each in response.samples]
+        if not order.request.output.HasField("logprobs"):
+            is_whole = response.state == pb.REQUEST_STATE_FINISHED
+            faults += order.closed_form.faults_of(samples, is_whole=is_whole)
+    if response.usage.completion_tokens != sum(len(each) for each in came):
+        faults.append(f"{name}: {response.usage.completion_tokens} tokens are said to have come: {came}")
+    return [f"P2: {fault}" for fault in faults]

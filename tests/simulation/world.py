@@ -1,0 +1,214 @@
+"""One run: schedulers one after another, workers, a store and clients in one loop, all drawn from one seed.
+
+It starts what died, and knows who leads. What goes wrong is done elsewhere, and what must hold is looked at elsewhere.
+"""
+
+import asyncio
+from random import Random
+
+from protos import worker_pb2
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.journal.store import EntryId
+from tests.simulation.client import Client
+from tests.simulation.history import History
+from tests.simulation.journal_truth import JournalTruth
+from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, draw_load
+from tests.simulation.scheduler_life import SchedulerLife, SchedulerOptions
+from tests.simulation.store_client import StoreClient
+from tests.simulation.store_server import StoreServer
+from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
+from tests.simulation.verdict import fault_of_end
+from tests.simulation.virtual_loop import VirtualLoop
+
+GRACE_S = 5.0
+RESTART_S = (0.1, 0.6)
+LIMIT_S = 240.0  # virtual time in which everybody is served
+
+
+class World:
+    """Everything is drawn at the beginning; `run` lets it happen."""
+
+    def __init__(self, loop: VirtualLoop, draw: Random, history: History) -> None:
+        self.loop = loop
+        self.random = Random(draw.getrandbits(64))  # of what happens in the run
+        self.history = history
+        self.truth = JournalTruth(history)
+        self.store = StoreServer(loop, Random(draw.getrandbits(64)), history)
+        self.store.on_taken = self._on_taken
+        self.options = _draw_options(draw)
+        self.workers = self._draw_workers(draw)
+        self.lives: list[SchedulerLife] = []
+        self._begun_s = loop.time()
+        self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in draw_load(draw)]
+        self.fatal_entry: int | None = None  # how many more the store takes before the leader dies
+        self.fatal_step: int | None = None  # how many more the workers execute
+
+    @property
+    def orders(self) -> list[Order]:
+        return [order for client in self.clients for order in client.plan.orders]
+
+    @property
+    def life(self) -> SchedulerLife:
+        """The youngest scheduler."""
+        return self.lives[-1]
+
+    async def serve(self) -> None:
+        """Until every client is served and nothing is left to do. Raises TimeoutError."""
+        self.start_scheduler()
+        for worker in self.workers.values():
+            self.loop.outside(self.random.uniform(0.0, 0.2), worker.start)
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*(asyncio.create_task(client.run()) for client in self.clients))
+            while not self.is_quiet():
+                await asyncio.sleep(0.5)
+
+    def start_scheduler(self) -> None:
+        number = len(self.lives) + 1
+        self.history.note(f"scheduler-{number} starts")
+        client = StoreClient(self.store)
+        life = SchedulerLife(self.loop, number, client, self.workers, self.options, self.history, self._on_end)
+        self.lives.append(life)
+
+    def kill_scheduler(self, life: SchedulerLife) -> None:
+        """It is followed by another, if it was the youngest."""
+        if not life.process.is_dead:
+            life.die()
+            self._on_end(life)
+
+    def freeze_scheduler(self, life: SchedulerLife) -> None:
+        """Whoever pings it finds it silent after a while."""
+        life.process.freeze()
+        self.loop.outside(PING_TIMEOUT_S, self._note_silence, life)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is live, waiting, or on its way to the store."""
+        life = self.life
+        if not life.serves or not life.process.runs:
+            return False
+        return (
+            not life.engine.live
+            and not life.recovery.num_waiting
+            and not life.records.num_pending
+            and not life.journal.stats.pending
+            and all(each.state is not None for each in self.truth.by_number.values() if not each.is_withdrawn)
+            and all(each.num_used_blocks == each.num_pinned_blocks for each in life.engine.scheduler.stats().workers)
+        )
+
+    def unserved(self) -> str:
+        """For people: who waits for what."""
+        waiting = [order.request_id for order in self.orders if not order.is_done]
+        states = [(each.request_id, each.state) for each in self.truth.by_number.values() if each.state is None]
+        life = self.life
+        return (
+            f"orders {waiting}, without an end in the journal {states}, {life.process.name} serves: {life.serves}, "
+            f"live {list(life.engine.live)}, journal {life.journal.stats}"
+        )
+
+    def _leader(self) -> SchedulerLife | None:
+        for life in reversed(self.lives):
+            if life.serves:
+                return life if life.process.runs else None
+        return None
+
+    def _on_end(self, life: SchedulerLife) -> None:
+        if life is self.life:
+            self.loop.outside(self.random.uniform(*RESTART_S), self._restart_after, life)
+
+    def _restart_after(self, life: SchedulerLife) -> None:
+        if life is self.life:
+            self.start_scheduler()
+
+    def _note_silence(self, life: SchedulerLife) -> None:
+        if life.process.is_frozen:
+            for client in self.clients:
+                client.server_is_silent(life)
+
+    def _on_taken(self, entry_id: EntryId, payload: bytes) -> None:
+        self.truth.take(entry_id, payload)
+        if self.fatal_entry is not None:
+            self.fatal_entry -= 1
+            if self.fatal_entry <= 0:
+                self.fatal_entry = None
+                self._kill_soon()
+
+    def _on_step(self) -> None:
+        if self.fatal_step is not None:
+            self.fatal_step -= 1
+            if self.fatal_step <= 0:
+                self.fatal_step = None
+                self._kill_soon()
+
+    def _kill_soon(self) -> None:
+        """At any await between now and when the scheduler has heard of it."""
+        delay_s = self.random.choice([0.0, self.random.uniform(0.0, 0.003)])
+        self.loop.outside(delay_s, self._kill_after_turns, self.life, self.random.randrange(8))
+
+    def _kill_after_turns(self, life: SchedulerLife, num_turns: int) -> None:
+        if num_turns:
+            self.loop.outside(0.0, self._kill_after_turns, life, num_turns - 1)
+        else:
+            self.kill_scheduler(life)
+
+    def _verify(self, order: Order) -> None:
+        fault = fault_of_end(order, self.loop.time() - self._begun_s, GRACE_S)
+        if fault is not None:
+            self.history.violate(fault)
+
+    def _is_excused(self, order: Order) -> bool:
+        """A record that the store has lost is nobody's fault."""
+        admitted = self.truth.owner(order.request_id)
+        return self.store.has_lost_data and admitted is not None and admitted.state is not None
+
+    def _new_client(self, plan: ClientPlan, random_: Random) -> Client:
+        return Client(
+            self.loop,
+            random_,
+            self.history,
+            self.truth,
+            plan,
+            find_leader=self._leader,
+            verify=self._verify,
+            is_excused=self._is_excused,
+        )
+
+    def _draw_workers(self, draw: Random) -> dict[str, ToyWorker]:
+        pool = worker_pb2.PoolInfo(
+            num_blocks=draw.choice([72, 72, 90, 140]),
+            num_host_blocks=draw.choice([0, 20, 80]),
+            block_size=BLOCK_SIZE,
+            bytes_per_block=64,
+        )
+        num_slots = draw.randrange(8, 33)
+        slowest_s = draw.choice([0.005, 0.02, 0.05])
+        return {
+            worker_id: ToyWorker(
+                self.loop,
+                Random(draw.getrandbits(64)),
+                self.history,
+                worker_id,
+                pool,
+                num_slots=num_slots,
+                step_s=(0.001, slowest_s),
+                find_leader=self._leader,
+                on_step=self._on_step,
+            )
+            for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
+        }
+
+def _draw_options(draw: Random) -> SchedulerOptions:
+    config = SchedulerConfig(
+        max_num_batched_tokens=draw.choice([8, 24, 64]),
+        max_num_seqs=draw.choice([8, 16, 64]),
+        watermark=draw.choice([0.0, 0.02]),
+        pipeline_depth=draw.choice([1, 2, 2]),
+        enable_prefix_cache=draw.random() < 0.8,
+        order=draw.choice(["fcfs", "fcfs", "edf"]),
+        preemption=draw.choice(["auto", "swap", "recompute"]),
+        preempt_every=draw.choice([None, None, 3, 11]),
+    )
+    return SchedulerOptions(
+        config=config,
+        grace_s=GRACE_S,
+        max_queue_requests=draw.choice([1000, 1000, 1000, 3]),
+        trim_every=draw.choice([2, 16, 512]),
+    )
