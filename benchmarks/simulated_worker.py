@@ -159,6 +159,7 @@ def main() -> None:
         scheduler=arguments.scheduler,
         worker_id=arguments.worker_id,
         parent_pipe_fd=arguments.parent_pipe_fd,
+        drain_timeout_s=0.0,
     )
     runner = make_runner(arguments)
     try:

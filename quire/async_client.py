@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Unpack
 
 from common.errors import NotFoundError, UnavailableError
+from protos import cluster_pb2
 from protos import inference_pb2 as pb
 from quire.address import check_address
 from quire.connection import INFERENCE_SERVICE, Connection
@@ -174,6 +175,16 @@ class AsyncClient:
         """What runs, what waits and how the KV memory is used, at this moment."""
         connection = self._connect()
         return stats_from_pb(await connection.call(connection.inference.GetStats, pb.GetStatsRequest()))
+
+    async def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
+        """Takes a worker out of service, or with `undo` back into it. Returns how many sequences are still there.
+
+        It gets nothing new, and what runs there moves to other workers, or ends there if there is no other. When it is
+        restarted it serves again. Raises NotFoundError if no such worker is here.
+        """
+        connection = self._connect()
+        request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, undo=undo)
+        return (await connection.call(connection.cluster.DrainWorker, request)).num_running
 
     async def health(self, service: str = INFERENCE_SERVICE) -> Health:
         """Whether the service can serve now. Raises UnavailableError if nothing answers."""

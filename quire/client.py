@@ -209,6 +209,10 @@ class Client:
         """What runs, what waits and how the KV memory is used, at this moment."""
         return self._thread.run(self._client.stats())
 
+    def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
+        """Takes a worker out of service, or back into it; see `AsyncClient.drain_worker`."""
+        return self._thread.run(self._client.drain_worker(worker_id, undo=undo))
+
     def health(self, service: str = INFERENCE_SERVICE) -> Health:
         """Whether the service can serve now. Raises UnavailableError if nothing answers."""
         return self._thread.run(self._client.health(service))

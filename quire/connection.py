@@ -20,7 +20,7 @@ from common.errors import (
     UnavailableError,
 )
 from common.rpc import error_of
-from protos import inference_pb2_grpc
+from protos import cluster_pb2_grpc, inference_pb2_grpc
 from quire.absence import leaderless, unreachable
 from quire.params import ClientOptions
 from quire.results import Health
@@ -41,7 +41,9 @@ class Connection:
         self._address = address
         self._options = options
         self._servers = Servers(address)
-        self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._servers.channel)
+        channel = self._servers.channel
+        self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
         self.session = Session(self.inference, self._servers, address, options)
 
     async def close(self) -> None:

@@ -112,6 +112,7 @@ class WorkerStats:
     copied_blocks: int  # by copy-on-write
     swap_blocks_per_s: float | None  # in one direction; None: not known yet
     prefill_tokens_per_s: float | None  # None: not known yet
+    draining: bool = False  # gets nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ def _worker(message: pb.WorkerStats) -> WorkerStats:
         copied_blocks=message.copied_blocks,
         swap_blocks_per_s=message.swap_blocks_per_s or None,
         prefill_tokens_per_s=message.prefill_tokens_per_s or None,
+        draining=message.draining,
     )
 
 

@@ -37,6 +37,7 @@ def main() -> None:
         scheduler=settings.scheduler,
         worker_id=settings.worker_id,
         parent_pipe_fd=settings.parent_pipe_fd,
+        drain_timeout_s=settings.drain_timeout_s,
     )
     try:
         ended = uvloop.run(serve(options, lambda: load_engine(settings)))

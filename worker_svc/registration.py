@@ -23,6 +23,7 @@ _KNOCK_S = 0.1  # between attempts at each address while nobody leads this worke
 _WATCH_S = 0.5  # and while somebody does, at the addresses of the others: one of them may follow
 _SHORTEST_PAUSE_S = 0.05
 _RESOLVE_S = 2.0  # between two looks at which addresses the names stand for
+_LOOK_EVERY_S = 0.05
 
 log = structlog.get_logger()
 
@@ -65,6 +66,7 @@ class Registration:
         self._epoch = 0  # the highest that a leader answered with
         self._knock_now = asyncio.Event()
         self._state = ""  # as last logged
+        self._is_draining = False
 
     async def keep(self) -> None:
         """Registers every third of the lease, until cancelled."""
@@ -85,10 +87,28 @@ class Registration:
         self._knock_now.set()
         self._knock_now = asyncio.Event()
 
-    async def say_draining(self) -> None:
-        """Tells the scheduler, if it is there, that this worker will leave."""
-        leaders = [door for door in self._doors.values() if door.epoch] or list(self._doors.values())
-        await asyncio.gather(*(self._say_draining(door) for door in leaders))
+    async def leave(self, patience_s: float) -> None:
+        """Tells the scheduler that this worker will end, and waits until nothing is left here, while that may be.
+
+        The lease is to be kept meanwhile. Where no scheduler answers there is nothing to wait for.
+        """
+        self._is_draining = True
+        door = next((door for door in self._doors.values() if door.epoch), next(iter(self._doors.values()), None))
+        if door is None:
+            return
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._register(door)
+                while num_running := await self._ask_for_rest(door):
+                    if self._state != "draining":
+                        log.info("draining", num_running=num_running)
+                        self._state = "draining"
+                    await asyncio.sleep(_LOOK_EVERY_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                log.warning("scheduler not told of draining", reason=error_of(error).message)
+        except TimeoutError:
+            log.warning("not drained in time: what runs here is computed again elsewhere")
 
     async def close(self) -> None:
         await asyncio.gather(*(door.channel.close() for door in self._doors.values()))
@@ -120,7 +140,7 @@ class Registration:
     async def _renew(self, door: _Door) -> None:
         """One sign of life."""
         try:
-            response = await self._register(door, draining=False)
+            response = await self._register(door)
         except grpc.aio.AioRpcError as error:
             door.epoch = 0
             await self._refused(error.code().name, error_of(error))
@@ -145,21 +165,19 @@ class Registration:
         if not self._has_leader and not knows_where:
             self._note("not registered", refused=code, reason=reason.message)
 
-    async def _say_draining(self, door: _Door) -> None:
-        try:
-            await self._register(door, draining=True)
-        except grpc.aio.AioRpcError as error:
-            if not isinstance(reason := error_of(error), NotLeaderError):
-                log.warning("scheduler not told of draining", scheduler=door.address, reason=reason.message)
+    async def _ask_for_rest(self, door: _Door) -> int:
+        """Sequences that are still here."""
+        request = pb.DrainWorkerRequest(worker_id=self._identity.worker_id)
+        return (await door.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S)).num_running
 
-    async def _register(self, door: _Door, *, draining: bool) -> pb.RegisterResponse:
+    async def _register(self, door: _Door) -> pb.RegisterResponse:
         identity = self._identity
         request = pb.RegisterRequest(
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
             address=identity.address,
             model_fingerprint=identity.model_fingerprint,
-            draining=draining,
+            draining=self._is_draining,
         )
         return await door.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
 

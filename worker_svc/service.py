@@ -33,6 +33,7 @@ class ServiceOptions:
     scheduler: str | None
     worker_id: str | None
     parent_pipe_fd: int | None
+    drain_timeout_s: float
 
 
 async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
@@ -68,7 +69,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         if options.scheduler is not None:
             registration = Registration(options.scheduler, identity, executor.follow)
             servicer.on_left = registration.knock
-        await _until_end(end, server, registration)
+        await _until_end(end, server, registration, options.drain_timeout_s)
         await servicer.drain()
         await executor.close()
         await thread.close()
@@ -78,8 +79,10 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         log.info("worker ended")
 
 
-async def _until_end(end: asyncio.Event, server: GrpcServer, registration: Registration | None) -> None:
-    """Keeps the lease until the end, and then says that it is one."""
+async def _until_end(
+    end: asyncio.Event, server: GrpcServer, registration: Registration | None, drain_timeout_s: float
+) -> None:
+    """Keeps the lease until the end, then says that it is one, and waits a while for what runs here to move."""
     if registration is None:
         await end.wait()
         await _set_serving(server, False)
@@ -87,8 +90,8 @@ async def _until_end(end: asyncio.Event, server: GrpcServer, registration: Regis
     keeping = asyncio.create_task(registration.keep())
     await end.wait()
     await _set_serving(server, False)
+    await registration.leave(options.drain_timeout_s)
     keeping.cancel()
-    await registration.say_draining()
     await registration.close()
 
 

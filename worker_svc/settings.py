@@ -58,6 +58,9 @@ class WorkerSettings(Settings):
     max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
     threads: int | None = Field(None, ge=1, description="threads of the computation; absent: as torch chooses")
+    drain_timeout_s: float = Field(
+        20.0, ge=0, description="when told to end: how long what runs here may take to move elsewhere, or to end"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     print_config: bool = Field(False, description="print the settled settings as TOML and exit")

@@ -13,6 +13,7 @@ from quire.cli.pause_command import pause, resume
 from quire.cli.prefix_command import prefix
 from quire.cli.serve_command import serve
 from quire.cli.top_command import top
+from quire.cli.workers_command import workers
 
 app = typer.Typer(
     name="quire",
@@ -40,3 +41,4 @@ def quire(
 for command in (serve, generate, chat, health, bench, top, pause, resume):
     app.command()(command)
 app.add_typer(prefix, name="prefix")
+app.add_typer(workers, name="workers")

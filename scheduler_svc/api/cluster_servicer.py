@@ -9,7 +9,7 @@ from scheduler_svc.workers.workers import LEASE_MS, Workers
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
-    """Answers `Register`."""
+    """Answers `Register` and `DrainWorker`."""
 
     def __init__(self, workers: Workers, epoch: int) -> None:
         self._workers = workers
@@ -30,3 +30,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             raise InvalidRequestError.of(violations)
         self._workers.register(request)
         return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._epoch)
+
+    async def DrainWorker(
+        self,
+        request: pb.DrainWorkerRequest,
+        context: grpc.aio.ServicerContext[pb.DrainWorkerRequest, pb.DrainWorkerResponse],
+    ) -> pb.DrainWorkerResponse:
+        """Takes a worker out of service, or back into it."""
+        return pb.DrainWorkerResponse(num_running=self._workers.drain(request.worker_id, undo=request.undo))

@@ -59,6 +59,7 @@ def _worker_stats(member: Member, stats: WorkerStats) -> pb.WorkerStats:
         swapped_out_blocks=stats.num_swapped_out_blocks,
         swapped_in_blocks=stats.num_swapped_in_blocks,
         copied_blocks=stats.num_copied_blocks,
+        draining=stats.is_draining,
     )
     if member.loop is not None:
         times, costs = member.loop.times, member.loop.costs

@@ -7,7 +7,7 @@ from scheduler_svc.core.deadlines import is_hopeless, quickest_prefill
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.starting import count_prefix, start_group
-from scheduler_svc.core.step_rows import add_row
+from scheduler_svc.core.step_rows import add_row, give_way
 from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
@@ -27,6 +27,8 @@ class Admission:
         workers = list(workers)
         while budget > 0 and worker.free_slots and not worker.parked:
             group = self._head(workers, now_s)
+            if group is not None and not placement.may_take(worker, group, workers, self._limits):
+                group = None
             if worker.swapped and (group is None or not placement.goes_before_swapped(worker, group, self._limits)):
                 group = worker.swapped[0]
             if group is None or any(sequence.has_all_tokens for sequence in group.live):
@@ -38,6 +40,26 @@ class Admission:
             )
             if not is_started:
                 return
+            for sequence in group.live:
+                if budget > 0:
+                    budget -= add_row(worker, step, sequence, budget)
+
+    def admit_suspects(
+        self, worker: WorkerState, workers: Iterable[WorkerState], step: PlannedStep, budget: int
+    ) -> None:
+        """Start those who wait for the trial there, in order. Who has no part in it makes room."""
+        workers = list(workers)
+        for group in self._queue.in_cohort(worker.trial) if worker.trial is not None else ():
+            if budget <= 0 or not placement.may_take(worker, group, workers, self._limits):
+                continue
+            while (start := placement.claim(group, worker, (), self._limits, is_busy=False)) is None:
+                last = next((s.group for s in reversed(worker.running) if s.group.cohort is not worker.trial), None)
+                if last is None or worker.parked:
+                    return
+                give_way(worker, step, last)
+            self._queue.take(group)
+            start_group(worker, group, start)
+            count_prefix(worker, start)
             for sequence in group.live:
                 if budget > 0:
                     budget -= add_row(worker, step, sequence, budget)
@@ -65,7 +87,7 @@ class Admission:
     def _head(self, workers: list[WorkerState], now_s: float) -> SequenceGroup | None:
         """The first in the queue that a present worker could hold, and in time; others step aside."""
         while (group := self._queue.peek()) is not None:
-            can_be_held = any(placement.can_ever_hold(worker, group, self._limits) for worker in workers)
+            can_be_held = any(placement.may_take(worker, group, workers, self._limits) for worker in workers)
             if can_be_held and not is_too_late(group, workers, now_s):
                 return group
             self._queue.set_aside()

@@ -64,6 +64,7 @@ def worker_stats(worker: WorkerState) -> WorkerStats:
         num_host_blocks=worker.host.num_blocks if worker.host is not None else 0,
         num_used_host_blocks=worker.host.num_used_blocks if worker.host is not None else 0,
         num_in_flight_steps=len(worker.in_flight),
+        is_draining=worker.is_draining,
     )
 
 

@@ -31,6 +31,24 @@ def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimit
     )
 
 
+def may_take(worker: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], limits: WorkerLimits) -> bool:
+    """Whether it may start there at all. A worker that drains takes only what has run and can be nowhere else."""
+    if not can_ever_hold(worker, group, limits):
+        return False
+    if not worker.is_draining:
+        return True
+    has_run = any(sequence.status is SequenceStatus.PREEMPTED for sequence in group.live)
+    return has_run and not has_other_place(worker, group, workers, limits)
+
+
+def has_other_place(
+    worker: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], limits: WorkerLimits
+) -> bool:
+    """Whether another worker, which does not drain, could hold it."""
+    others = (other for other in workers if other is not worker and not other.is_draining)
+    return any(can_ever_hold(other, group, limits) for other in others)
+
+
 def max_tokens_of_each(worker: WorkerState, limits: WorkerLimits, num_prompt_tokens: int, num_sequences: int) -> int:
     """The longest prompt and output with which `num_sequences` of one prompt could be held together; 0 for none."""
     if num_sequences > min(worker.num_slots, limits.max_num_seqs):
@@ -99,6 +117,8 @@ def _suits_better(
     is_busy: bool,
 ) -> bool:
     """A strict order, so two workers never leave a group to each other."""
+    if other.is_draining or other.trial is not None:
+        return False
     if not has_free_slots(other, group, limits) or not can_ever_hold(other, group, limits):
         return False
     if not goes_before_swapped(other, group, limits):

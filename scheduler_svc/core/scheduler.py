@@ -5,11 +5,13 @@ for all workers, chunked prefill under a token budget; groups are started, preem
 Pure: it knows nothing of the wire, clocks, requests or stop conditions; those come in as calls.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups, pins, placement
 from scheduler_svc.core.admitting import Admission, is_too_late
+from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving
+from scheduler_svc.core.isolation import Isolation, Verdict
 from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.ordering import running_rank
 from scheduler_svc.core.pausing import pause_on, settle_paused
@@ -41,6 +43,7 @@ class Scheduler:
         self._waiting = WaitingQueue(config.order)
         self._paused: dict[SequenceGroup, None] = {}
         self._admission = Admission(self._waiting, self._limits)
+        self._isolation = Isolation(self._waiting, self._limits)
 
     def add_worker(
         self,
@@ -86,6 +89,7 @@ class Scheduler:
                 group.shares = None
                 for sequence in group.sequences:
                     sequence.block_hashes.clear()
+        self._move_from_draining()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         """It is gone, with the KV and the tokens in flight. Returns what ran there; it waits again."""
@@ -179,6 +183,7 @@ class Scheduler:
             self._waiting.withdraw(group)
         elif group.worker_id is not None:
             pause_on(self._worker_of(group), group, keep_on_host=keep_on_host)
+        self._isolation.note_pause(group)
 
     def resume(self, group: SequenceGroup) -> None:
         """A paused group waits again, at the place of its arrival. Harmless if it is not paused."""
@@ -186,6 +191,7 @@ class Scheduler:
             return
         del self._paused[group]
         group.is_paused = False
+        self._isolation.note_resumption(group)
         if group.worker_id is None:
             self._waiting.push(group)
             return
@@ -201,13 +207,21 @@ class Scheduler:
 
         What cannot meet its deadline any more at `now_s` is not begun: see `expired`.
         """
-        worker = self._workers[worker_id]
+        worker, workers = self._workers[worker_id], self._workers.values()
         if len(worker.in_flight) >= self._config.pipeline_depth:
             return None
         if worker.needs_snapshot and worker.in_flight:
             return None  # a snapshot says every slot's next token: all must be known
+        if not self._isolation.take_turn(worker, workers):
+            return None
         worker.offer_filled_blocks()
-        plan = StepPlan(worker_id, worker.next_step_id, worker.needs_snapshot)
+        plan = self._plan(worker, now_s)
+        if plan is None and self._isolation.pass_turn(worker, workers):
+            plan = self._plan(worker, now_s)
+        return plan
+
+    def _plan(self, worker: WorkerState, now_s: float) -> StepPlan | None:
+        plan = StepPlan(worker.worker_id, worker.next_step_id, worker.needs_snapshot)
         step = PlannedStep(plan)
         if self._config.preempt_every and plan.step_id % self._config.preempt_every == 0:
             force_preemption(worker, step)
@@ -215,7 +229,12 @@ class Scheduler:
         for group in step.preempted:
             self._unpark(worker, group)
         # What was preempted does not come back in the same breath, unless there is nothing else to do.
-        if not (step.preempted and plan.sequences):
+        if worker.trial is not None:
+            num_unparked = len(step.preempted)
+            self._admission.admit_suspects(worker, self._workers.values(), step, budget)
+            for group in step.preempted[num_unparked:]:
+                self._unpark(worker, group)
+        elif not (step.preempted and plan.sequences):
             self._admission.admit(worker, self._workers.values(), step, budget, now_s)
         if not plan.sequences:
             return None
@@ -230,6 +249,10 @@ class Scheduler:
         worker.freed_slots = []
         worker.needs_snapshot = False
         worker.next_step_id += 1
+        if worker.trial is not None:
+            worker.num_trial_steps += 1
+        else:
+            worker.num_steps_between += 1
         worker.in_flight.append(step)
         return plan
 
@@ -283,6 +306,24 @@ class Scheduler:
             self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
         self._unpark_all(worker)
 
+    def note_executed(self, plan: StepPlan) -> None:
+        """This plan was executed, and its result taken: who has come past the place of an incident is cleared."""
+        self._isolation.note_executed(plan)
+
+    def note_failed_step(self, plans: Iterable[StepPlan]) -> list[Verdict]:
+        """These plans failed in the model, and were rolled back: who was in them is tried apart.
+
+        The groups of the verdicts are for the caller to end.
+        """
+        return self._isolation.note_failed_step(plans)
+
+    def note_loss(self, worker_id: str) -> list[Verdict]:
+        """This worker is lost, perhaps by what is in flight there; to be told before it is removed.
+
+        The groups of the verdicts are for the caller to end, once it is removed.
+        """
+        return self._isolation.note_loss(self._workers[worker_id])
+
     def note_costs(
         self,
         worker_id: str,
@@ -301,6 +342,24 @@ class Scheduler:
             swap_blocks_per_s=swap_blocks_per_s,
         )
         self._waiting.take_back()  # what seemed too late may be in time
+
+    def drain(self, worker_id: str) -> None:
+        """It gets nothing new from now on, and what is there moves to other workers, if any can hold it.
+
+        What has run and can be nowhere else ends there. Again is harmless.
+        """
+        self._workers[worker_id].is_draining = True
+        self._move_from_draining()
+
+    def undo_drain(self, worker_id: str) -> None:
+        """It serves as before. Harmless if it did all the time."""
+        self._workers[worker_id].is_draining = False
+        self._waiting.take_back()
+        self._move_from_draining()
+
+    def num_sequences_on(self, worker_id: str) -> int:
+        """Those that run there, and those that are preempted and still bound to it."""
+        return num_sequences_on(self._workers[worker_id])
 
     def expired(self, now_s: float) -> list[SequenceGroup]:
         """Groups that never ran and whose deadline passes before their prompt could be computed, for the caller to end.
@@ -321,8 +380,9 @@ class Scheduler:
         blocks = pins.pinned_blocks(worker, block_hashes)
         if blocks is None:
             return False
-        elsewhere = [*self._waiting, *(group for group in self._paused if group.worker_id is None)]
-        pins.check_promises(worker, blocks, self._workers.values(), elsewhere, self._limits)
+        apart = [group for group in self._paused if group.worker_id is None]
+        elsewhere = [*self._waiting, *apart, *leaving_groups(self._workers.values())]
+        pins.check_promises(worker, blocks, serving(self._workers.values()), elsewhere, self._limits)
         pins.add_pin(worker, name, blocks)
         return True
 
@@ -338,7 +398,7 @@ class Scheduler:
     def has_work(self, worker_id: str) -> bool:
         """Whether something runs or is in flight there, or waits in the shared queue."""
         worker = self._workers[worker_id]
-        return bool(worker.running or worker.in_flight or worker.swapped or self._waiting)
+        return bool(worker.running or worker.in_flight or worker.swapped or self._waiting or self._isolation)
 
     def queue_size(self) -> tuple[int, int]:
         """Groups in the queue, and their tokens; a prompt that a group shares counts once."""
@@ -355,21 +415,24 @@ class Scheduler:
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
 
-        `num_prompt_tokens` are those that its `num_sequences` share. 0 with no worker.
+        Workers that drain count where there is no other. `num_prompt_tokens` are those that its `num_sequences` share.
+        0 with no worker.
         """
         return min(
             (
                 placement.max_tokens_of_each(worker, self._limits, num_prompt_tokens, num_sequences)
-                for worker in self._workers.values()
+                for worker in serving(self._workers.values())
             ),
             default=0,
         )
 
     def max_sequences_that_fit(self) -> int:
         """Sequences of the widest group that every present worker could hold alone. 0 with no worker."""
-        workers = self._workers.values()
         most = self._limits.max_num_seqs
-        return min((min(most, worker.num_slots, worker.capacity_blocks) for worker in workers), default=0)
+        return min(
+            (min(most, worker.num_slots, worker.capacity_blocks) for worker in serving(self._workers.values())),
+            default=0,
+        )
 
     def num_pinned_blocks(self) -> int:
         """Of the worker on which pins hold the most."""
@@ -391,8 +454,18 @@ class Scheduler:
             check_worker(worker)
             assert len(worker.in_flight) <= self._config.pipeline_depth
             assert worker.num_members <= self._config.max_num_seqs
+        self._isolation.check()
         check_waiting(self._waiting)
         check_paused(self._paused)
+
+    def _move_from_draining(self) -> None:
+        for group in leaving_groups(self._workers.values()):
+            worker = self._worker_of(group)
+            if not placement.has_other_place(worker, group, self._workers.values(), self._limits):
+                continue
+            if group.swap_step is None:
+                worker.preempt(group)
+            self._unpark(worker, group)
 
     def _worker_of(self, group: SequenceGroup) -> WorkerState:
         assert group.worker_id is not None
@@ -417,6 +490,9 @@ class Scheduler:
         if any(s.status is SequenceStatus.RUNNING for s in group.sequences) or group.num_pending_tokens:
             return
         worker.parked.pop(group, None)
+        others = self._workers.values() if worker.is_draining else ()
+        if group.swap_step is not None and placement.has_other_place(worker, group, others, self._limits):
+            lose_swapped(worker, group)
         if group.swap_step is None:
             self._wait(group, SequenceStatus.PREEMPTED)
         elif group not in worker.swapped:
@@ -427,6 +503,7 @@ class Scheduler:
         self._waiting.discard(group)
         self._paused.pop(group, None)
         group.is_paused = False
+        self._isolation.forget(group)
         if group.worker_id is not None:
             worker = self._worker_of(group)
             worker.parked.pop(group, None)

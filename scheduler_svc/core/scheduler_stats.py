@@ -32,6 +32,7 @@ class WorkerStats:
     num_host_blocks: int  # in the swap pool
     num_used_host_blocks: int
     num_in_flight_steps: int
+    is_draining: bool
 
     @property
     def num_fragmented_token_slots(self) -> int:

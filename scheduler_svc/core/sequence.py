@@ -138,6 +138,13 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
+class Cohort:
+    """Groups under suspicion that are tried together: a step with one of them has rows of these alone."""
+
+    groups: "dict[SequenceGroup, None]" = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class SequenceGroup:
     """The sequences of one request: they have one prompt, and are started, preempted and restored together."""
 
@@ -152,6 +159,7 @@ class SequenceGroup:
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
     swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
     is_paused: bool = False  # see `pausing`
+    cohort: Cohort | None = None  # while it is under suspicion: see `isolation`
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
     num_preemptions: int = 0  # of the whole group

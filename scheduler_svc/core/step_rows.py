@@ -5,7 +5,7 @@ Functions over one worker's state and the step being planned; they know nothing 
 
 from scheduler_svc.core.forking import copy_tail, sample_for_forks, take_over_tail
 from scheduler_svc.core.pausing import num_yielding_blocks, yield_host_blocks
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.swapping import num_filled_blocks, should_swap, swap_out
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
@@ -14,10 +14,13 @@ def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int) -> int
     """A row for each running sequence with something to compute, first come first. Returns the budget left."""
     plan, running, block_size = step.plan, worker.running, worker.block_size
     sequences, step_id = plan.sequences, plan.step_id
+    trial = worker.trial
     index = 0
     while budget > 0 and index < len(running):  # preemption takes from its end
         sequence = running[index]
         index += 1
+        if sequence.group.cohort is not trial:
+            continue
         if not sequence.is_decoding:
             budget -= add_row(worker, step, sequence, budget)
             continue
@@ -81,7 +84,7 @@ def force_preemption(worker: WorkerState, step: PlannedStep) -> None:
     worker.forced_step_id = step.plan.step_id
     for sequence in reversed(worker.running):
         if all(member.has_gained_token for member in sequence.group.live):
-            _preempt(worker, step, sequence)
+            give_way(worker, step, sequence.group)
             return
 
 
@@ -128,17 +131,26 @@ def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bo
         if blocks.num_available_blocks + worker.num_coming_blocks() > step.num_starved:
             step.num_starved += 1
             return False
-        victim = worker.running[-1]
+        victim = _last_in_order(worker)
         if any(member.last_step == step.plan.step_id for member in victim.group.live):
             return False
-        _preempt(worker, step, victim)
+        give_way(worker, step, victim.group)
         if victim.group is sequence.group:
             return False
     return True
 
 
-def _preempt(worker: WorkerState, step: PlannedStep, victim: Sequence) -> None:
-    group = victim.group
+def _last_in_order(worker: WorkerState) -> Sequence:
+    """In a trial those who have no part in it give way first."""
+    if worker.trial is not None:
+        for sequence in reversed(worker.running):
+            if sequence.group.cohort is not worker.trial:
+                return sequence
+    return worker.running[-1]
+
+
+def give_way(worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> None:
+    """Preempt it, in the way that costs less, to make room for the step."""
     if should_swap(worker, group, num_yielding_blocks(worker)):
         yield_host_blocks(worker, num_filled_blocks(worker, group))
         swap_out(worker, group, step.plan.step_id)

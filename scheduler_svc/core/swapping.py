@@ -16,10 +16,14 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 def can_swap(worker: WorkerState, group: SequenceGroup) -> bool:
-    """Whether the worker swaps at all, and could copy the group as it is: nobody in it waits for a source."""
+    """Whether the worker swaps at all, and could copy the group as it is: nobody in it waits for a source.
+
+    Suspects are not swapped: they may be tried anywhere.
+    """
     return (
         worker.host is not None
         and worker.preemption != "recompute"
+        and group.cohort is None
         and not any(sequence.source is not None for sequence in group.live)
     )
 

@@ -7,18 +7,20 @@ import heapq
 from collections.abc import Iterator
 
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, waiting_rank
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Cohort, SequenceGroup
 
 
 class WaitingQueue:
     """A heap. A discarded group leaves it when it reaches the top, or in a sweep.
 
-    Groups that have been set aside wait too, out of order, until all are taken back.
+    Groups that have been set aside wait too, out of order, until all are taken back; and those set apart, which are
+    under suspicion, until they rejoin the others.
     """
 
     def __init__(self, policy: OrderPolicy = "fcfs") -> None:
         self._policy: OrderPolicy = policy
         self._aside: dict[SequenceGroup, None] = {}
+        self._apart: dict[SequenceGroup, None] = {}  # those with a cohort
         self._heap: list[tuple[tuple[float, ...], SequenceGroup]] = []
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
         self.num_sequences = 0  # of all that wait
@@ -27,7 +29,7 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         """Those in order alone."""
-        return len(self._sizes) - len(self._aside)
+        return len(self._sizes) - len(self._aside) - len(self._apart)
 
     @property
     def num_groups(self) -> int:
@@ -43,7 +45,10 @@ class WaitingQueue:
 
     def push(self, group: SequenceGroup) -> None:
         assert group not in self._sizes, f"group {group.arrival} waits twice"
-        heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+        if group.cohort is None:
+            heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+        else:
+            self._apart[group] = None
         self._count(group)
 
     def peek(self) -> SequenceGroup | None:
@@ -77,10 +82,37 @@ class WaitingQueue:
             heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
         self._aside.clear()
 
+    def set_apart(self, group: SequenceGroup) -> None:
+        """It has a cohort from now on. Harmless if it does not wait."""
+        if group not in self._sizes or group in self._apart:
+            return
+        if group not in self._aside:
+            self._heap = [entry for entry in self._heap if entry[1] is not group]
+            heapq.heapify(self._heap)
+        self._aside.pop(group, None)
+        self._apart[group] = None
+
+    def rejoin(self, group: SequenceGroup) -> None:
+        """It has no cohort any more: in order again, if it waits."""
+        if group in self._apart:
+            del self._apart[group]
+            heapq.heappush(self._heap, (waiting_rank(self._policy, group), group))
+
+    def take(self, group: SequenceGroup) -> None:
+        """Take out one of those set apart."""
+        del self._apart[group]
+        self._forget(group)
+
+    def in_cohort(self, cohort: Cohort) -> list[SequenceGroup]:
+        """Those of it that wait, in order."""
+        waiting = [group for group in self._apart if group.cohort is cohort]
+        return sorted(waiting, key=lambda group: waiting_rank(self._policy, group))
+
     def discard(self, group: SequenceGroup) -> None:
         """Take it out if it is there. A discarded group is finished: it is never pushed again."""
         if group in self._sizes:
             self._aside.pop(group, None)
+            self._apart.pop(group, None)
             self._forget(group)
         if len(self._heap) > 2 * len(self._sizes) + 64:
             self._heap = [entry for entry in self._heap if self._is_in_order(entry[1])]
@@ -89,6 +121,7 @@ class WaitingQueue:
     def withdraw(self, group: SequenceGroup) -> None:
         """Take it out; it may be pushed again."""
         self._aside.pop(group, None)
+        self._apart.pop(group, None)
         self._forget(group)
         self._heap = [entry for entry in self._heap if entry[1] is not group]
         heapq.heapify(self._heap)
@@ -102,7 +135,7 @@ class WaitingQueue:
         self._count(group)
 
     def _is_in_order(self, group: SequenceGroup) -> bool:
-        return group in self._sizes and group not in self._aside
+        return group in self._sizes and group not in self._aside and group not in self._apart
 
     def _count(self, group: SequenceGroup) -> None:
         size = (len(group.live), group.num_distinct_tokens)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
-from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 
 
@@ -78,6 +78,10 @@ class WorkerState:
         self.next_step_id = 1
         self.forced_step_id = 0  # the latest before which a preemption was forced
         self.needs_snapshot = True
+        self.is_draining = False  # gets nothing new
+        self.trial: Cohort | None = None  # whose turn it is; None: all that are in no cohort
+        self.num_trial_steps = 0  # of the present trial, or the last
+        self.num_steps_between = 0  # of the others since then
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self.num_preemptions = 0

@@ -20,7 +20,6 @@ class Computation:
 
     on_computed: Callable[[str], None]  # on this worker; its blocks are cached there at that moment
     on_failed: Callable[[str], None]  # for this reason
-    num_failed_steps: int = 0
 
 
 class Computations:
@@ -62,16 +61,8 @@ class Computations:
                 self._end(sequence.group).on_computed(worker_id)
         return others
 
-    def count_failed_step(self, group: SequenceGroup) -> int:
-        """How many steps with this group have failed; 0 if it is none of these."""
-        computation = self._computations.get(group)
-        if computation is None:
-            return 0
-        computation.num_failed_steps += 1
-        return computation.num_failed_steps
-
     def fail(self, group: SequenceGroup, error: str) -> None:
-        """Gives it up."""
+        """Gives it up. It is one of these."""
         self._end(group).on_failed(error)
 
     def _end(self, group: SequenceGroup) -> Computation:

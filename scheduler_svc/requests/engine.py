@@ -6,7 +6,7 @@ readers are the publisher's. It knows no gRPC; workers and readers come to it.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -30,7 +30,6 @@ from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_lo
 
 log = structlog.get_logger()
 
-MAX_FAILED_STEPS = 3
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
 MAX_PENDING_BYTES = 64 << 20  # of those: a decision among 64 beams with log-probabilities is one record of 20 kB
 HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
@@ -253,6 +252,7 @@ class Engine:
                 self._end_if_due(sequence, token_id, is_valid=sequence.seq_id not in invalid)
         if result.candidates:
             self._take_candidates(plan, result)
+        self.scheduler.note_executed(plan)
         if self.on_result is not None:
             self.on_result(plan)
 
@@ -280,16 +280,35 @@ class Engine:
             on_durable=lambda: self.journal.forget(request.number),
         )
 
-    def note_failed_step(self, plan: StepPlan, error: str) -> None:
-        """Counts a step that raised against all that was in it; fails those that were in too many in a row."""
-        reason = f"the model could not compute it: {error}"
-        for group in dict.fromkeys(sequence.group for sequence in plan.sequences):
-            request = self._request_of.get(group)
-            if request is None:
-                if self._computations.count_failed_step(group) >= MAX_FAILED_STEPS:
-                    self._computations.fail(group, reason)
-            elif request.count_failed_step() >= MAX_FAILED_STEPS:
-                self.end(request, pb.REQUEST_STATE_FAILED, reason)
+    def note_failed_step(self, plans: Iterable[StepPlan], error: str) -> None:
+        """What these plans were to do raised: who was in them is tried apart, and who fails alone too often is failed.
+
+        What had been planned is taken back already, or its worker is about to be removed.
+        """
+        for guilty in self.scheduler.note_failed_step(plans):
+            attempts = counted(guilty.num_failed_steps, "attempt")
+            self._fail_alone(guilty.group, f"the model could not compute it in {attempts}, the last alone: {error}")
+
+    def lose_worker(self, worker_id: str, reason: str) -> list[Sequence]:
+        """A worker is lost with all that it had. Returns what ran there; it waits again.
+
+        A request that was alone in the steps that ended workers, too often, is failed.
+        """
+        guilty = self.scheduler.note_loss(worker_id)
+        lost = self.scheduler.remove_worker(worker_id)
+        for each in guilty:
+            times, lone = counted(each.num_losses, "time"), each.num_lone_losses
+            last = f"last {lone}" if lone > 1 else "last"
+            self._fail_alone(each.group, f"its steps ended the worker {times}, the {last} alone: {reason}")
+        return lost
+
+    def _fail_alone(self, group: SequenceGroup, error: str) -> None:
+        request = self._request_of.get(group)
+        log.error("request isolated", request_id=request.request_id if request else None, reason=error)
+        if request is None:
+            self._computations.fail(group, error)
+        else:
+            self.end(request, pb.REQUEST_STATE_FAILED, error)
 
     def _end_if_due(self, sequence: Sequence, token_id: int, *, is_valid: bool) -> None:
         request, sample = self._request_of[sequence.group], self._sample_of[sequence.seq_id]
@@ -421,6 +440,11 @@ class Engine:
             **_memory_used(request),
             error=request.error or None,
         )
+
+
+def counted(number: int, what: str) -> str:
+    """For people."""
+    return f"{number} {what}s" if number != 1 else f"1 {what}"
 
 
 def withdrawal(number: int) -> journal_pb2.Finish:

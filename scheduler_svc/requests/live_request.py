@@ -76,8 +76,6 @@ class LiveRequest:
     error: str = ""
     outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
-    num_failed_steps: int = 0  # in a row
-    progress_at_failure: int = -1  # at the last of them
     deadline: asyncio.TimerHandle | None = None
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
     pending_beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)  # not yet settled
@@ -115,13 +113,6 @@ class LiveRequest:
             return pb.REQUEST_STATE_PAUSED
         running = any(each.status is SequenceStatus.RUNNING for each in self.group.sequences)
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
-
-    def count_failed_step(self) -> int:
-        """How many steps with this request have failed since it last came on."""
-        progress = self.beams.num_steps if self.beams else sum(each.num_tokens for each in self.samples)
-        self.num_failed_steps = self.num_failed_steps + 1 if progress == self.progress_at_failure else 1
-        self.progress_at_failure = progress
-        return self.num_failed_steps
 
     def make_hypotheses_samples(self, ended_by: pb.SampleFinish | None) -> None:
         """The search is over: its hypotheses are the samples.

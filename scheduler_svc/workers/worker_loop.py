@@ -16,16 +16,19 @@ from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.workers.step_builder import build_step
 from scheduler_svc.workers.step_costs import StepCosts
+from scheduler_svc.workers.step_expectations import StepExpectations
 from scheduler_svc.workers.worker_link import WorkerLink
 
 log = structlog.get_logger()
 
 AVERAGE_WEIGHT = 0.05  # of the newest value in a moving average
 
-# A step that takes longer than both hangs. A first step may compile kernels, and the first long prompt takes a slow
-# device minutes where decoding took milliseconds: who is given up too early is never done.
-HUNG_AFTER_S = 120.0
-HUNG_AFTER_STEPS = 20  # average ones
+# A step hangs that takes longer than both: so long at least, and so many times what is expected of it.
+HUNG_AFTER_S = 5.0
+HUNG_AFTER_TIMES = 20
+# Where nothing comparable was measured: a first step may compile kernels, and the first long prompt takes a slow device
+# minutes where decoding took milliseconds. Who is given up too early is never done.
+HUNG_AFTER_UNKNOWN_S = 120.0
 
 
 class SupersededError(FailedPreconditionError):
@@ -59,6 +62,7 @@ class WorkerLoop:
         self.link = link
         self.times = StepTimes()
         self.costs = StepCosts()
+        self._expectations = StepExpectations()
         self._engine = engine
         self._scheduler = engine.scheduler
         self._epoch = epoch
@@ -70,8 +74,19 @@ class WorkerLoop:
 
     def is_hung(self, now_s: float) -> bool:
         """Whether the step being executed takes so long that it will never end."""
-        limit_s = max(HUNG_AFTER_S, HUNG_AFTER_STEPS * self.times.exec_ns / 1e9)
-        return bool(self._in_flight) and now_s - self._executing_since_ns / 1e9 > limit_s
+        if not self._in_flight or self.link.results:
+            return False
+        taken_s = now_s - self._executing_since_ns / 1e9
+        if taken_s <= HUNG_AFTER_S:
+            return False
+        expected_s = self._expectations.expected_s(self._in_flight[0])
+        if expected_s is None:
+            return taken_s > max(HUNG_AFTER_UNKNOWN_S, HUNG_AFTER_TIMES * self.times.exec_ns / 1e9)
+        return taken_s > HUNG_AFTER_TIMES * expected_s
+
+    def excuse(self, pause_s: float) -> None:
+        """For so long this process did not run, and could hear of no result."""
+        self._executing_since_ns += int(pause_s * 1e9)
 
     async def run(self) -> str:
         """Returns why the link broke. Raises SupersededError if a newer scheduler leads this worker."""
@@ -140,6 +155,7 @@ class WorkerLoop:
         except Exception:
             self._in_flight.appendleft(plan)  # for `_blame`: what cannot be taken is in this one
             raise
+        self._expectations.learn(plan, result.exec_ns / 1e9)
         costs = self.costs.learn(plan, result)
         if costs is not None:
             self._scheduler.note_costs(
@@ -164,9 +180,8 @@ class WorkerLoop:
         self._refused.clear()
         self._scheduler.rollback(self.worker_id)
         if result.status in (StepStatus.FAILED, StepStatus.INVALID):
-            self._engine.note_failed_step(plan, result.error)
+            self._engine.note_failed_step([plan], result.error)
 
     def _blame(self, error: Exception) -> None:
         """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
-        for plan in list(self._in_flight):
-            self._engine.note_failed_step(plan, f"{type(error).__name__} in the scheduler")
+        self._engine.note_failed_step(list(self._in_flight), f"{type(error).__name__} in the scheduler")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from common.errors import FailedPreconditionError, QuireError, UnavailableError
+from common.errors import FailedPreconditionError, NotFoundError, QuireError, UnavailableError
 from protos import cluster_pb2, worker_pb2
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
@@ -23,7 +24,7 @@ from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
 log = structlog.get_logger()
 
 LEASE_MS = 6000
-WATCH_EVERY_S = 1.0
+WATCH_EVERY_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Member:
     task: "asyncio.Task[None] | None" = None
     loop: WorkerLoop | None = None  # while it is being driven
     block_size: int = 0
+    is_leaving: bool = False  # by itself: when it hangs up nothing is wrong
+    given_up: str | None = None  # why
     seen_s: float
 
 
@@ -74,6 +77,9 @@ class Workers:
         member = self.members.get(request.worker_id)
         if member is not None and member.incarnation == request.incarnation:
             member.seen_s = time.monotonic()
+            if request.draining and not member.is_leaving:
+                member.is_leaving = True
+                self._settle_drain(member, is_draining=True)
             return
         if member is not None and member.loop is not None:
             raise FailedPreconditionError(
@@ -93,6 +99,32 @@ class Workers:
         )
         self.members[request.worker_id] = member
         member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")
+
+    def drain(self, worker_id: str, *, undo: bool) -> int:
+        """Takes a worker out of service, or back into it. Returns how many sequences are still there.
+
+        Raises NotFoundError if it is not here, FailedPreconditionError to take back one that leaves by itself.
+        """
+        member = self.members.get(worker_id)
+        if member is None or member.loop is None:
+            raise NotFoundError(f"no worker {worker_id!r} is here")
+        if undo and member.is_leaving:
+            raise FailedPreconditionError(f"worker {worker_id!r} was told to end: start it again")
+        self._settle_drain(member, is_draining=not undo)
+        return self._engine.scheduler.num_sequences_on(worker_id)
+
+    def _settle_drain(self, member: Member, *, is_draining: bool) -> None:
+        if member.loop is None:
+            return  # it is not in the scheduler yet
+        if is_draining:
+            self._engine.scheduler.drain(member.worker_id)
+        else:
+            self._engine.scheduler.undo_drain(member.worker_id)
+        num_left = self._engine.scheduler.num_sequences_on(member.worker_id)
+        log.info(
+            "worker drains" if is_draining else "worker serves", worker_id=member.worker_id, num_sequences=num_left
+        )
+        self._engine.wake_workers()
 
     async def close(self) -> None:
         """Hangs up on everyone, for good."""
@@ -117,6 +149,8 @@ class Workers:
             if late_s > WATCH_EVERY_S:  # it was we who did not run, and could not hear anyone
                 for member in self.members.values():
                     member.seen_s += late_s
+                    if member.loop is not None:
+                        member.loop.excuse(late_s)
             self.give_up_silent(now_s)
             self._memory_log.note(now_s, self._engine.scheduler)
 
@@ -131,6 +165,7 @@ class Workers:
             else:
                 continue
             if member.task is not None and member.task.cancel():
+                member.given_up = reason
                 log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=reason)
 
     def _check_model(self, worker_id: str, fingerprint: str) -> None:
@@ -157,7 +192,10 @@ class Workers:
             self._add_to_scheduler(member, description)
             self._admission.serve(model)
             reason = await self._run_loop(member, description.model.fingerprint)
-            log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
+            if member.is_leaving:
+                log.info("worker left", worker_id=worker_id, address=member.address)
+            else:
+                log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
         except SupersededError as error:
             self._on_fatal(error)
         except (QuireError, ValueError) as error:
@@ -192,22 +230,35 @@ class Workers:
             num_host_blocks=pool.num_host_blocks,
             device=description.device,
         )
+        if member.is_leaving:
+            self._settle_drain(member, is_draining=True)
 
     async def _run_loop(self, member: Member, fingerprint: str) -> str:
         assert member.loop is not None
+        lost_by: str | None = None
         try:
             self._prefixes.worker_came(member.worker_id, block_size=member.block_size, fingerprint=fingerprint)
             self._on_change(True)
             self._engine.wake_workers()
-            return await member.loop.run()
+            lost_by = await member.loop.run()
+            return lost_by
+        except (QuireError, ValueError) as error:
+            lost_by = str(error)
+            raise
         finally:
             member.loop = None
-            moved = self._engine.scheduler.remove_worker(member.worker_id)
+            moved = self._remove_from_scheduler(member, lost_by or member.given_up)
             if moved:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
             self._prefixes.worker_went(member.worker_id)
             self._on_change(bool(self.driven))
             self._engine.wake_workers()
+
+    def _remove_from_scheduler(self, member: Member, lost_by: str | None) -> list[Sequence]:
+        """Without a reason its steps have nothing to do with it: it was told to end, or the fault is our own."""
+        if lost_by is None or member.is_leaving:
+            return self._engine.scheduler.remove_worker(member.worker_id)
+        return self._engine.lose_worker(member.worker_id, lost_by)
 
 
 def _check_identity(member: Member, description: worker_pb2.DescribeResponse) -> None:

@@ -132,3 +132,34 @@ def test_a_worker_of_another_model_is_refused(site: Site, tmp_path: Path) -> Non
     with start_worker(site.address, "--worker-id", "other", *WORKER, model=other) as worker:
         line = worker.wait_for("not registered")
         assert "another model" in str(line)
+
+
+def test_what_runs_on_a_worker_that_drains_moves_and_it_gets_nothing_new(
+    site: Site, prompts: list[list[int]], reference: GreedyReference
+) -> None:
+    site.start_worker("first")
+    site.start_worker("second")
+    site.scheduler.wait_for("worker ready", 2)
+
+    def fault() -> None:
+        with quire.Client(site.address) as client:
+            client.drain_worker("first")
+            drained, other = sorted(client.stats().workers, key=lambda worker: worker.worker_id)
+            assert (drained.draining, drained.num_running, other.draining) == (True, 0, False)
+
+    asyncio.run(run_with_fault(site.address, prompts, reference, fault))
+    assert not any(line["event"] == "worker lost" for line in site.scheduler.lines)
+
+
+def test_a_worker_that_is_told_to_end_hands_its_sequences_over_first(
+    site: Site, prompts: list[list[int]], reference: GreedyReference
+) -> None:
+    first, _second = site.start_worker("first"), site.start_worker("second")
+    site.scheduler.wait_for("worker ready", 2)
+
+    def fault() -> None:
+        assert first.stop() == 0
+        assert site.scheduler.wait_for("worker left")["worker_id"] == "first"
+
+    asyncio.run(run_with_fault(site.address, prompts, reference, fault))
+    assert not any(line["event"] == "worker lost" for line in site.scheduler.lines)

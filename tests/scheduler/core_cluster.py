@@ -5,6 +5,7 @@ Every sequence's output is compared with that of an unconstrained run.
 
 from collections import deque
 
+from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import WorkerStats
@@ -35,6 +36,7 @@ class Cluster:
         self.scheduler = Scheduler(config)
         self.workers: dict[str, FakeWorker] = {}
         self.in_flight: dict[str, deque[EncodedStep]] = {}
+        self.plans: dict[str, deque[StepPlan]] = {}  # beside in_flight
         self.sequences: list[Sequence] = []
         self.num_plans = 0
         self.now_s = 0.0
@@ -61,10 +63,12 @@ class Cluster:
         )
         self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots, num_host_blocks)
         self.in_flight[worker_id] = deque()
+        self.plans[worker_id] = deque()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         del self.workers[worker_id]
         del self.in_flight[worker_id]
+        del self.plans[worker_id]
         return self.scheduler.remove_worker(worker_id)
 
     def remove_all_memory(self, worker_id: str, *, num_blocks: int) -> list[Sequence]:
@@ -138,7 +142,9 @@ class Cluster:
         if plan is not None:
             self.num_plans += 1
             assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
+            assert len({sequence.group.cohort for sequence in plan.sequences}) == 1, "suspects and others in one step"
             self.in_flight[worker_id].append(encode(plan))
+            self.plans[worker_id].append(plan)
             beams = [plan.sequences[row] for row in plan.candidate_rows]
             self.candidate_sequences[worker_id, plan.step_id] = beams
         return plan
@@ -146,6 +152,7 @@ class Cluster:
     def complete(self, worker_id: str = "w") -> list[Sequence]:
         """Execute the oldest step in flight, apply its result. Returns the sequences that got a token."""
         step = self.in_flight[worker_id].popleft()
+        plan = self.plans[worker_id].popleft()
         tokens = self.workers[worker_id].execute(step)
         appended = self.scheduler.apply(worker_id, step.step_id, tokens)
         for sequence, token_id in appended:
@@ -153,6 +160,7 @@ class Cluster:
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
         self.search_on(worker_id, step.step_id)
+        self.scheduler.note_executed(plan)
         return [sequence for sequence, _ in appended]
 
     def search_on(self, worker_id: str, step_id: int) -> None:
@@ -189,7 +197,25 @@ class Cluster:
         if self.in_flight[worker_id]:
             self.workers[worker_id].scramble(self.in_flight[worker_id][0])
         self.in_flight[worker_id].clear()
+        self.plans[worker_id].clear()
         self.scheduler.rollback(worker_id)
+
+    def blame_step(self, worker_id: str = "w") -> list[SequenceGroup]:
+        """The same, and those in it are under suspicion. Returns who is failed for it."""
+        failed = self.plans[worker_id][0]
+        self.fail_steps(worker_id)
+        return self._end(self.scheduler.note_failed_step([failed]))
+
+    def lose_worker(self, worker_id: str = "w") -> list[SequenceGroup]:
+        """The worker dies. Returns who is failed for it."""
+        verdicts = self.scheduler.note_loss(worker_id)
+        self.remove_worker(worker_id)
+        return self._end(verdicts)
+
+    def _end(self, verdicts: list[Verdict]) -> list[SequenceGroup]:
+        for verdict in verdicts:
+            self.scheduler.finish_group(verdict.group)
+        return [verdict.group for verdict in verdicts]
 
     def stats(self, worker_id: str = "w") -> WorkerStats:
         (stats,) = [w for w in self.scheduler.stats().workers if w.worker_id == worker_id]

@@ -8,7 +8,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos import worker_pb2
-from scheduler_svc.requests.engine import MAX_FAILED_STEPS
+from scheduler_svc.core.isolation import MAX_FAILED_STEPS
 from scheduler_svc.requests.pinned_prefix import PinnedPrefix
 from tests.scheduler.journal_setup import until
 from tests.scheduler.pinning import (

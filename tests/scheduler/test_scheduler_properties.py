@@ -196,6 +196,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail_steps(self, data: Any) -> None:
         self.cluster.fail_steps(data.draw(st.sampled_from(self.busy())))
 
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def blame_steps(self, data: Any) -> None:
+        self.cluster.blame_step(data.draw(st.sampled_from(self.busy())))
+
+    @precondition(lambda self: len(self.cluster.workers) > 1)
+    @rule(data=st.data())
+    def lose_worker(self, data: Any) -> None:
+        self.cluster.lose_worker(data.draw(st.sampled_from(sorted(self.cluster.workers))))
+
+    @precondition(lambda self: self.cluster.workers)
+    @rule(data=st.data(), undo=st.booleans())
+    def drain(self, data: Any, undo: bool) -> None:
+        worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
+        change = self.cluster.scheduler.undo_drain if undo else self.cluster.scheduler.drain
+        change(worker_id)
+        change(worker_id)
+
     @precondition(lambda self: self.cluster.workers)
     @rule(data=st.data())
     def ask_for_a_snapshot(self, data: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos import worker_pb2
-from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, SupersededError
+from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, HUNG_AFTER_UNKNOWN_S, SupersededError
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
@@ -179,11 +179,9 @@ async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_wo
     hung.may_answer.clear()
     running = asyncio.create_task(site.run(counting(10)))
     await until(lambda: bool(hung.steps))
-    for later_s, is_there in ((HUNG_AFTER_S - 1, True), (HUNG_AFTER_S + 1, False)):
-        now_s = time.monotonic() + later_s
-        site.workers.members["hung"].seen_s = now_s  # it still registers
-        site.workers.give_up_silent(now_s)
-        await asyncio.sleep(0)
+    # No step of it was ever measured.
+    for later_s, is_there in ((HUNG_AFTER_UNKNOWN_S - 1, True), (HUNG_AFTER_UNKNOWN_S + 1, False)):
+        await look_later(site, "hung", later_s)
         assert bool(site.workers.driven) is is_there
     await until(lambda: not site.workers.members)
     await site.add_worker("other")
@@ -191,12 +189,52 @@ async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_wo
     await site.idle()
 
 
+async def look_later(site: Site, worker_id: str, later_s: float) -> None:
+    """As if so much time had passed, in which the worker still registered."""
+    now_s = time.monotonic() + later_s
+    site.workers.members[worker_id].seen_s = now_s
+    site.workers.give_up_silent(now_s)
+    await asyncio.sleep(0)
+
+
+async def test_a_step_like_those_before_hangs_after_seconds_and_late_answers_change_nothing(site: Site) -> None:
+    hung = await site.add_worker("hung")
+    hung.silence_after(20)
+    running = asyncio.create_task(site.run(counting(10, 40)))
+    await until(lambda: len(hung.steps) == 22)  # the pipeline is full
+    await look_later(site, "hung", HUNG_AFTER_S - 2)
+    assert len(site.workers.driven) == 1
+    await look_later(site, "hung", HUNG_AFTER_S + 1)
+    await until(lambda: not site.workers.members)
+    other = await site.add_worker("other")
+    other.silence_after(3)
+    await until(lambda: len(other.steps) == 5)
+    hung.speak_again()
+    other.speak_again()
+    assert tokens_in(await running) == list(range(11, 51))
+    assert site.engine.output_tokens == 40
+    await site.idle()
+
+
+async def test_time_in_which_the_scheduler_did_not_run_hangs_nobody(site: Site) -> None:
+    worker = await site.add_worker()
+    worker.silence_after(20)
+    running = asyncio.create_task(site.run(counting(10, 40)))
+    await until(lambda: len(worker.steps) == 22)
+    loop = site.workers.driven[0].loop
+    assert loop is not None and loop.is_hung(time.monotonic() + 100)
+    loop.excuse(100.0)
+    assert not loop.is_hung(time.monotonic() + 100)
+    worker.speak_again()
+    assert tokens_in(await running) == list(range(11, 51))
+
+
 async def test_an_idle_worker_hangs_in_no_step(site: Site) -> None:
     await site.add_worker()
     assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
     await site.idle()
     loop = site.workers.driven[0].loop
-    assert loop is not None and not loop.is_hung(time.monotonic() + 10 * HUNG_AFTER_S)
+    assert loop is not None and not loop.is_hung(time.monotonic() + 10 * HUNG_AFTER_UNKNOWN_S)
 
 
 async def test_a_worker_that_follows_a_newer_scheduler_ends_this_one(site: Site) -> None:

@@ -27,6 +27,8 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         self.lease_ms = 60
         self.requests: asyncio.Queue[pb.RegisterRequest] = asyncio.Queue()
         self.refusals = 0
+        self.num_running = 0  # there, as DrainWorker says; one less each time
+        self.drained: list[pb.DrainWorkerRequest] = []
         self.server = GrpcServer(["quire.v1.Cluster"], CLUSTER_MESSAGE_BYTES)
         cluster_pb2_grpc.add_ClusterServicer_to_server(self, self.server.grpc)
 
@@ -44,6 +46,17 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
             self.refusals -= 1
             raise FailedPreconditionError("another live worker has this worker_id")
         return pb.RegisterResponse(lease_ms=self.lease_ms, epoch=self.epoch)
+
+    async def DrainWorker(
+        self,
+        request: pb.DrainWorkerRequest,
+        context: grpc.aio.ServicerContext[pb.DrainWorkerRequest, pb.DrainWorkerResponse],
+    ) -> pb.DrainWorkerResponse:
+        self.drained.append(request)
+        if not self.num_running:
+            return pb.DrainWorkerResponse()
+        self.num_running -= 1
+        return pb.DrainWorkerResponse(num_running=self.num_running)
 
 
 @pytest.fixture
@@ -89,15 +102,40 @@ async def test_a_refused_worker_keeps_trying_and_says_why_once(registration: tup
     assert [line["reason"] for line in refused] == ["another live worker has this worker_id"]
 
 
-async def test_a_leaving_worker_says_so(registration: tuple[str, Registration]) -> None:
+async def test_a_leaving_worker_says_so_and_waits_until_nothing_is_left_there(
+    registration: tuple[str, Registration],
+) -> None:
     address, worker = registration
     scheduler = Scheduler()
+    scheduler.num_running = 4
     await scheduler.start(address)
     await scheduler.requests.get()
-    await worker.say_draining()
+    await worker.leave(30.0)
+    assert scheduler.drained == [pb.DrainWorkerRequest(worker_id="w1")] * 4
     while not (await scheduler.requests.get()).draining:
         pass
+    for _ in range(3):  # its lease goes on
+        assert (await scheduler.requests.get()).draining
     await scheduler.server.stop(0)
+
+
+async def test_a_leaving_worker_does_not_wait_for_ever(registration: tuple[str, Registration]) -> None:
+    address, worker = registration
+    scheduler = Scheduler()
+    scheduler.num_running = 10_000
+    await scheduler.start(address)
+    await scheduler.requests.get()
+    with structlog.testing.capture_logs() as logs:
+        await worker.leave(0.2)
+    assert any("not drained in time" in line["event"] for line in logs)
+    await scheduler.server.stop(0)
+
+
+async def test_a_leaving_worker_that_has_no_scheduler_leaves_at_once(registration: tuple[str, Registration]) -> None:
+    _, worker = registration
+    with structlog.testing.capture_logs() as logs:
+        await worker.leave(30.0)
+    assert any(line["event"] == "scheduler not told of draining" for line in logs)
 
 
 class Standby(Scheduler):

@@ -1,0 +1,49 @@
+"""`quire workers`: who serves, and taking a worker out of service for a while or for good."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import quire
+from quire.cli import options
+from quire.cli.output import errors_explained, out
+from quire.params import DEFAULT_ADDRESS
+
+workers = typer.Typer(help="List the workers, and take them out of service.")
+
+
+@workers.callback(invoke_without_command=True)
+def show(context: typer.Context, address: options.Address = DEFAULT_ADDRESS) -> None:
+    """List the workers, and take them out of service."""
+    if context.invoked_subcommand is not None:
+        return
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        stats = client.stats()
+    if not stats.workers:
+        out.print("no worker is here")
+        return
+    table = Table(
+        "worker", "address", "running", "blocks", "draining", box=None, padding=(0, 3, 0, 0), header_style="dim"
+    )
+    for each in stats.workers:
+        blocks = f"{each.blocks.used}/{each.blocks.total}"
+        draining = "yes" if each.draining else "no"
+        table.add_row(escape(each.worker_id), escape(each.address), str(each.num_running), blocks, draining)
+    out.print(table)
+
+
+@workers.command()
+def drain(
+    worker_id: Annotated[str, typer.Argument(help="Name of the worker, as the list shows it.", metavar="ID")],
+    address: options.Address = DEFAULT_ADDRESS,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it back into service.")] = False,
+) -> None:
+    """Give a worker nothing new, and move what runs there; it serves again after --undo, or when it is restarted."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        num_running = client.drain_worker(worker_id, undo=undo)
+    if undo:
+        out.print(f"{worker_id}: in service", markup=False)
+    else:
+        out.print(f"{worker_id}: drains, {num_running} sequences are still there", markup=False)

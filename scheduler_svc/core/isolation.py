@@ -1,0 +1,222 @@
+"""Finds the request that makes steps fail or ends workers, so that it is failed alone and nobody else.
+
+Groups in a step that failed are suspects. So are those in flight on a worker that is lost, the second time: most losses
+are nobody's fault. Suspects are tried in cohorts, and a step with a suspect has rows of its cohort alone. A cohort that
+fails is halved; who has come past the place where it happened is cleared; who fails alone for the third time in all is
+guilty.
+
+Trials and everybody else take turns on a worker. A trial begins with nothing in flight, once the others have had as
+many steps as the trial before took, or have nothing to do; it ends when its suspects are cleared, have failed, or can
+do nothing. So neither starves, and what ends a worker in a trial was no one else's step. Suspects that hold nothing on
+any worker are tried on one worker at a time: the others serve.
+
+Pure; it knows nothing of requests, and decides nothing of memory.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scheduler_svc.core.placement import WorkerLimits, may_take
+from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_state import WorkerState
+
+MAX_FAILED_STEPS = 3
+MAX_LOSSES = 3
+NUM_LOSSES_OF_SUSPECTS = 2
+
+
+@dataclass(slots=True)
+class Incidents:
+    """What happened to a group since it last came on."""
+
+    num_failed_steps: int = 0
+    num_losses: int = 0  # of workers
+    num_lone_losses: int = 0  # of those the last ones, in which it was alone
+    marks: dict[Sequence, int] = field(default_factory=dict)  # computed so far, a member is past the place
+
+
+class Verdict(NamedTuple):
+    """A group that must end, and what happened in its steps."""
+
+    group: SequenceGroup
+    num_failed_steps: int
+    num_losses: int
+    num_lone_losses: int
+
+
+class Isolation:
+    """The suspects of all workers. A group is in one cohort at most, and never swapped while it is in one."""
+
+    def __init__(self, waiting: WaitingQueue, limits: WorkerLimits) -> None:
+        self._waiting = waiting
+        self._limits = limits
+        self._incidents: dict[SequenceGroup, Incidents] = {}
+        self._cohorts: dict[Cohort, None] = {}  # in the order of their trials
+
+    def __bool__(self) -> bool:
+        """Whether anybody is under suspicion."""
+        return bool(self._cohorts)
+
+    def note_failed_step(self, plans: Iterable[StepPlan]) -> list[Verdict]:
+        """What these plans were to do failed, and was taken back. The verdict is on a group that failed alone."""
+        groups = self._note(plans)
+        for group in groups:
+            self._incidents[group].num_failed_steps += 1
+        if len(groups) == 1 and self._incidents[groups[0]].num_failed_steps >= MAX_FAILED_STEPS:
+            return [self._verdict(groups[0])]
+        middle = (len(groups) + 1) // 2
+        for half in (groups[:middle], groups[middle:]):
+            self._suspect(half)
+        return []
+
+    def note_loss(self, worker: WorkerState) -> list[Verdict]:
+        """A worker is lost with its steps in flight; it is still known, and what ran there has yet to wait again."""
+        groups = self._note(step.plan for step in worker.in_flight)
+        for group in groups:
+            incidents = self._incidents[group]
+            incidents.num_losses += 1
+            incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(groups) == 1 else 0
+            if incidents.num_lone_losses and incidents.num_losses >= MAX_LOSSES:
+                return [self._verdict(group)]
+            if incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
+                self._suspect([group])
+        return []
+
+    def note_executed(self, plan: StepPlan) -> None:
+        """Clears who has come past the place where something happened."""
+        if not self._incidents:
+            return
+        for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
+            incidents = self._incidents.get(sequence.group)
+            if incidents is None or position + num_tokens < incidents.marks.get(sequence, 0):
+                continue
+            incidents.marks.pop(sequence, None)
+            if not any(member.is_live for member in incidents.marks):
+                self._clear(sequence.group)
+
+    def forget(self, group: SequenceGroup) -> None:
+        """It has ended."""
+        if self._incidents.pop(group, None) is not None:
+            self._leave_cohort(group)
+
+    def note_pause(self, group: SequenceGroup) -> None:
+        """It is paused: no trial waits for it."""
+        self._leave_cohort(group)
+
+    def note_resumption(self, group: SequenceGroup) -> None:
+        """It is not paused any more. Who was under suspicion still is, in a cohort of its own."""
+        incidents = self._incidents.get(group)
+        if incidents is not None and (incidents.num_failed_steps or incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS):
+            self._suspect([group])
+
+    def take_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
+        """Settles whose the next plan of a worker is. False: there is none before its pipeline has drained."""
+        if worker.trial is not None:
+            if worker.trial.groups:
+                return True
+            self._end_trial(worker)
+        if not self._cohorts or worker.num_steps_between < worker.num_trial_steps:
+            return True
+        cohort = self._next_cohort(worker, workers)
+        if cohort is not None and worker.in_flight:
+            return False
+        if cohort is not None:
+            self._begin_trial(worker, workers, cohort)
+        return True
+
+    def pass_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
+        """Those whose turn it is have nothing to do. Returns whether it is somebody else's now."""
+        if worker.in_flight:
+            return False
+        if worker.trial is not None:
+            self._end_trial(worker)
+            return True
+        cohort = self._next_cohort(worker, workers) if self._cohorts else None
+        if cohort is not None:
+            self._begin_trial(worker, workers, cohort)
+        return cohort is not None
+
+    def check(self) -> None:
+        """Assert that suspects and cohorts know each other."""
+        for cohort in self._cohorts:
+            places = {group.worker_id for group in cohort.groups}
+            assert len(places - {None}) <= 1, "a cohort is on two workers"
+            assert places, "a cohort of nobody"
+            for group in cohort.groups:
+                assert group.cohort is cohort and not group.is_finished and group in self._incidents
+                assert group.swap_step is None, "a suspect is swapped"
+
+    def _note(self, plans: Iterable[StepPlan]) -> list[SequenceGroup]:
+        """Marks where they are. Returns the groups in these plans, each once."""
+        groups: dict[SequenceGroup, None] = {}
+        for plan in plans:
+            for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
+                if sequence.group.is_finished:
+                    continue
+                groups[sequence.group] = None
+                marks = self._incidents.setdefault(sequence.group, Incidents()).marks
+                marks[sequence] = max(position + num_tokens, marks.get(sequence, 0))
+        return list(groups)
+
+    def _verdict(self, group: SequenceGroup) -> Verdict:
+        incidents = self._incidents[group]
+        return Verdict(group, incidents.num_failed_steps, incidents.num_losses, incidents.num_lone_losses)
+
+    def _suspect(self, groups: list[SequenceGroup]) -> None:
+        """They are a cohort of their own from now on; who is paused will be once it goes on."""
+        groups = [group for group in groups if not group.is_paused]
+        if not groups:
+            return
+        cohort = Cohort()
+        for group in groups:
+            self._leave_cohort(group)
+            group.cohort = cohort
+            cohort.groups[group] = None
+            self._waiting.set_apart(group)
+        self._cohorts[cohort] = None
+
+    def _clear(self, group: SequenceGroup) -> None:
+        del self._incidents[group]
+        self._leave_cohort(group)
+        self._waiting.rejoin(group)
+
+    def _leave_cohort(self, group: SequenceGroup) -> None:
+        cohort, group.cohort = group.cohort, None
+        if cohort is not None:
+            del cohort.groups[group]
+            if not cohort.groups:
+                del self._cohorts[cohort]
+
+    def _next_cohort(self, worker: WorkerState, workers: Collection[WorkerState]) -> Cohort | None:
+        is_one_tried = any(other is not worker and _is_trying(other) for other in workers)
+        for cohort in self._cohorts:
+            places = {group.worker_id for group in cohort.groups if group.worker_id is not None}
+            if places == {worker.worker_id}:
+                return cohort
+            if places or is_one_tried:
+                continue
+            if any(may_take(worker, group, workers, self._limits) for group in cohort.groups):
+                return cohort
+        return None
+
+    def _begin_trial(self, worker: WorkerState, workers: Iterable[WorkerState], cohort: Cohort) -> None:
+        for other in workers:
+            if other.trial is cohort:  # and has nobody of it
+                self._end_trial(other)
+        worker.trial = cohort
+        worker.num_trial_steps = 0
+
+    def _end_trial(self, worker: WorkerState) -> None:
+        cohort, worker.trial = worker.trial, None
+        worker.num_steps_between = 0
+        if cohort in self._cohorts:
+            del self._cohorts[cohort]
+            self._cohorts[cohort] = None  # the others have theirs first
+
+
+def _is_trying(worker: WorkerState) -> bool:
+    """Whether one under suspicion is there, and has the turn."""
+    return worker.trial is not None and any(group.worker_id == worker.worker_id for group in worker.trial.groups)

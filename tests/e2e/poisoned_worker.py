@@ -1,0 +1,65 @@
+"""A worker whose process is killed by one prompt: the real one, with a runner around its own that dies of POISON.
+
+For tests: `python -m tests.e2e.poisoned_worker` takes the arguments of `python -m worker_svc`.
+"""
+
+import os
+import signal
+import sys
+
+import uvloop
+
+import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+from common.log import set_up_logging
+from common.settings import settings_or_exit
+from common.step import Step, StepResult
+from worker_svc.engine import Engine
+from worker_svc.loading import load_engine
+from worker_svc.service import ServiceOptions, serve
+from worker_svc.settings import WorkerSettings
+from worker_svc.step_runner import PendingStep, StepRunner
+
+POISON = [5, 9, 5, 11, 5, 13]  # so that no model says it by chance
+
+
+class PoisonedRunner:
+    """Dies in a step that is to compute a sequence with POISON in it."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+
+    def launch(self, step: Step) -> StepResult | PendingStep:
+        rows = set(step.rows)
+        for slot in step.whole:
+            if slot.slot in rows and contains(list(slot.token_ids), POISON):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._runner.launch(step)
+
+
+def contains(token_ids: list[int], part: list[int]) -> bool:
+    """Whether it is in there, one beside the other."""
+    return any(token_ids[i : i + len(part)] == part for i in range(len(token_ids)))
+
+
+def load_poisoned(settings: WorkerSettings) -> Engine:
+    engine = load_engine(settings)
+    return Engine(PoisonedRunner(engine.runner), engine.description)
+
+
+def main() -> None:
+    """Entry point."""
+    settings = settings_or_exit("worker", WorkerSettings, sys.argv[1:])
+    set_up_logging("worker", settings.log_level)
+    options = ServiceOptions(
+        listen=settings.listen,
+        advertise=settings.advertise,
+        scheduler=settings.scheduler,
+        worker_id=settings.worker_id,
+        parent_pipe_fd=settings.parent_pipe_fd,
+        drain_timeout_s=settings.drain_timeout_s,
+    )
+    uvloop.run(serve(options, lambda: load_poisoned(settings)))
+
+
+if __name__ == "__main__":
+    main()

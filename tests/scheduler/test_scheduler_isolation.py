@@ -1,0 +1,241 @@
+"""Requests that make steps fail or end workers are found and fail alone. Blocks hold 4 tokens."""
+
+import random
+from collections import deque
+from math import ceil, log2
+
+import pytest
+
+from scheduler_svc.core.isolation import MAX_FAILED_STEPS, MAX_LOSSES
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step_plan import StepPlan
+from tests.scheduler.core_cluster import Cluster
+
+Poison = dict[SequenceGroup, int]  # the position at which it shows its effect, in whichever of its members
+
+
+class SickCluster:
+    """Workers whose steps fail, or which die, when they compute a certain position of a certain group."""
+
+    def __init__(self, *workers: str, depth: int = 2, budget: int = 64, num_blocks: int = 300) -> None:
+        config = SchedulerConfig(max_num_batched_tokens=budget, pipeline_depth=depth, watermark=0.0, max_num_seqs=64)
+        self.cluster = Cluster(config)
+        self.num_blocks = num_blocks
+        self.poison: Poison = {}
+        self.failed: list[SequenceGroup] = []
+        self.num_incidents = 0
+        self.num_steps: dict[str, int] = dict.fromkeys(workers, 0)
+        for worker_id in workers:
+            self.add_worker(worker_id)
+
+    def add_worker(self, worker_id: str) -> None:
+        self.cluster.add_worker(worker_id, num_blocks=self.num_blocks, num_host_blocks=16)
+
+    def is_poisoned(self, plan: StepPlan) -> bool:
+        return any(
+            position <= self.poison.get(sequence.group, -1) < position + num_tokens
+            for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True)
+        )
+
+    def lose(self, worker_id: str) -> None:
+        """It dies, and is back at once, empty."""
+        self.num_incidents += 1
+        self.failed += self.cluster.lose_worker(worker_id)
+        self.add_worker(worker_id)
+
+    def go_on(self, worker_id: str, *, kills: bool) -> bool:
+        """Fills the pipeline of a worker, and executes its oldest step. False: nothing to do."""
+        while self.cluster.start(worker_id) is not None:
+            self.cluster.scheduler.check()
+        plans: deque[StepPlan] = self.cluster.plans[worker_id]
+        if not plans:
+            return False
+        self.num_steps[worker_id] += 1
+        if not self.is_poisoned(plans[0]):
+            self.cluster.complete(worker_id)
+        elif kills:
+            self.lose(worker_id)
+        else:
+            self.num_incidents += 1
+            self.failed += self.cluster.blame_step(worker_id)
+        self.cluster.scheduler.check()
+        return True
+
+    def run(self, *, kills: bool) -> None:
+        """To the end, round robin."""
+        while any(not sequence.is_finished for sequence in self.cluster.sequences):
+            moved = [self.go_on(worker_id, kills=kills) for worker_id in self.num_steps]
+            assert any(moved), "nobody moves"
+        for worker_id in self.num_steps:
+            while self.go_on(worker_id, kills=kills):
+                pass
+
+    def assert_only_the_poisoned_failed(self) -> None:
+        assert set(self.failed) == set(self.poison) and len(self.failed) == len(self.poison)
+        for sequence in self.cluster.sequences:
+            if sequence.group not in self.poison and not sequence.group.awaits_host:
+                assert sequence.num_output_tokens == sequence.max_tokens
+        self.cluster.assert_outputs_are_unconstrained()
+        self.cluster.assert_idle_and_unleaked()
+
+
+def add_mixed(site: SickCluster, num_groups: int, max_tokens: int = 25) -> list[SequenceGroup]:
+    """Short and long prompts, samples and searches; each has more than 30 positions."""
+    groups = []
+    for number in range(num_groups):
+        prompt = [number + 1, *range(1, 12)] if number % 3 else [number + 1] * 40
+        num_sequences = (1, 3, 1, 2)[number % 4]
+        is_beam = number % 4 == 3
+        groups.append(site.cluster.add_group(prompt, num_sequences, max_tokens, is_beam=is_beam))
+    return groups
+
+
+@pytest.mark.parametrize("position", [0, 9, 12, 30])
+@pytest.mark.parametrize("num_groups", [1, 2, 9])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_raises_fails_the_one_that_makes_it_raise(num_groups: int, position: int, depth: int) -> None:
+    site = SickCluster("a", depth=depth)
+    groups = add_mixed(site, num_groups)
+    site.poison = {groups[num_groups // 2]: position}
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+    assert MAX_FAILED_STEPS <= site.num_incidents <= max(MAX_FAILED_STEPS, 1 + ceil(log2(num_groups)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_that_make_steps_raise_are_told_from_the_others(seed: int) -> None:
+    rng = random.Random(seed)
+    site = SickCluster("a", "b", num_blocks=60, budget=rng.choice([16, 64]))
+    groups = add_mixed(site, 20)
+    site.poison = {group: rng.randrange(30) for group in rng.sample(groups, 4)}
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+    assert site.num_incidents <= 4 * (MAX_FAILED_STEPS + ceil(log2(20)))
+
+
+@pytest.mark.parametrize("workers", ["a", "ab"])
+@pytest.mark.parametrize("position", [0, 9, 12, 30])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3])
+def test_one_that_ends_workers_ends_three_and_fails_alone(kind: int, position: int, workers: str) -> None:
+    site = SickCluster(*workers, num_blocks=100, budget=24)
+    groups = add_mixed(site, 20)
+    site.poison = {groups[8 + kind]: position}
+    site.run(kills=True)
+    site.assert_only_the_poisoned_failed()
+    assert site.num_incidents == MAX_LOSSES
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_that_die_again_and_again_fail_nobody(seed: int) -> None:
+    """Each in its turn dies as soon as the other has computed again what it took over, and gone on a little."""
+    rng = random.Random(seed)
+    site = SickCluster("a", "b", num_blocks=200, budget=128)
+    add_mixed(site, 12, max_tokens=60)
+    while any(not sequence.is_finished for sequence in site.cluster.sequences):
+        for worker_id in "ab":
+            for _ in range(rng.randrange(9, 15)):
+                site.go_on("a", kills=False)
+                site.go_on("b", kills=False)
+            site.lose(worker_id)
+    assert site.failed == [] and site.num_incidents >= 4
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_the_first_loss_of_a_worker_puts_nobody_apart() -> None:
+    site = SickCluster("a")
+    groups = add_mixed(site, 6)
+    for _ in range(4):
+        site.go_on("a", kills=False)
+    site.cluster.start("a")
+    site.lose("a")
+    assert all(group.cohort is None for group in groups)
+
+
+def test_who_came_on_between_two_losses_is_not_suspected() -> None:
+    site = SickCluster("a", depth=1)
+    group = site.cluster.add([1, 2, 3], 20).group
+    for comes_on, is_suspect in ((True, False), (True, False), (False, True)):
+        for _ in range(3 if comes_on else 0):
+            site.go_on("a", kills=False)
+        assert site.cluster.start("a") is not None
+        site.lose("a")
+        assert (group.cohort is not None) is is_suspect
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_a_worker_serves_all_others_while_suspects_are_tried_on_another() -> None:
+    site = SickCluster("a", "b", depth=1)
+    suspect = site.cluster.add([1] * 100, 20)
+    for _ in range(2):
+        site.cluster.start("a")
+        site.lose("a")
+    others = [site.cluster.add([2, 3, number + 1], 10) for number in range(5)]
+    assert site.go_on("a", kills=False) and suspect.worker_id == "a"
+    assert site.cluster.start("b") is not None
+    assert [each.worker_id for each in others] == ["b"] * 5
+
+
+def test_suspects_and_others_take_turns_on_a_worker() -> None:
+    site = SickCluster("a", depth=1, budget=32)
+    groups = [site.cluster.add([number + 1] * 20, 30).group for number in range(6)]
+    while not all(sequence.num_output_tokens > 2 for sequence in site.cluster.sequences):
+        site.go_on("a", kills=False)
+    for _ in range(2):
+        assert site.cluster.start("a") is not None
+        site.lose("a")
+    suspects = [group for group in groups if group.cohort is not None]
+    innocents = [group for group in groups if group.cohort is None]
+    assert len(suspects) >= 2 and len(innocents) >= 2
+    turns = []
+    while any(group.cohort is not None for group in suspects):
+        plan = site.cluster.start("a")
+        assert plan is not None
+        turns.append({sequence.group for sequence in plan.sequences})
+        site.cluster.complete("a")
+    trials = [turn for turn in turns if turn <= set(suspects) and len(turn) == 1]
+    assert len(trials) >= len(suspects) and len(turns) - len(trials) >= len(suspects) - 1
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_suspects_get_room_from_those_who_have_no_part_in_their_trial() -> None:
+    site = SickCluster("a", depth=1, num_blocks=20)
+    suspect = site.cluster.add([1] * 40, 30, priority=1)  # 18 blocks at its longest
+    for _ in range(2):
+        site.cluster.start("a")
+        site.lose("a")
+    first = site.cluster.add([2] * 30, 20)
+    second = site.cluster.add([3] * 30, 20)
+    assert suspect.group.cohort is not None
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+    assert first.num_preemptions + second.num_preemptions > 0
+
+
+def test_suspects_of_a_failed_step_that_lose_their_worker_are_tried_elsewhere() -> None:
+    site = SickCluster("a", "b")
+    groups = add_mixed(site, 8)
+    site.cluster.start("a")
+    site.failed += site.cluster.blame_step("a")
+    assert any(group.cohort is not None for group in groups)
+    site.cluster.lose_worker("a")
+    del site.num_steps["a"]
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+    assert all(group.cohort is None for group in groups)
+
+
+def test_a_suspect_that_is_cancelled_is_forgotten() -> None:
+    site = SickCluster("a")
+    groups = add_mixed(site, 4)
+    site.cluster.start("a")
+    site.cluster.blame_step("a")
+    for group in groups[:2]:
+        site.cluster.scheduler.finish_group(group)
+    site.cluster.scheduler.check()
+    site.run(kills=False)
+    assert site.failed == []
+    site.cluster.assert_idle_and_unleaked()
