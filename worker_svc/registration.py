@@ -95,6 +95,7 @@ class Registration:
         self._is_draining = True
         door = next((door for door in self._doors.values() if door.epoch), next(iter(self._doors.values()), None))
         if door is None:
+            log.warning("scheduler not told of draining", reason="none was looked for yet")
             return
         try:
             async with asyncio.timeout(patience_s):

@@ -90,7 +90,7 @@ async def _until_end(
     keeping = asyncio.create_task(registration.keep())
     await end.wait()
     await _set_serving(server, False)
-    await registration.leave(options.drain_timeout_s)
+    await registration.leave(drain_timeout_s)
     keeping.cancel()
     await registration.close()
 
