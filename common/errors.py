@@ -12,6 +12,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "quire"
+_LEADER = "leader"  # in the metadata of an ErrorInfo
 
 
 class QuireError(Exception):
@@ -71,6 +72,16 @@ class FailedPreconditionError(QuireError):
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "FAILED_PRECONDITION"
+
+
+class NotLeaderError(FailedPreconditionError):
+    """Another scheduler leads, or none does just now; `leader` is its address, if it is known."""
+
+    reason = "NOT_LEADER"
+
+    def __init__(self, message: str, leader: str | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
 
 
 class RetryableError(QuireError):
@@ -148,7 +159,10 @@ _BY_CODE: dict[int, type[QuireError]] = {
 
 def to_status(error: QuireError) -> status_pb2.Status:
     """The error as google.rpc.Status with its details."""
-    details = [_any(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    if isinstance(error, NotLeaderError) and error.leader is not None:
+        info.metadata[_LEADER] = error.leader
+    details = [_any(info)]
     if isinstance(error, InvalidRequestError) and error.violations:
         violations = [
             error_details_pb2.BadRequest.FieldViolation(field=each.field, description=each.description)
@@ -169,7 +183,17 @@ def from_status(status: status_pb2.Status) -> QuireError:
         return kind(status.message, _violations(status))
     if issubclass(kind, RetryableError):
         return kind(status.message, _retry_after_s(status))
+    if kind is FailedPreconditionError and (info := _info(status)).reason == NotLeaderError.reason:
+        return NotLeaderError(status.message, info.metadata.get(_LEADER))
     return kind(status.message)
+
+
+def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        if detail.Unpack(info):
+            break
+    return info
 
 
 def _violations(status: status_pb2.Status) -> list[FieldViolation]:

@@ -2,7 +2,7 @@
 
 import grpc
 
-from common.errors import RequestFailedError, UnavailableError
+from common.errors import NotLeaderError, RequestFailedError, UnavailableError
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before, we name ours
 
@@ -12,6 +12,11 @@ def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> Unavailable
     details = (error.details() if error is not None else None) or "it closed the connection"
     why = details.rpartition(_BEFORE_THE_REASON)[2]
     return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
+
+
+def leaderless(address: str, error: NotLeaderError) -> UnavailableError:
+    """Says that servers answer, and that none of them leads."""
+    return UnavailableError(f"no Quire server at {address} leads at the moment ({error.message}); come back soon")
 
 
 def lost(request_id: str, num_tokens: int) -> RequestFailedError:

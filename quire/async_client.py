@@ -11,7 +11,8 @@ from typing import Unpack
 from common.errors import NotFoundError, UnavailableError
 from protos import cluster_pb2
 from protos import inference_pb2 as pb
-from quire.connection import INFERENCE_SERVICE, Connection, check_address
+from quire.address import check_address
+from quire.connection import INFERENCE_SERVICE, Connection
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -44,7 +45,9 @@ PIN_TIMEOUT_S = 120.0  # a prefix is computed as a prompt is, behind what is bef
 
 
 class AsyncClient:
-    """A client of one Quire server. Connects at the first call; use it within one event loop.
+    """A client of one Quire deployment. Connects at the first call; use it within one event loop.
+
+    The address may be several with commas between, or a name that has several: the client finds which server leads.
 
     What a call raises is a `quire.QuireError`: its class says what kind of thing went wrong, its message what to
     do about it. TypeError and ValueError are for what no server would have to be asked.

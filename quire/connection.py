@@ -1,23 +1,30 @@
-"""A client's channel to its server: made in the running loop at first use, with calls that retry what may pass.
+"""A client's way to its servers: made in the running loop at first use, with calls that retry what may pass.
 
 Knows addresses, statuses and deadlines of calls; nothing of requests.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.errors import NotFoundError, QuireError, RequestExpiredError, RetryableError, UnavailableError
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
+from common.errors import (
+    NotFoundError,
+    NotLeaderError,
+    QuireError,
+    RequestExpiredError,
+    RetryableError,
+    UnavailableError,
+)
+from common.rpc import error_of
 from protos import cluster_pb2_grpc, inference_pb2_grpc
-from quire.absence import unreachable
+from quire.absence import leaderless, unreachable
 from quire.params import ClientOptions
 from quire.results import Health
+from quire.servers import Servers
 from quire.session import Session
 
 INFERENCE_SERVICE = "quire.v1.Inference"
@@ -25,21 +32,7 @@ JOURNAL_SERVICE = "quire.v1.Journal"  # by health alone: NOT_SERVING while the j
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 0.5
 
-_HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
-_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
-_LOOPBACK = ("127.", "localhost:", "[::1]:", "unix")
-
 Response = TypeVar("Response")
-
-
-def check_address(address: str) -> str:
-    """The address, if it can be one. Raises ValueError if it is neither host:port nor a gRPC target."""
-    if address.startswith(_SCHEMES):
-        return address
-    match = _HOST_AND_PORT.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise ValueError(f"{address!r} is not an address; write host:port, such as 127.0.0.1:7847")
-    return address
 
 
 class Connection:
@@ -48,24 +41,21 @@ class Connection:
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._address = address
         self._options = options
-        channel_args: list[tuple[str, Any]] = list(channel_options(PUBLIC_MESSAGE_BYTES))
-        if address.startswith(_LOOPBACK):  # a proxy of the environment cannot reach this machine's loopback
-            channel_args.append(("grpc.enable_http_proxy", 0))
-        self._channel = grpc.aio.insecure_channel(address, options=channel_args)
-        self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
-        self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-        self.session = Session(self.inference, address, options)
+        self._servers = Servers(address)
+        channel = self._servers.channel
+        self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
+        self.session = Session(self.inference, self._servers, address, options)
 
     async def close(self) -> None:
-        """Ends the session, then the channel."""
+        """Ends the session, then the channels."""
         await self.session.close()
-        await self._channel.close()
+        await self._servers.close()
 
     async def call(
         self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float | None = None
     ) -> Response:
-        """Makes one idempotent call; tries again what is refused for now, and what finds no server at first.
+        """Makes one idempotent call; tries again what is refused for now, and what finds no server that leads at first.
 
         Args:
             method: of a stub.
@@ -78,27 +68,46 @@ class Connection:
         backoff_s = FIRST_BACKOFF_S
         num_refusals = 0
         while True:
+            await self._servers.find()
             try:
                 return await method(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._error_of(rpc_error)
-                refused = bool(rpc_error.trailing_metadata())
-                delay_s = backoff_s
+                was_reached = bool(rpc_error.trailing_metadata())
+                leader_is_known = self._servers.failed(error, was_reached=was_reached)
+                delay_s = FIRST_BACKOFF_S if leader_is_known else backoff_s
+                refused = was_reached and isinstance(error, RetryableError)
                 if refused and isinstance(error, RetryableError):
                     num_refusals += 1
                     delay_s = error.retry_after_s
                 late = loop.time() + delay_s - started_s > self._options.connect_timeout_s
                 give_up = num_refusals > self._options.retries if refused else late
-                if give_up or not isinstance(error, RetryableError):
+                if isinstance(error, NotLeaderError) and give_up:
+                    raise leaderless(self._address, error) from rpc_error
+                if give_up or not isinstance(error, RetryableError | NotLeaderError):
                     raise error from rpc_error
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             await asyncio.sleep(delay_s)
 
     async def health(self, service: str) -> Health:
-        """Asks once, with no retry. Raises UnavailableError if nothing answers, NotFoundError on an unknown name."""
+        """Asks every server once: one that serves is enough.
+
+        Raises UnavailableError if nothing answers, NotFoundError on an unknown name.
+        """
+        await self._servers.find()
+        asked = (self._health_at(channel, service) for channel in self._servers.all_channels)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for wanted in (Health.SERVING, Health.NOT_SERVING, Health.UNKNOWN):
+            if wanted in answers:
+                return wanted
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        raise next((error for error in errors if isinstance(error, NotFoundError)), errors[0])
+
+    async def _health_at(self, channel: grpc.aio.Channel, service: str) -> Health:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            answer = await self._health.Check(request, timeout=self._options.connect_timeout_s)
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(request, timeout=self._options.connect_timeout_s)
         except grpc.aio.AioRpcError as rpc_error:
             error = self._error_of(rpc_error)
             if isinstance(error, NotFoundError):

@@ -14,6 +14,7 @@ import grpc
 
 from common.errors import (
     NotFoundError,
+    NotLeaderError,
     QuireError,
     RequestCancelledError,
     RequestExpiredError,
@@ -22,15 +23,14 @@ from common.errors import (
 from common.rpc import error_of
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from quire.absence import lost, unreachable
+from quire.absence import leaderless, lost, unreachable
 from quire.open_request import OpenRequest
+from quire.pace import SETTLED_S, Pace
 from quire.params import ClientOptions
+from quire.servers import Servers
 from quire.session_entry import Entry
 from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
 
-FIRST_BACKOFF_S = 0.05
-LAST_BACKOFF_S = 1.0
-SETTLED_S = 3.0  # a stream that lived longer than this was no attempt but a connection
 DEADLINE_SLACK_S = 1.0  # the server says itself that a deadline passed; this long after it we say so
 CLOSE_S = 0.5
 
@@ -48,8 +48,11 @@ FATAL_CODES = frozenset(
 class Session:
     """The one stream of a client. Belongs to the event loop it was made in."""
 
-    def __init__(self, stub: "inference_pb2_grpc.InferenceAsyncStub", address: str, options: ClientOptions) -> None:
+    def __init__(
+        self, stub: "inference_pb2_grpc.InferenceAsyncStub", servers: Servers, address: str, options: ClientOptions
+    ) -> None:
         self._stub = stub
+        self._servers = servers
         self._address = address
         self._options = options
         self._loop = asyncio.get_running_loop()
@@ -59,6 +62,7 @@ class Session:
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] | None = None  # None: no stream
         self._task: asyncio.Task[None] | None = None
         self._was_reached = False
+        self._pace = Pace(self._loop.time())
         self._is_closing = False
 
     def open(self, entry: Entry) -> None:
@@ -132,20 +136,23 @@ class Session:
 
     async def _keep_open(self) -> None:
         """Keeps a stream open as long as there are requests, or until it breaks without any."""
-        backoff_s = FIRST_BACKOFF_S
         while self._entries and not self._is_closing:
             started_s = self._loop.time()
             error = await self._converse()
             if self._is_closing:
                 return
-            lived_s = self._loop.time() - started_s
+            now_s = self._loop.time()
+            lived_s = now_s - started_s
             for entry in list(self._entries.values()):
                 self._lose(entry, error, lived_s)
-            backoff_s = FIRST_BACKOFF_S if lived_s > SETTLED_S else min(2 * backoff_s, LAST_BACKOFF_S)
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            leader_is_known = error is not None and self._servers.failed(
+                error_of(error), was_reached=bool(error.trailing_metadata())
+            )
+            await asyncio.sleep(self._pace.pause_s(now_s, lived_s=lived_s, leader_is_known=leader_is_known))
 
     async def _converse(self) -> grpc.aio.AioRpcError | None:
         """Carries all requests over one stream until it ends. Returns why it did; None: the server closed it."""
+        await self._servers.find()
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._outgoing = outgoing
         for entry in list(self._entries.values()):
@@ -155,6 +162,7 @@ class Session:
         try:
             async for response in call:
                 self._was_reached = True
+                self._pace.note_reached(self._loop.time())
                 for event in response.events:
                     self._dispatch(event)
         except grpc.aio.AioRpcError as error:
@@ -270,7 +278,13 @@ class Session:
         options = self._options
         limit_s = options.reconnect_timeout_s if self._was_reached else options.connect_timeout_s
         if now_s - entry.unreachable_since_s >= limit_s:
-            self._give_up(entry, unreachable(self._address, error))
+            reason = error_of(error) if error is not None else None
+            self._give_up(
+                entry,
+                leaderless(self._address, reason)
+                if isinstance(reason, NotLeaderError)
+                else unreachable(self._address, error),
+            )
 
     def _expire(self, entry: Entry) -> None:
         """The deadline passed and the server did not say so."""

@@ -5,12 +5,14 @@ import socket
 import sys
 import uuid
 from collections.abc import Collection, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import structlog
 import uvloop
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+from common.address import advertised_address
 from common.log import set_up_logging
 from common.process import ending, refuse_to_start
 from common.rpc import PUBLIC_MESSAGE_BYTES
@@ -19,13 +21,18 @@ from common.settings import settings_or_exit, to_toml
 from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
+from scheduler_svc.api.leader_gate import LeaderGate
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.journal.open_store import open_store
+from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.open_store import open_leases, open_store, open_tail
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, Store, StoreError
+from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.lease_keeper import LeaseKeeper
+from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
@@ -61,30 +68,53 @@ def main() -> None:
 
 async def serve(settings: SchedulerSettings) -> None:
     """Serves until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
+    if settings.standby:
+        open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     store = await open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
+    leases = open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
     try:
-        await _serve_with(store, settings)
+        await _serve_with(store, leases, settings)
     finally:
+        await leases.close()
         await store.close()
 
 
-async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
+async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings) -> None:
     end = ending(settings.parent_pipe_fd)
+    gate = LeaderGate((INFERENCE, CLUSTER))
     server = GrpcServer(
         (INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=settings.slow_reader_timeout_s
     )
+    server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)
-    journal = Journal(
-        store,
-        leader_id=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
-        restate_entries=settings.restate_entries,
-    )
+    me = Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise))
+    hot = None
+    if settings.standby:
+        hot = HotJournal(
+            open_tail(settings.store, deployment=settings.deployment), store, record_ttl_s=settings.record_ttl_s
+        )
+        standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=gate.note_leader)
+        await server.start()
+        await server.set_serving("", True)
+        log.info("listening", address=address, store=store.kind, standby=True)
+        if not await _before(end, standby.wait()):
+            await hot.close()
+            await server.stop(0)
+            log.info("scheduler ended")
+            return
+    journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
     epoch = await journal.open()
+    lease = LeaseKeeper(leases, replace(me, epoch=epoch), lease_ms=settings.lease_ms)
+    keeping_lease = asyncio.create_task(lease.keep())
     records = Records(store, ttl_s=settings.record_ttl_s)
     engine = Engine(Scheduler(_scheduler_config(settings)), journal, records, delivery=settings.delivery)
     readers = Readers(engine, grace_s=settings.disconnect_grace_s, may_be_ahead=settings.delivery == "relaxed")
     recovery = Recovery(engine, readers, model_patience_s=settings.model_patience_s)
-    await recovery.read(store, settings.record_ttl_s)
+    if hot is None:
+        await recovery.read(store, settings.record_ttl_s)
+    else:
+        await recovery.read(store, settings.record_ttl_s, await hot.begun(epoch))
+        await hot.close()
     admission = Admission(engine, _admission_limits(settings), readers, recovery)
     keeper = PrefixKeeper(engine, admission.keeps_its_word)
     if settings.prefix_cache:
@@ -114,9 +144,11 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
     )
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
     inference = InferenceServicer(admission, prefixes, stats)
-    inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), server.grpc)
-    await server.start()
+    inference_pb2_grpc.add_InferenceServicer_to_server(inference, gate.services)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), gate.services)
+    gate.open()
+    if hot is None:
+        await server.start()
     for ready in ("", CLUSTER, JOURNAL):
         await server.set_serving(ready, True)
     journal.health.on_change = lambda degraded: announce(JOURNAL, not degraded)
@@ -124,25 +156,54 @@ async def _serve_with(store: Store, settings: SchedulerSettings) -> None:
         log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
     if settings.delivery == "relaxed":
         log.warning("relaxed delivery: clients may see output that a later scheduler has to compute again")
-    log.info("listening", address=address, store=store.kind, durability=store.durability, epoch=epoch)
+    event = "listening" if hot is None else "leading"
+    log.info(event, address=address, store=store.kind, durability=store.durability, epoch=epoch)
     running = [asyncio.create_task(each) for each in (journal.run(), records.run(), workers.watch())]
+    running.append(keeping_lease)
+    successors: list[str] = []
+    is_drained = False
     try:
         await _unless_failed(end.wait(), (fatal, *running))
         await server.set_serving(INFERENCE, False)
         keeper.close()
-        await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
+        successors = await lease.standbys()
+        if successors:
+            log.info("handing over", live=len(engine.live), to=successors)
+            gate.close(successors[0])
+        else:
+            await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
+            is_drained = True
     finally:
         admission.closed = admission.readers.closed = True
         keeper.close()
         await recovery.close()
         await workers.close()
-        await server.stop(1.0)
+        if successors and await journal.hand_over():
+            log.info("handed over", epoch=epoch)
         await journal.close()
+        await lease.release()
+        if not is_drained:  # else they end by themselves
+            gate.end_streams()
+        await server.stop(1.0)
         await records.close()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)  # what went wrong first is raised already
         log.info("scheduler ended")
+
+
+async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+    """Does the work. False, and it is given up, if the end comes first."""
+    task, ending_ = asyncio.create_task(work), asyncio.create_task(end.wait())
+    try:
+        await asyncio.wait([task, ending_], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        for each in (task, ending_):
+            each.cancel()
+        await asyncio.gather(task, ending_, return_exceptions=True)
 
 
 async def _unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:

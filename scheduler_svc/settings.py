@@ -18,6 +18,16 @@ class SchedulerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="QUIRE_SCHEDULER_")
 
     listen: str = Field("127.0.0.1:7847", description="address to serve on, host:port; port 0 takes any free one")
+    advertise: str | None = Field(
+        None, description="host or host:port at which clients and workers reach this scheduler; told by its standbys"
+    )
+    standby: bool = Field(
+        False,
+        description="wait while another scheduler leads, and lead when it is gone; without, lead at once in its place",
+    )
+    lease_ms: int = Field(
+        1500, ge=100, description="how long a leader that says nothing is believed to lead; the same for all schedulers"
+    )
     store: str = Field("memory", description="where the journal lives: redis://, rediss://, unix:// or memory")
     store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
     delivery: Delivery = Field(

@@ -64,6 +64,10 @@ class StepExecutor:
         await self.submit(step, deliver, may_repeat=True)
         return await future
 
+    def follow(self, epoch: int) -> None:
+        """Executes no step of an earlier epoch any more, but for what is queued already."""
+        self._thread.submit(lambda: self._fence.follow(epoch))
+
     async def drain(self) -> None:
         """Waits until everything queued so far is answered."""
         await self._thread.call(lambda: None)

@@ -1,21 +1,28 @@
-"""Tells the scheduler that this worker is there, over and over: that is its lease.
+"""Tells the scheduler that leads that this worker is there, over and over: that is its lease.
 
-Whoever starts first waits for the other, so the order of starting never matters. It logs changes, not attempts.
+It knocks at every address that it was given or told of, at each in a task of its own, so that one that does not answer
+holds up no other. Whoever starts first waits for the other. It logs changes, not attempts.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
 import structlog
 
+from common.address import resolve, split_addresses
+from common.errors import NotLeaderError, QuireError
 from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
 from protos import cluster_pb2 as pb
 from protos import cluster_pb2_grpc
 
 _ATTEMPT_TIMEOUT_S = 2.0
-_RETRY_S = 0.5
+_KNOCK_S = 0.1  # between attempts at each address while nobody leads this worker
+_WATCH_S = 0.5  # and while somebody does, at the addresses of the others: one of them may follow
 _SHORTEST_PAUSE_S = 0.05
+_RESOLVE_S = 2.0  # between two looks at which addresses the names stand for
 _LOOK_EVERY_S = 0.05
 
 log = structlog.get_logger()
@@ -31,22 +38,54 @@ class WorkerIdentity:
     model_fingerprint: str
 
 
-class Registration:
-    """The lease of one worker with one scheduler."""
+class _Door:
+    """One address, and the task that knocks there."""
 
-    def __init__(self, scheduler: str, identity: WorkerIdentity) -> None:
-        self._scheduler = scheduler
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
+        self.stub: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self.channel)
+        self.task: asyncio.Task[None] | None = None
+        self.epoch = 0  # of the leader behind it; 0: none
+        self.pause_s = _KNOCK_S
+
+
+class Registration:
+    """The lease of one worker with whoever leads. `on_epoch` is told each higher epoch."""
+
+    def __init__(
+        self, schedulers: str, identity: WorkerIdentity, on_epoch: Callable[[int], None] = lambda epoch: None
+    ) -> None:
+        """`schedulers` are addresses, with commas between."""
+        self._given = split_addresses(schedulers)
         self._identity = identity
-        self._channel = grpc.aio.insecure_channel(scheduler, options=channel_options(CLUSTER_MESSAGE_BYTES))
-        self._stub = cluster_pb2_grpc.ClusterStub(self._channel)
+        self._on_epoch = on_epoch
+        self._doors: dict[str, _Door] = {}
+        self._resolved: list[str] = []
+        self._hint: str | None = None  # where the leader was said to be
+        self._epoch = 0  # the highest that a leader answered with
+        self._knock_now = asyncio.Event()
         self._state = ""  # as last logged
         self._is_draining = False
 
     async def keep(self) -> None:
         """Registers every third of the lease, until cancelled."""
-        while True:
-            pause_s = await self._renew()
-            await asyncio.sleep(pause_s)
+        try:
+            while True:
+                self._resolved = await resolve(self._given)
+                await self._set_doors()
+                await asyncio.sleep(_RESOLVE_S)
+        finally:
+            for door in self._doors.values():
+                if door.task is not None:
+                    door.task.cancel()
+
+    def knock(self) -> None:
+        """Asks everywhere at once: whoever led this worker has gone, or seems to have."""
+        for door in self._doors.values():
+            door.epoch = 0
+        self._knock_now.set()
+        self._knock_now = asyncio.Event()
 
     async def leave(self, patience_s: float) -> None:
         """Tells the scheduler that this worker will end, and waits until nothing is left here, while that may be.
@@ -54,10 +93,14 @@ class Registration:
         The lease is to be kept meanwhile. Where no scheduler answers there is nothing to wait for.
         """
         self._is_draining = True
+        door = next((door for door in self._doors.values() if door.epoch), next(iter(self._doors.values()), None))
+        if door is None:
+            log.warning("scheduler not told of draining", reason="none was looked for yet")
+            return
         try:
             async with asyncio.timeout(patience_s):
-                await self._register()
-                while num_running := await self._ask_for_rest():
+                await self._register(door)
+                while num_running := await self._ask_for_rest(door):
                     if self._state != "draining":
                         log.info("draining", num_running=num_running)
                         self._state = "draining"
@@ -69,25 +112,66 @@ class Registration:
             log.warning("not drained in time: what runs here is computed again elsewhere")
 
     async def close(self) -> None:
-        await self._channel.close()
+        await asyncio.gather(*(door.channel.close() for door in self._doors.values()))
 
-    async def _renew(self) -> float:
-        """One sign of life; gives the seconds until the next."""
+    @property
+    def _has_leader(self) -> bool:
+        return any(door.epoch for door in self._doors.values())
+
+    async def _set_doors(self) -> None:
+        """Knocks where the names lead to now, and where the leader was said to be."""
+        wanted = dict.fromkeys([*self._resolved, *([self._hint] if self._hint is not None else [])])
+        for address in wanted:
+            if address not in self._doors:
+                door = self._doors[address] = _Door(address)
+                door.task = asyncio.create_task(self._knock_at(door), name=f"register at {address}")
+        for address in [each for each in self._doors if each not in wanted and not self._doors[each].epoch]:
+            door = self._doors.pop(address)
+            if door.task is not None:
+                door.task.cancel()
+            await door.channel.close()
+
+    async def _knock_at(self, door: _Door) -> None:
+        while True:
+            await self._renew(door)
+            pause_s = door.pause_s if door.epoch else _WATCH_S if self._has_leader else _KNOCK_S
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._knock_now.wait(), pause_s)
+
+    async def _renew(self, door: _Door) -> None:
+        """One sign of life."""
         try:
-            response = await self._register()
+            response = await self._register(door)
         except grpc.aio.AioRpcError as error:
-            reason = error_of(error)
-            self._note("not registered", refused=error.code().name, reason=reason.message)
-            return _RETRY_S
-        self._note("registered", epoch=response.epoch)
-        return max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
+            door.epoch = 0
+            await self._refused(error.code().name, error_of(error))
+            return
+        door.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
+        others = [other for other in self._doors.values() if other is not door]
+        if response.epoch < max((other.epoch for other in others), default=0):
+            return  # it has been followed, and does not know it yet
+        for other in others:
+            other.epoch = 0
+        door.epoch = response.epoch
+        if response.epoch > self._epoch:
+            self._epoch = response.epoch
+            self._on_epoch(response.epoch)
+        self._note("registered", scheduler=door.address, epoch=response.epoch)
 
-    async def _ask_for_rest(self) -> int:
+    async def _refused(self, code: str, reason: QuireError) -> None:
+        if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._hint):
+            self._hint = reason.leader
+            await self._set_doors()
+        knows_where = isinstance(reason, NotLeaderError) and reason.leader is not None
+        if not self._has_leader and not knows_where:
+            self._note("not registered", refused=code, reason=reason.message)
+
+    async def _ask_for_rest(self, door: _Door) -> int:
         """Sequences that are still here."""
         request = pb.DrainWorkerRequest(worker_id=self._identity.worker_id)
-        return (await self._stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S)).num_running
+        return (await door.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S)).num_running
 
-    async def _register(self) -> pb.RegisterResponse:
+    async def _register(self, door: _Door) -> pb.RegisterResponse:
         identity = self._identity
         request = pb.RegisterRequest(
             worker_id=identity.worker_id,
@@ -96,15 +180,15 @@ class Registration:
             model_fingerprint=identity.model_fingerprint,
             draining=self._is_draining,
         )
-        return await self._stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
+        return await door.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
 
-    def _note(self, event: str, *, refused: str = "", epoch: int = 0, reason: str = "") -> None:
-        """Logs a change; the wording of a refusal may vary from attempt to attempt."""
-        state = f"{event} {refused} {epoch}"
+    def _note(self, event: str, *, scheduler: str = "", refused: str = "", epoch: int = 0, reason: str = "") -> None:
+        """Logs a change; the wording of a refusal, and who of several refuses, may vary from attempt to attempt."""
+        state = f"{event} {scheduler} {refused if len(self._doors) == 1 else ''} {epoch}"
         if state == self._state:
             return
         self._state = state
         if refused:
-            log.warning(event, scheduler=self._scheduler, status=refused, reason=reason)
+            log.warning(event, schedulers=self._given, status=refused, reason=reason)
         else:
-            log.info(event, scheduler=self._scheduler, worker_id=self._identity.worker_id, epoch=epoch)
+            log.info(event, scheduler=scheduler, worker_id=self._identity.worker_id, epoch=epoch)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.address import advertised_address
 from common.process import ending
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
-from worker_svc.address import advertised_address
 from worker_svc.engine import Engine
 from worker_svc.executor import StepExecutor
 from worker_svc.registration import Registration, WorkerIdentity
@@ -65,7 +65,11 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
             address=advertised_address(bound, options.advertise),
             model_fingerprint=engine.description.model.fingerprint,
         )
-        await _until_end(end, server, options, identity)
+        registration = None
+        if options.scheduler is not None:
+            registration = Registration(options.scheduler, identity, executor.follow)
+            servicer.on_left = registration.knock
+        await _until_end(end, server, registration, options.drain_timeout_s)
         await servicer.drain()
         await executor.close()
         await thread.close()
@@ -75,17 +79,18 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         log.info("worker ended")
 
 
-async def _until_end(end: asyncio.Event, server: GrpcServer, options: ServiceOptions, identity: WorkerIdentity) -> None:
+async def _until_end(
+    end: asyncio.Event, server: GrpcServer, registration: Registration | None, drain_timeout_s: float
+) -> None:
     """Keeps the lease until the end, then says that it is one, and waits a while for what runs here to move."""
-    if options.scheduler is None:
+    if registration is None:
         await end.wait()
         await _set_serving(server, False)
         return
-    registration = Registration(options.scheduler, identity)
     keeping = asyncio.create_task(registration.keep())
     await end.wait()
     await _set_serving(server, False)
-    await registration.leave(options.drain_timeout_s)
+    await registration.leave(drain_timeout_s)
     keeping.cancel()
     await registration.close()
 

@@ -4,7 +4,7 @@ It decides one thing: which of several streams is the scheduler's. While the mod
 call with UNAVAILABLE.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def __init__(self, worker_id: str, incarnation: str) -> None:
         self._worker_id = worker_id
         self.incarnation = incarnation
+        self.on_left: Callable[[], None] = lambda: None  # when a scheduler's stream ends that was the current one
         self._worker: LoadedWorker | None = None
         self._draining = False
         self._streams: set[SchedulerStream] = set()  # all that are open
@@ -89,6 +90,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._streams.remove(stream)
             if self._current is stream:
                 self._current = None
+                self.on_left()
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
         return result_to_pb(await self._accepting().executor.answer(decode(request)))

@@ -16,7 +16,11 @@ class WorkerSettings(Settings):
 
     model: str = Field(description="folder of a Hugging Face checkpoint, or its id on the hub")
     model_name: str | None = Field(None, description="name under which it is served; absent: as given by --model")
-    scheduler: str | None = Field(None, description="host:port to register with; absent: serve without")
+    scheduler: str | None = Field(
+        None,
+        description="host:port to register with, or several with commas between, of which one leads; a name stands for "
+        "all of its addresses; absent: serve without",
+    )
     listen: str = Field("127.0.0.1:0", description="address to serve on, host:port; port 0 takes any free one")
     advertise: str | None = Field(None, description="host or host:port at which the scheduler reaches this worker")
     worker_id: str | None = Field(

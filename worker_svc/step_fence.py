@@ -10,6 +10,12 @@ class StepFence:
         self.epoch = 0
         self._next_step_id: int | None = None
 
+    def follow(self, epoch: int) -> None:
+        """Steps of earlier epochs are refused from now on: their leader has been followed by another."""
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self._next_step_id = None
+
     def refusal(self, step: Step) -> StepResult | None:
         """The answer to a step that must not be executed; None if it may be. Notes a higher epoch."""
         if step.epoch < self.epoch:
@@ -19,9 +25,7 @@ class StepFence:
                 status=StepStatus.STALE_EPOCH,
                 error=f"epoch {step.epoch} has been followed by {self.epoch}",
             )
-        if step.epoch > self.epoch:
-            self.epoch = step.epoch
-            self._next_step_id = None
+        self.follow(step.epoch)
         if step.snapshot or step.step_id == self._next_step_id:
             return None
         return StepResult(

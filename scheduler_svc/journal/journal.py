@@ -21,6 +21,7 @@ from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
 from scheduler_svc.journal.needed_entries import NeededEntries, Restate, restating_alone
 from scheduler_svc.journal.store import (
+    JOURNAL_START,
     EntryId,
     FencedError,
     JournalLostError,
@@ -63,6 +64,7 @@ class Journal:
             close_timeout_s: how long `close` waits for what is pending.
         """
         self._store = store
+        self._leader_id = leader_id
         self._writer = JournalWriter(store, leader_id, late_s=late_s)
         self._max_entry_bytes = max_entry_bytes
         self._trimmer = Trimmer(store, trim_every)
@@ -78,6 +80,7 @@ class Journal:
         self._stopped.set()
         self._is_probe_due = False
         self._closing = False
+        self._is_handed_over = False  # the entry that ends the epoch is pending or written: nothing may follow it
         self._ended_by: StoreError | None = None
 
     @property
@@ -119,8 +122,8 @@ class Journal:
         withdraw the admission.
         """
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._ended_by is not None:
-            accepted.set_exception(self._ended_by)
+        if self._ended_by is not None or self._is_handed_over:
+            accepted.set_exception(self._ended_by or StoreUnavailableError("the journal was handed over"))
             return accepted
         entry = self._open_entry()
         bytes_before = entry.num_bytes
@@ -162,7 +165,7 @@ class Journal:
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
         """
-        if self._ended_by is not None:
+        if self._ended_by is not None or self._is_handed_over:
             return
         entry = self._open_entry()
         bytes_before = entry.num_bytes
@@ -201,13 +204,13 @@ class Journal:
         """What was kept is said by this from now on."""
         self._needed.restate_by(sequence, restate)
 
-    async def read(self) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
-        """All entries of earlier leaders, which cannot add to them any more. After `open`, before `run`.
+    async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
+        """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.
 
         Raises DataLossError at one that is damaged, StoreUnavailableError.
         """
         assert self._writer.epoch, "open() comes first"
-        async for entry_id, entry in read_journal(self._store):
+        async for entry_id, entry in read_journal(self._store, from_id):
             if entry_id.epoch >= self._writer.epoch:
                 return
             self._needed.note_read(entry.ByteSize())
@@ -237,7 +240,8 @@ class Journal:
         try:
             while await self._wait_for_pending():
                 self._in_flight = entry = self._pending.popleft()
-                entry.restate(self._needed.restate_due)
+                if not entry.ends_epoch:
+                    entry.restate(self._needed.restate_due)
                 entry_id = await self._write(entry)
                 self._in_flight = None
                 self._acknowledge(entry, entry_id)
@@ -250,6 +254,16 @@ class Journal:
         finally:
             await self._end(reason)
             self._stopped.set()
+
+    async def hand_over(self) -> bool:
+        """As `close`, with a LeaderEnd as the last entry. Returns whether that is durable, and so all before it."""
+        is_durable = asyncio.get_running_loop().create_future()
+        end = PendingEntry()
+        end.set_leader_end(self._leader_id, is_durable)
+        self._pending.append(end)
+        self._is_handed_over = True
+        await self.close()
+        return is_durable.done() and is_durable.exception() is None
 
     async def close(self) -> None:
         """Writes what is pending, for as long as the time limit allows, and ends `run`."""

@@ -103,6 +103,16 @@ class PendingEntry:
         self._entry.pins.extend(changes)
         self.num_bytes += sum(change.ByteSize() for change in changes)
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it is a LeaderEnd, which stands alone."""
+        return self._entry.HasField("leader_end")
+
+    def set_leader_end(self, leader_id: str, is_durable: "asyncio.Future[None]") -> None:
+        """Makes this the entry that ends an epoch; nothing else may be in it."""
+        self._entry.leader_end.leader_id = leader_id
+        self.accepted.append(is_durable)
+
     def restate(self, write: Callable[[pb.JournalEntry], list[Hashable]]) -> None:
         """Lets `write` put in front what is said again; it returns the keys. Once all before this entry is durable."""
         restated = pb.JournalEntry()
@@ -130,14 +140,15 @@ async def read_journal(
     while True:
         page = await store.read_entries(from_id, _READ_ENTRIES)
         for stored in page:
-            yield stored.entry_id, _decode(stored)
+            yield stored.entry_id, decode(stored)
         if len(page) < _READ_ENTRIES:
             return
         last = page[-1].entry_id
         from_id = EntryId(last.epoch, last.seq + 1)
 
 
-def _decode(stored: StoredEntry) -> pb.JournalEntry:
+def decode(stored: StoredEntry) -> pb.JournalEntry:
+    """What an entry says. Raises DataLossError if it is damaged."""
     if stored.payload is None or stored.checksum is None:
         raise DataLossError(f"journal entry {stored.entry_id} has no payload or no checksum")
     if stored.checksum != b"%08x" % crc32(stored.payload):

@@ -5,6 +5,13 @@ keys are written and read by the scheduler alone.
 
     {quire:<deployment>}:epoch     string, an integer. The last leader epoch taken; INCR by a scheduler that starts
                                    to lead, raised by one whose store has lost it. Lives for ever.
+    {quire:<deployment>}:lease     string: `<epoch> <leader_id> <address>` of the scheduler that leads; epoch 0 while it
+                                   is about to. Renewed by it every quarter of its life, which is `lease_ms`; read
+                                   by standbys, which may take it when it is gone. It decides who tries to lead;
+                                   what fences a leader is the journal's ids.
+    {quire:<deployment>}:standbys  sorted set: addresses of standbys, each with the server's time in milliseconds until
+                                   which it counts as present. Written by standbys, read by a leader that is told to
+                                   end.
     {quire:<deployment>}:journal   stream with ids `epoch-seq`; fields: e, a serialised quire.v1.JournalEntry, and
                                    c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
                                    writer, read by recovery. Trimmed up to the oldest admission still needed.
@@ -25,6 +32,8 @@ class Keys:
     """The keys of one deployment."""
 
     epoch: str
+    lease: str
+    standbys: str
     journal: str
     record_prefix: str
 
@@ -34,7 +43,13 @@ class Keys:
         if not _DEPLOYMENT.fullmatch(deployment):
             raise ValueError(f"deployment {deployment!r}: use 1 to 64 letters, digits, dots, underscores and hyphens")
         tag = f"{{quire:{deployment}}}"
-        return cls(epoch=f"{tag}:epoch", journal=f"{tag}:journal", record_prefix=f"{tag}:record:")
+        return cls(
+            epoch=f"{tag}:epoch",
+            lease=f"{tag}:lease",
+            standbys=f"{tag}:standbys",
+            journal=f"{tag}:journal",
+            record_prefix=f"{tag}:record:",
+        )
 
     def record(self, request_id: str) -> str:
         """Key of a request's record."""

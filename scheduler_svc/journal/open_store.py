@@ -1,7 +1,11 @@
 """The one place that picks a store by its URL."""
 
+from scheduler_svc.journal.leases import Leases
+from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_store import RedisStore
+from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
 
 MEMORY_URL = "memory"
@@ -36,3 +40,17 @@ async def open_store(url: str, *, deployment: str = "default", patience_s: float
         await store.close()
         raise
     return store
+
+
+def open_leases(url: str, *, deployment: str, lease_ms: int) -> Leases:
+    """The leases of a store that `open_store` has opened: connects when it is used."""
+    if url == MEMORY_URL:
+        return MemoryLeases()
+    return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
+
+
+def open_tail(url: str, *, deployment: str) -> RedisTail:
+    """The journal of a store that others write as well. Raises StoreConfigurationError if nobody else can."""
+    if url == MEMORY_URL:
+        raise StoreConfigurationError("a standby shares its store with the leader; give --store redis://host:port")
+    return RedisTail(url, deployment=deployment)

@@ -135,7 +135,7 @@ class RedisStore:
 
     async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
         command = pack("XRANGE", self._keys.journal, str(first), "+", "COUNT", limit)
-        return [_stored_entry(*item) for item in await self._side.call(command)]
+        return [stored_entry(*item) for item in await self._side.call(command)]
 
     async def trim(self, oldest: EntryId) -> None:
         await self._side.call(pack("XTRIM", self._keys.journal, "MINID", "~", str(oldest)))
@@ -180,7 +180,7 @@ def _entry_id(name: bytes) -> EntryId:
     return EntryId(int(epoch), int(seq))
 
 
-def _stored_entry(name: bytes, flat_fields: list[Any]) -> StoredEntry:
+def stored_entry(name: bytes, flat_fields: list[Any]) -> StoredEntry:
     fields = dict(zip(flat_fields[::2], flat_fields[1::2], strict=True))
     return StoredEntry(_entry_id(name), fields.get(b"e"), fields.get(b"c"))
 

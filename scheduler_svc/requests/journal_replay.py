@@ -135,6 +135,10 @@ class JournalReplay:
         owners = set(self.owners())
         return [each for each in self.requests.values() if each.finish is None and each not in owners]
 
+    def forget(self, number: int) -> None:
+        """Lets go of a request that nobody will need."""
+        self._drop(number)
+
     def _admit(self, entry_id: EntryId, admission: journal_pb2.Admission) -> None:
         if not admission.model_fingerprint:
             self.num_unreadable += 1

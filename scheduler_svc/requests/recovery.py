@@ -15,7 +15,7 @@ import structlog
 from common.errors import FailedPreconditionError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.journal.store import DataLossError, Store
+from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store
 from scheduler_svc.requests.engine import Engine, withdrawal
 from scheduler_svc.requests.journal_replay import JournaledPin, JournaledRequest, JournalReplay
 from scheduler_svc.requests.readers import Readers
@@ -83,16 +83,17 @@ class Recovery:
         waiting = self._waiting.get(request_id)
         return None if waiting is None else waiting.journaled
 
-    async def read(self, store: Store, record_ttl_s: int) -> None:
+    async def read(self, store: Store, record_ttl_s: int, begun: tuple[JournalReplay, EntryId] | None = None) -> None:
         """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `run`.
 
+        `begun` is what was read of it before, and where the rest begins.
         Raises DataLossError if an entry is damaged, StoreUnavailableError.
         """
         started_s = time.monotonic()
-        replay = JournalReplay()
+        replay, from_id = begun or (JournalReplay(), JOURNAL_START)
         num_entries = 0
         try:
-            async for entry_id, entry in self._engine.journal.read():
+            async for entry_id, entry in self._engine.journal.read(from_id):
                 replay.apply(entry_id, entry)
                 num_entries += 1
                 if num_entries % 64 == 0:

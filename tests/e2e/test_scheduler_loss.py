@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -13,6 +13,7 @@ from quire.params import GenerateParams
 from tests.e2e.beam_searches import Searches, search
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.sampled_reference import Drawing, assert_drawn
+from tests.e2e.watched import Watched, until_more_has_come
 from tests.equality import assert_equal_greedy
 from tests.services import Service, start_scheduler
 from tests.valkey import ValkeyProcess
@@ -51,31 +52,6 @@ class Site(ModelSite):
         self.lives[-1].wait()
 
 
-class Watched:
-    """Reads streams; each position of each sample once, in order; knows how much has come."""
-
-    def __init__(self, client: quire.AsyncClient) -> None:
-        self._client = client
-        self.num_tokens = 0
-
-    async def run(self, prompt: list[int], params: GenerateParams) -> quire.Completion:
-        stream = self._client.stream(prompt, **params)
-        positions: dict[int, int] = {}
-        chunks = [chunk async for chunk in self._checked(stream, positions)]
-        completion = await stream.completion()
-        for sample in completion.samples:  # what was delivered on the way is what there is at the end
-            mine = [chunk for chunk in chunks if chunk.index == sample.index]
-            assert tuple(token for chunk in mine for token in chunk.token_ids) == sample.token_ids
-        return completion
-
-    async def _checked(self, stream: quire.CompletionStream, positions: dict[int, int]) -> AsyncIterator[quire.Chunk]:
-        async for chunk in stream:
-            assert chunk.position == positions.get(chunk.index, 0)
-            positions[chunk.index] = chunk.position + chunk.num_tokens
-            self.num_tokens += chunk.num_tokens
-            yield chunk
-
-
 @pytest.fixture
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
@@ -107,13 +83,3 @@ async def test_thirty_mixed_requests_survive_a_scheduler_that_is_killed_three_ti
         await all_free(client)
     recovered = [life.wait_for("journal read") for life in site.lives[1:]]
     assert all(line["num_live"] for line in recovered), "deaths that came too late mean nothing"
-
-
-async def until_more_has_come(watched: Watched, runs: list["asyncio.Task[quire.Completion]"]) -> None:
-    enough = watched.num_tokens + 300
-    async with asyncio.timeout(60):
-        while watched.num_tokens < enough:
-            await asyncio.sleep(0.01)
-            for run in runs:
-                if run.done():
-                    run.result()

@@ -154,3 +154,15 @@ async def test_an_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(
     with pytest.raises(ZeroDivisionError):
         await harness.thread.call(lambda: 1 // 0)
     assert await harness.thread.call(lambda: 7) == 7
+
+
+async def test_no_step_is_executed_of_an_epoch_that_is_known_to_have_been_followed(harness: Harness) -> None:
+    """The new leader has registered this worker, and sent it no step yet."""
+    assert await harness.status(1, 1, snapshot=True) is StepStatus.OK
+    harness.executor.follow(2)
+    answer = await harness.send(1, 2)
+    assert (answer.status, answer.epoch) == (StepStatus.STALE_EPOCH, 2)
+    assert await harness.status(2, 2) is StepStatus.NEED_SNAPSHOT
+    harness.executor.follow(1)  # heard late
+    assert await harness.status(2, 1, snapshot=True) is StepStatus.OK
+    assert harness.runner.executed == [1, 1]

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 import structlog
 
-from common.errors import FailedPreconditionError
+from common.errors import FailedPreconditionError, NotLeaderError
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from protos import cluster_pb2 as pb
@@ -23,6 +24,7 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
+        self.lease_ms = 60
         self.requests: asyncio.Queue[pb.RegisterRequest] = asyncio.Queue()
         self.refusals = 0
         self.num_running = 0  # there, as DrainWorker says; one less each time
@@ -43,7 +45,7 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         if self.refusals:
             self.refusals -= 1
             raise FailedPreconditionError("another live worker has this worker_id")
-        return pb.RegisterResponse(lease_ms=60, epoch=self.epoch)
+        return pb.RegisterResponse(lease_ms=self.lease_ms, epoch=self.epoch)
 
     async def DrainWorker(
         self,
@@ -134,3 +136,90 @@ async def test_a_leaving_worker_that_has_no_scheduler_leaves_at_once(registratio
     with structlog.testing.capture_logs() as logs:
         await worker.leave(30.0)
     assert any(line["event"] == "scheduler not told of draining" for line in logs)
+
+
+class Standby(Scheduler):
+    """Says who leads, until it leads itself."""
+
+    def __init__(self, leader: str | None) -> None:
+        super().__init__(epoch=2)
+        self.leader = leader
+        self.leads = False
+
+    async def Register(
+        self,
+        request: pb.RegisterRequest,
+        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
+    ) -> pb.RegisterResponse:
+        if not self.leads:
+            self.requests.put_nowait(request)
+            raise NotLeaderError("this scheduler does not lead", self.leader)
+        return await super().Register(request, context)
+
+
+@asynccontextmanager
+async def registered(schedulers: str) -> AsyncIterator[tuple[Registration, list[int]]]:
+    epochs: list[int] = []
+    registration = Registration(schedulers, IDENTITY, epochs.append)
+    keeping = asyncio.create_task(registration.keep())
+    try:
+        yield registration, epochs
+    finally:
+        keeping.cancel()
+        await registration.close()
+
+
+async def test_a_worker_follows_the_lead_from_one_of_its_addresses_to_the_other() -> None:
+    addresses = [free_address(), free_address()]
+    leader, standby = Scheduler(), Standby(addresses[0])
+    await leader.start(addresses[0])
+    await standby.start(addresses[1])
+    async with registered(", ".join(addresses)) as (_, epochs):
+        await leader.requests.get()
+        await standby.requests.get()  # it is asked as well, since it may follow
+        standby.leads = True
+        await leader.server.stop(0)
+        while epochs != [1, 2]:
+            await standby.requests.get()
+    await standby.server.stop(0)
+
+
+async def test_a_worker_goes_where_it_is_told_that_the_leader_is() -> None:
+    leader = Scheduler()
+    address = free_address()
+    await leader.start(address)
+    standby = Standby(address)
+    await standby.start(known := free_address())
+    async with registered(known) as (_, epochs):
+        await leader.requests.get()
+        await leader.requests.get()
+        assert epochs == [1]
+    await asyncio.gather(leader.server.stop(0), standby.server.stop(0))
+
+
+async def test_a_leader_that_was_followed_does_not_win_its_worker_back() -> None:
+    """It was frozen meanwhile, and does not know it yet."""
+    addresses = [free_address(), free_address()]
+    old, new = Scheduler(1), Scheduler(2)
+    await new.start(addresses[1])
+    async with registered(",".join(addresses)) as (_, epochs):
+        await new.requests.get()
+        await new.requests.get()
+        await old.start(addresses[0])
+        await old.requests.get()
+        await old.requests.get()
+        assert epochs == [2]
+    await asyncio.gather(old.server.stop(0), new.server.stop(0))
+
+
+async def test_a_worker_that_is_left_by_its_leader_asks_at_once() -> None:
+    leader = Scheduler()
+    leader.lease_ms = 3_600_000
+    await leader.start(address := free_address())
+    async with registered(address) as (registration, _):
+        await leader.requests.get()
+        async with asyncio.timeout(20):
+            while leader.requests.empty():  # the first answer may still be on its way
+                registration.knock()
+                await asyncio.sleep(0.01)
+    await leader.server.stop(0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from common.address import advertised_address
 from common.settings import parse, to_toml
-from worker_svc.address import advertised_address
 from worker_svc.settings import WorkerSettings
 
 

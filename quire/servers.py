@@ -1,0 +1,144 @@
+"""Which of a deployment's servers to talk to: the one that leads, as far as that is known.
+
+Knows addresses and channels. What a call is for, and whether to make it again, is its maker's business.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import grpc
+
+from common.address import resolve, split_addresses
+from common.errors import NotLeaderError, QuireError
+from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from quire.address import LOOPBACK, SCHEMES
+
+_CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
+_DOWN_S = 3.0  # so long a server that was not reached is tried after the others
+_RESOLVE_S = 1.0  # between two looks at what the names stand for, while none of it leads
+
+
+class Servers:
+    """The addresses of one client and a channel to each that was tried. Belongs to one event loop."""
+
+    def __init__(self, address: str) -> None:
+        """One address, or several with commas between; a host name stands for all of its addresses."""
+        self._given = [address] if address.startswith(SCHEMES) else split_addresses(address)
+        self._known: Sequence[str] = self._given  # what the given ones stand for
+        self._current = self._given[0]
+        self._is_resolved = False
+        self._may_resolve_s = 0.0
+        self._down_until_s: dict[str, float] = {}
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """For stubs: each call goes to the server that is the current one when it is made."""
+        return cast(grpc.aio.Channel, _CurrentChannel(self._current_channel))
+
+    @property
+    def all_channels(self) -> list[grpc.aio.Channel]:
+        """To every server."""
+        return [self._channel_to(address) for address in dict.fromkeys([*self._known, self._current])]
+
+    async def find(self) -> None:
+        """Makes one that can be reached the current one, if there are several. Waits for none that says nothing."""
+        await self._resolve()
+        for _ in self._known if self._has_choice else ():
+            if await _is_ready(self._current_channel()):
+                return
+            self._pass_over()
+
+    def failed(self, error: QuireError, *, was_reached: bool) -> bool:
+        """Says what a call met, so that the next one goes elsewhere if that is better.
+
+        Returns whether it is known where the leader is.
+        """
+        if isinstance(error, NotLeaderError):
+            self._is_resolved = False
+            return self._follow(error.leader)
+        if not was_reached:
+            self._is_resolved = False
+            self._pass_over()
+        return False
+
+    async def close(self) -> None:
+        """Closes every channel."""
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    @property
+    def _has_choice(self) -> bool:
+        return len(self._known) > 1 or self._current not in self._known
+
+    async def _resolve(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._is_resolved or now_s < self._may_resolve_s or self._given[0].startswith(SCHEMES):
+            return
+        self._is_resolved, self._may_resolve_s = True, now_s + _RESOLVE_S
+        was_known = self._current in self._known
+        self._known = await resolve(self._given)
+        if was_known and self._current not in self._known:
+            self._current = self._known[0]
+
+    def _follow(self, leader: str | None) -> bool:
+        is_new = leader is not None and leader != self._current and not self._is_down(leader)
+        self._current = leader if leader is not None and is_new else self._next()
+        return is_new
+
+    def _pass_over(self) -> None:
+        if self._has_choice:
+            self._down_until_s[self._current] = asyncio.get_running_loop().time() + _DOWN_S
+            self._current = self._next()
+
+    def _next(self) -> str:
+        """The one behind the current one that may answer; the one behind it if none may."""
+        known = list(self._known)
+        start = known.index(self._current) + 1 if self._current in known else 0
+        ring = [*known[start:], *known[:start]]
+        return next((address for address in ring if not self._is_down(address)), ring[0])
+
+    def _is_down(self, address: str) -> bool:
+        return asyncio.get_running_loop().time() < self._down_until_s.get(address, 0.0)
+
+    def _current_channel(self) -> grpc.aio.Channel:
+        return self._channel_to(self._current)
+
+    def _channel_to(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            args: list[tuple[str, Any]] = list(channel_options(PUBLIC_MESSAGE_BYTES))
+            if address.startswith(LOOPBACK):  # a proxy of the environment cannot reach this machine's loopback
+                args.append(("grpc.enable_http_proxy", 0))
+            self._channels[address] = grpc.aio.insecure_channel(address, options=args)
+        return self._channels[address]
+
+
+class _CurrentChannel:
+    """What a stub needs of a channel."""
+
+    def __init__(self, current: Callable[[], grpc.aio.Channel]) -> None:
+        self._current = current
+
+    def unary_unary(self, *method: Any, **how: Any) -> Callable[..., Any]:
+        return lambda *request, **options: self._current().unary_unary(*method, **how)(*request, **options)
+
+    def unary_stream(self, *method: Any, **how: Any) -> Callable[..., Any]:
+        return lambda *request, **options: self._current().unary_stream(*method, **how)(*request, **options)
+
+    def stream_stream(self, *method: Any, **how: Any) -> Callable[..., Any]:
+        return lambda *request, **options: self._current().stream_stream(*method, **how)(*request, **options)
+
+
+async def _is_ready(channel: grpc.aio.Channel) -> bool:
+    """Whether the server at its end can be reached now, or soon."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    return False
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        return False
+    return True

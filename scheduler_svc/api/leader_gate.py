@@ -1,0 +1,100 @@
+"""In front of the services that only a leader has: while this process does not lead, each call is told who does.
+
+Knows services by their names alone.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from common.errors import NotLeaderError
+
+
+class LeaderGate(grpc.GenericRpcHandler):
+    """Shut until `open`. Put into a server once; what stands behind the gate is added to `services`."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        """`services` are the full names of those that stand behind it."""
+        self.services: Any = _Handlers()  # generated code takes it for a server
+        self._prefixes = tuple(f"/{service}/" for service in services)
+        self._is_open = False
+        self._leader: str | None = None
+        self._streams: set[asyncio.Task[Any]] = set()  # of calls that stream their answer, while they last
+
+    def open(self) -> None:
+        """From now on this process leads."""
+        self._is_open, self._leader = True, None
+
+    def close(self, leader: str | None) -> None:
+        """From now on it does not; streams that are open go on until `end_streams`."""
+        self._is_open = False
+        self._leader = leader
+
+    def end_streams(self) -> None:
+        """Their clients are told who leads, as all others are."""
+        self._is_open = False
+        for task in self._streams:
+            task.cancel()
+
+    def note_leader(self, leader: str | None) -> None:
+        """Keeps the address that calls are told; None: nobody leads."""
+        self._leader = leader
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of a call; None if its service is none of ours."""
+        if not handler_call_details.method.startswith(self._prefixes):
+            return None
+        if not self._is_open:
+            return grpc.stream_stream_rpc_method_handler(self._refuse)  # a refusal has the same form for every method
+        found = (each.service(handler_call_details) for each in self.services.handlers)
+        handler = next((each for each in found if each is not None), None)
+        if handler is None or not handler.response_streaming:
+            return handler
+        make, inner = (
+            (grpc.stream_stream_rpc_method_handler, handler.stream_stream)
+            if handler.request_streaming
+            else (grpc.unary_stream_rpc_method_handler, handler.unary_stream)
+        )
+        return make(self._ending(inner), handler.request_deserializer, handler.response_serializer)
+
+    def _ending(self, inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+        """The same stream, which ends when this process leads no more."""
+
+        async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams.add(task)
+            try:
+                async for response in inner(request, context):
+                    yield response
+            except asyncio.CancelledError:
+                if self._is_open:
+                    raise
+                raise self._not_leader() from None
+            finally:
+                self._streams.discard(task)
+
+        return behaviour
+
+    async def _refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        raise self._not_leader()
+
+    def _not_leader(self) -> NotLeaderError:
+        where = f"; {self._leader} does" if self._leader is not None else ", and no other is known to lead just now"
+        return NotLeaderError(f"this scheduler does not lead{where}", self._leader)
+
+
+class _Handlers:
+    """What generated code registers."""
+
+    def __init__(self) -> None:
+        self.handlers: list[Any] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Takes the handlers of one service."""
+        self.handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """The same handlers again, for servers that look them up by name."""

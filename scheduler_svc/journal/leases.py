@@ -1,0 +1,71 @@
+"""What leadership asks of the store: one lease for whoever leads, and a list of those who stand by.
+
+Two implementations: RedisLeases, and MemoryLeases, which nobody else can see. A lease only decides who tries to lead;
+what makes leading safe is that the journal refuses the entries of older epochs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who leads. Epoch 0: it is about to, and has no epoch yet."""
+
+    leader_id: str
+    address: str
+    epoch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch} {self.leader_id} {self.address}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Lease":
+        """Of `str`. Raises ValueError if it is no such text."""
+        epoch, leader_id, address = text.split(" ", 2)
+        return cls(leader_id, address, int(epoch))
+
+
+class HeldLease(NamedTuple):
+    """A lease as the store has it."""
+
+    lease: Lease
+    left_ms: int
+
+
+class Leases(Protocol):
+    """The lease and the standbys of one deployment. Every method may raise StoreUnavailableError, and soon."""
+
+    async def read(self) -> HeldLease | None:
+        """The lease; None if nobody has it."""
+
+    async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
+        """Takes the lease if nobody has it, or if it still is that of the leader of `ended_epoch`, which handed over.
+
+        Returns None if it is ours now, else whose it is.
+        """
+
+    async def claim(self, lease: Lease, ttl_ms: int) -> int:
+        """Makes the lease ours, whoever had it, unless an epoch later than ours was taken.
+
+        Returns the last epoch taken, which then is not ours but later.
+        """
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> str:
+        """Prolongs our lease, or takes it again if nobody has it and no later epoch was taken.
+
+        Returns nothing but a reason if it is not ours any more.
+        """
+
+    async def release(self, lease: Lease) -> None:
+        """Gives the lease up, if it is ours."""
+
+    async def announce(self, address: str, ttl_ms: int) -> None:
+        """Counts a standby as present for so long; for no longer, if that is 0."""
+
+    async def standbys(self) -> Sequence[str]:
+        """Addresses of the standbys that are present."""
+
+    async def close(self) -> None:
+        """Lets go of every connection."""

@@ -1,0 +1,45 @@
+"""The lease of a store inside the process: always granted, since nobody else can ask for it."""
+
+import time
+from collections.abc import Sequence
+
+from scheduler_svc.journal.leases import HeldLease, Lease
+
+
+class MemoryLeases:
+    """Knows one leader, and no standbys."""
+
+    def __init__(self) -> None:
+        self._lease: Lease | None = None
+        self._until_s = 0.0
+
+    async def read(self) -> HeldLease | None:
+        left_ms = round((self._until_s - time.monotonic()) * 1000)
+        return HeldLease(self._lease, left_ms) if self._lease is not None and left_ms > 0 else None
+
+    async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
+        self._keep(lease, ttl_ms)
+        return None
+
+    async def claim(self, lease: Lease, ttl_ms: int) -> int:
+        self._keep(lease, ttl_ms)
+        return lease.epoch
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> str:
+        self._keep(lease, ttl_ms)
+        return ""
+
+    async def release(self, lease: Lease) -> None:
+        self._lease = None
+
+    async def announce(self, address: str, ttl_ms: int) -> None:
+        """Nobody would read it."""
+
+    async def standbys(self) -> Sequence[str]:
+        return ()
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _keep(self, lease: Lease, ttl_ms: int) -> None:
+        self._lease, self._until_s = lease, time.monotonic() + ttl_ms / 1000

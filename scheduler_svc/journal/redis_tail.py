@@ -1,0 +1,37 @@
+"""The end of a journal that another process writes, as it grows: a blocking read on a connection of its own."""
+
+from collections.abc import Sequence
+
+from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.redis_store import stored_entry
+from scheduler_svc.journal.store import EntryId, StoredEntry
+
+_SLACK_S = 2.0  # a server answers later than it was told to, and a page may be long
+
+
+class RedisTail:
+    """Used by one task. Never writes."""
+
+    def __init__(self, url: str, *, deployment: str = "default", wait_s: float = 1.0) -> None:
+        """`wait_s` is how long the server may keep a read that finds nothing."""
+        self._journal = Keys.of(deployment).journal
+        self._wait_ms = max(1, round(wait_s * 1000))
+        self._link = RedisLink(url, timeout_s=wait_s + _SLACK_S, repeatable=False)
+
+    async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
+        """Up to `limit` entries behind `last`; none if none has come for a while. Raises StoreUnavailableError."""
+        words = ("XREAD", "COUNT", limit, "BLOCK", self._wait_ms, "STREAMS", self._journal, str(last))
+        reply = await self._link.call(pack(*words))
+        if not reply:
+            return []
+        (entries,) = reply.values()
+        return [stored_entry(*item) for item in entries]
+
+    async def first_id(self) -> EntryId | None:
+        """Of the oldest entry that is not trimmed; None if there is none. Raises StoreUnavailableError."""
+        found = await self._link.call(pack("XRANGE", self._journal, "-", "+", "COUNT", 1))
+        return stored_entry(*found[0]).entry_id if found else None
+
+    async def close(self) -> None:
+        await self._link.close()

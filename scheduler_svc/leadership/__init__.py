@@ -1,0 +1,1 @@
+"""Who leads: the lease, the standby that waits for it, and the journal that it reads meanwhile."""

@@ -1,0 +1,116 @@
+"""The journal as a standby has it: read while another scheduler writes it, so that little is left to read.
+
+What has ended is forgotten once nobody could need it, so this holds about what the leader holds. Knows nothing of
+leases.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from scheduler_svc.journal.journal_entry import decode
+from scheduler_svc.journal.redis_tail import RedisTail
+from scheduler_svc.journal.store import (
+    JOURNAL_START,
+    DataLossError,
+    EntryId,
+    Store,
+    StoredEntry,
+    StoreUnavailableError,
+)
+from scheduler_svc.requests.journal_replay import JournalReplay
+
+log = structlog.get_logger()
+
+_PAGE = 64  # entries; one may have a megabyte
+_RETRY_S = 0.1
+FORGET_EVERY_S = 5.0  # at least
+
+
+class HotJournal:
+    """Follows a journal. Invariant: `replay` has taken every entry up to `last`, but for what was trimmed before."""
+
+    def __init__(
+        self, tail: RedisTail, store: Store, *, record_ttl_s: int, forget_every_s: float = FORGET_EVERY_S
+    ) -> None:
+        """Takes a tail of its own, and the store for the records of what has ended."""
+        self.replay = JournalReplay()
+        self.last = JOURNAL_START
+        self.has_ended = asyncio.Event()  # set whenever `ended_epoch` is
+        self.ended_epoch = 0  # of a leader that handed over, and whom none has followed yet
+        self._tail = tail
+        self._store = store
+        self._record_ttl_s = record_ttl_s
+        self._forget_every_s = forget_every_s
+        self._forgot_s = time.monotonic()
+
+    async def follow(self) -> None:
+        """Reads until cancelled, or until an entry is damaged: whoever leads then will meet it, and say so."""
+        while True:
+            try:
+                page = await self._tail.read_after(self.last, _PAGE)
+                if page and not await self._goes_on_with(page[0].entry_id):
+                    log.warning("journal trimmed before it was read; reading it anew", last=str(self.last))
+                    self._begin_again()
+                    continue
+                self._take(page)
+                await self._forget_now_and_then()
+            except StoreUnavailableError:
+                await asyncio.sleep(_RETRY_S)
+            except DataLossError as error:
+                log.error("journal not followed any more", reason=str(error))
+                self._begin_again()
+                return
+
+    async def begun(self, epoch: int) -> tuple[JournalReplay, EntryId]:
+        """What is read, and where the rest begins, for a leader that has opened the journal at `epoch`.
+
+        Everything begins anew if the journal is not the one that was followed. Raises StoreUnavailableError.
+        """
+        first = await self._tail.first_id()
+        if self.last.epoch >= epoch or first is None or first > self.last:
+            self._begin_again()
+        return self.replay, self._next()
+
+    async def close(self) -> None:
+        """Lets go of the connection."""
+        await self._tail.close()
+
+    async def _goes_on_with(self, entry_id: EntryId) -> bool:
+        """Whether nothing was trimmed between what was read and this entry, the first behind it."""
+        if self.last == JOURNAL_START or entry_id == self._next():
+            return True
+        first = await self._tail.first_id()
+        return first is not None and first <= self.last
+
+    def _next(self) -> EntryId:
+        return EntryId(self.last.epoch, self.last.seq + 1) if self.last != JOURNAL_START else JOURNAL_START
+
+    def _begin_again(self) -> None:
+        self.replay, self.last, self.ended_epoch = JournalReplay(), JOURNAL_START, 0
+
+    def _take(self, page: Sequence[StoredEntry]) -> None:
+        for stored in page:
+            entry = decode(stored)
+            self.replay.apply(stored.entry_id, entry)
+            self.last = stored.entry_id
+            self.ended_epoch = stored.entry_id.epoch if entry.HasField("leader_end") else 0
+        if self.ended_epoch:
+            self.has_ended.set()
+
+    async def _forget_now_and_then(self) -> None:
+        """Forgets requests that have their record, or ended so long ago that it has expired."""
+        if time.monotonic() < self._forgot_s + self._forget_every_s:
+            return
+        self._forgot_s = time.monotonic()
+        requests = self.replay.requests.values()
+        open_ids = {each.request_id for each in requests if each.finish is None}  # one of them must stay the later
+        ended = [each for each in requests if each.finish is not None and each.request_id not in open_ids]
+        recorded = await self._store.known_records([each.request_id for each in ended])
+        oldest_ns = time.time_ns() - self._record_ttl_s * 1_000_000_000
+        for each in ended:
+            assert each.finish is not None
+            if each.request_id in recorded or each.finish.finished_unix_ns <= oldest_ns:
+                self.replay.forget(each.number)

@@ -1,0 +1,107 @@
+"""A scheduler that waits until it may lead: until nobody holds the lease, or the leader has handed over.
+
+Knows the lease and that the journal is being read meanwhile; nothing of requests.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.leadership.hot_journal import HotJournal
+
+log = structlog.get_logger()
+
+_LOOKS = 10  # at the lease, within its life
+_ANNOUNCEMENTS = 2  # within the time that each counts
+_PRESENT_LEASES = 2  # the time that an announcement counts, in lives of a lease
+_AFTER_END_S = 0.002  # a lease is looked at again so soon after it must have ended
+
+
+class Standby:
+    """Waits once. `on_leader` is told the leader's address whenever that changes; None: there is none."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        lease: Lease,
+        journal: HotJournal,
+        *,
+        lease_ms: int,
+        on_leader: Callable[[str | None], None],
+    ) -> None:
+        """`lease` is ours, with no epoch yet."""
+        self._leases = leases
+        self._lease = lease
+        self._journal = journal
+        self._lease_ms = lease_ms
+        self._on_leader = on_leader
+        self._leader: Lease | None = None  # as last seen
+        self._could_not_look = False
+        # Until then nobody is followed: after a time without the store its leader may be fine, and about to renew.
+        self._patient_until_s = 0.0
+
+    async def wait(self) -> None:
+        """Returns once the lease is ours."""
+        others = [asyncio.create_task(each) for each in (self._journal.follow(), self._announce())]
+        try:
+            while (pause_s := await self._try_to_lead()) is not None:
+                await self._pause(pause_s)
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self._withdraw()
+
+    async def _try_to_lead(self) -> float | None:
+        """Takes the lease if it may be taken. Returns when to look again, in seconds; None: it is ours."""
+        loop = asyncio.get_running_loop()
+        pause_s = self._lease_ms / 1000 / _LOOKS
+        try:
+            held = await self._leases.read()
+            if self._could_not_look:
+                self._could_not_look = False
+                self._patient_until_s = loop.time() + self._lease_ms / 1000
+            ended_epoch = self._journal.ended_epoch
+            is_over = ended_epoch and held is not None and held.lease.epoch == ended_epoch
+            if held is not None and not is_over:
+                self._note_leader(held.lease)
+                return min(pause_s, max(0, held.left_ms) / 1000 + _AFTER_END_S)
+            if not ended_epoch and loop.time() < self._patient_until_s:
+                return pause_s
+            other = await self._leases.take(self._lease, self._lease_ms, ended_epoch=ended_epoch)
+        except StoreUnavailableError as error:
+            if not self._could_not_look:
+                log.warning("the lease cannot be looked at", reason=error.message)
+            self._could_not_look = True
+            return pause_s
+        self._note_leader(other)
+        return None if other is None else pause_s
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter if the leader hands over meanwhile."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._journal.has_ended.wait(), seconds)
+        self._journal.has_ended.clear()
+
+    def _note_leader(self, leader: Lease | None) -> None:
+        if leader == self._leader:
+            return
+        self._leader = leader
+        log.info("leader seen" if leader is not None else "nobody leads", leader=leader.address if leader else None)
+        self._on_leader(leader.address if leader is not None else None)
+
+    async def _announce(self) -> None:
+        """Says that we are here, until cancelled."""
+        present_ms = _PRESENT_LEASES * self._lease_ms
+        while True:
+            with suppress(StoreUnavailableError):  # it is said again, and the look at the lease tells of it
+                await self._leases.announce(self._lease.address, present_ms)
+            await asyncio.sleep(present_ms / 1000 / _ANNOUNCEMENTS)
+
+    async def _withdraw(self) -> None:
+        with suppress(StoreUnavailableError):  # we are forgotten soon
+            await self._leases.announce(self._lease.address, 0)

@@ -1,0 +1,164 @@
+"""The scheduler that leads is killed, frozen or told to end under mixed load, and its standby goes on with it all."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from datetime import datetime
+
+import pytest
+
+import quire
+from common.slot_sampling import SlotSampling
+from quire.params import GenerateParams
+from scheduler_svc.journal.journal_entry import read_journal
+from tests.e2e.beam_searches import Searches, search
+from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.sampled_reference import Drawing, assert_drawn
+from tests.e2e.watched import Watched, until_more_has_come
+from tests.equality import assert_equal_greedy
+from tests.scheduler.journal_setup import redis_store
+from tests.services import Service, free_address, start_scheduler
+from tests.valkey import ValkeyProcess
+from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
+
+LEASE_S = 1.5
+NUM_TOKENS = 90
+PROMPTS = random_prompts((1, 15, 16, 33, 44, 27), seed=9)
+DRAWINGS = [
+    *(Drawing(prompt, SlotSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:3])),
+    Drawing(PROMPTS[3], SlotSampling(seed=80), NUM_TOKENS, n=4),
+]
+SEARCHES = [search(PROMPTS[4], 4, NUM_TOKENS, ends=())]
+
+
+class Pair(ModelSite):
+    """One worker, and two places for schedulers of one store. Clients and the worker know both places."""
+
+    def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
+        super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
+        self.places = (free_address(), free_address())
+        self.address = ",".join(self.places)
+        self.store = stack.enter_context(ValkeyProcess())
+        self.worker = stack.enter_context(self.start_worker("only", "--num-blocks", "600"))
+        self.searches = Searches(self, SEARCHES)
+        self.greedy: GreedyReference = reference_greedy(self.folder, PROMPTS, NUM_TOKENS)
+
+    @asynccontextmanager
+    async def led(self) -> AsyncIterator[tuple[Service, Service]]:
+        """The leader, and a standby that has seen it. The standby is asked first: it stands first in the list."""
+        with ExitStack() as stack:
+            for place, event in zip(reversed(self.places), ("leading", "leader seen"), strict=True):
+                flags = ("--store", self.store.url, "--standby", "--lease-ms", str(round(LEASE_S * 1000)))
+                service, _ = await asyncio.to_thread(start_scheduler, *flags, listen=place)
+                stack.enter_context(service)
+                await asyncio.to_thread(service.wait_for, event)
+                if event == "leading":
+                    leader = service
+            yield leader, service
+
+
+class Load:
+    """Requests of every kind, and what they must answer."""
+
+    def __init__(self, pair: Pair, client: quire.AsyncClient) -> None:
+        self._pair = pair
+        self.watched = Watched(client)
+        plain: GenerateParams = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        requests = [
+            *((prompt, plain) for prompt in PROMPTS),
+            *((each.prompt, each.request()) for each in DRAWINGS),
+            *((each.prompt, pair.searches.request(i)) for i, each in enumerate(SEARCHES)),
+        ]
+        self.runs = [asyncio.create_task(self.watched.run(*request)) for request in requests]
+
+    async def is_under_way(self) -> None:
+        await until_more_has_come(self.watched, self.runs)
+
+    async def goes_on(self) -> None:
+        """Returns at the next token."""
+        num_tokens = self.watched.num_tokens
+        async with asyncio.timeout(60):
+            while self.watched.num_tokens == num_tokens:  # noqa: ASYNC110 - what reads has nobody to tell
+                await asyncio.sleep(0.005)
+
+    async def equals_an_undisturbed_run(self) -> None:
+        completions = await asyncio.gather(*self.runs)
+        num_greedy, num_drawn = len(PROMPTS), len(DRAWINGS)
+        outputs = [completion.token_ids for completion in completions[:num_greedy]]
+        assert_equal_greedy(self._pair.greedy.tokens, self._pair.greedy.margins, outputs)
+        assert_drawn(self._pair.reference, DRAWINGS, completions[num_greedy : num_greedy + num_drawn])
+        self._pair.searches.compare(completions[num_greedy + num_drawn :]).assert_cuts_are_rare()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(tmp_path_factory, stack)
+
+
+async def test_a_killed_leader_is_followed_and_every_stream_goes_on(pair: Pair) -> None:
+    async with pair.led() as (leader, standby), quire.AsyncClient(pair.address) as client:
+        await client.wait_ready(60)
+        async with quire.AsyncClient(pair.places[0]) as stranger:  # who knows the standby alone
+            assert await stranger.health("") is quire.Health.SERVING
+            assert await stranger.health() is quire.Health.NOT_SERVING
+            assert (await stranger.model()).name
+            assert (await stranger.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
+        load = Load(pair, client)
+        await load.is_under_way()
+        killed_s = time.monotonic()
+        await asyncio.to_thread(leader.kill)
+        await load.goes_on()
+        assert time.monotonic() - killed_s < 4 * LEASE_S  # 1.1 on a quiet machine
+        await load.equals_an_undisturbed_run()
+        assert standby.wait_for("journal read")["num_live"]
+        await all_free(client)
+
+
+async def test_a_leader_that_was_frozen_beyond_its_lease_ends_and_has_changed_nothing(pair: Pair) -> None:
+    async with pair.led() as (leader, standby), quire.AsyncClient(pair.address) as client:
+        await client.wait_ready(60)
+        load = Load(pair, client)
+        await load.is_under_way()
+        leader.signal(signal.SIGSTOP)
+        epoch = (await asyncio.to_thread(standby.wait_for, "leading"))["epoch"]
+        num_lines = len(leader.lines)
+        await load.goes_on()
+        leader.signal(signal.SIGCONT)
+        assert await asyncio.to_thread(leader.wait) == 1
+        late = [line["event"] for line in leader.lines[num_lines:]]
+        assert late[-1] == "scheduler ends"
+        assert "request ended" not in late
+        await load.equals_an_undisturbed_run()
+        await all_free(client)
+        async with redis_store(pair.store.url) as store:
+            entries = [each async for each in read_journal(store)]
+        epochs = [entry_id.epoch for entry_id, _ in entries]
+        assert epochs == sorted(epochs)
+        assert epochs[-1] == epoch
+        assert "Traceback" not in "".join(leader.raw)
+
+
+async def test_a_leader_that_is_told_to_end_hands_over(pair: Pair) -> None:
+    async with pair.led() as (leader, standby), quire.AsyncClient(pair.address) as client:
+        await client.wait_ready(60)
+        load = Load(pair, client)
+        await load.is_under_way()
+        leader.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(leader.wait) == 0
+        began = await asyncio.to_thread(standby.wait_for, "leading")
+        handed_over = leader.wait_for("handed over")
+        gap = datetime.fromisoformat(began["timestamp"]) - datetime.fromisoformat(handed_over["timestamp"])
+        assert gap.total_seconds() < LEASE_S / 2  # nobody waited for the lease to end; 0.01 on a quiet machine
+        assert (await client.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
+        await load.equals_an_undisturbed_run()
+        await all_free(client)
+        async with redis_store(pair.store.url) as store:
+            entries = [each async for each in read_journal(store)]
+        ends = [i for i, (entry_id, entry) in enumerate(entries) if entry.HasField("leader_end")]
+        last_end = entries[ends[-1]]
+        assert [field.name for field, _ in last_end[1].ListFields()] == ["leader_end"]
+        assert entries[ends[-1] + 1][0] == (began["epoch"], 0)
+        assert "Traceback" not in "".join(leader.raw)

@@ -1,0 +1,43 @@
+"""Streams that are read with care: each position once, in order; and how much of them all has come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import quire
+from quire.params import GenerateParams
+
+
+class Watched:
+    """Reads streams; each position of each sample once, in order; knows how much has come."""
+
+    def __init__(self, client: quire.AsyncClient) -> None:
+        self._client = client
+        self.num_tokens = 0
+
+    async def run(self, prompt: list[int], params: GenerateParams) -> quire.Completion:
+        stream = self._client.stream(prompt, **params)
+        positions: dict[int, int] = {}
+        chunks = [chunk async for chunk in self._checked(stream, positions)]
+        completion = await stream.completion()
+        for sample in completion.samples:  # what was delivered on the way is what there is at the end
+            mine = [chunk for chunk in chunks if chunk.index == sample.index]
+            assert tuple(token for chunk in mine for token in chunk.token_ids) == sample.token_ids
+        return completion
+
+    async def _checked(self, stream: quire.CompletionStream, positions: dict[int, int]) -> AsyncIterator[quire.Chunk]:
+        async for chunk in stream:
+            assert chunk.position == positions.get(chunk.index, 0)
+            positions[chunk.index] = chunk.position + chunk.num_tokens
+            self.num_tokens += chunk.num_tokens
+            yield chunk
+
+
+async def until_more_has_come(watched: Watched, runs: Sequence["asyncio.Task[quire.Completion]"]) -> None:
+    """Returns when 300 more tokens have come; raises what ended a run early."""
+    enough = watched.num_tokens + 300
+    async with asyncio.timeout(60):
+        while watched.num_tokens < enough:
+            await asyncio.sleep(0.01)
+            for run in runs:
+                if run.done():
+                    run.result()

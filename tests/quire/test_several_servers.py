@@ -1,0 +1,130 @@
+"""A client of several servers finds the one that leads, and the next one that does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import quire
+from common.rpc import PUBLIC_MESSAGE_BYTES
+from common.serving import GrpcServer
+from scheduler_svc.api.leader_gate import LeaderGate
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
+from tests.services import free_address
+
+INFERENCE = "quire.v1.Inference"
+
+
+class CountingGate(LeaderGate):
+    """Knows how many calls it was asked for."""
+
+    num_calls = 0
+
+    def service(self, handler_call_details: Any) -> Any:
+        self.num_calls += 1
+        return super().service(handler_call_details)
+
+
+class Standby:
+    """Refuses every call as a scheduler does that does not lead."""
+
+    def __init__(self) -> None:
+        self.gate = CountingGate((INFERENCE,))
+        self._server = GrpcServer((INFERENCE,), PUBLIC_MESSAGE_BYTES)
+        self._server.grpc.add_generic_rpc_handlers((self.gate,))
+        self.address = self._server.bind("127.0.0.1:0")
+
+    async def start(self) -> None:
+        await self._server.start()
+        await self._server.set_serving("", True)
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+
+@pytest.fixture
+async def standby() -> AsyncIterator[Standby]:
+    standby = Standby()
+    await standby.start()
+    yield standby
+    await standby.stop()
+
+
+async def test_the_server_that_leads_is_found_among_several(server: ScriptedServer, standby: Standby) -> None:
+    nobody = free_address()
+    async with quire.AsyncClient(f"{nobody},{standby.address}, {server.address}") as client:
+        await client.wait_ready(30)
+        assert (await client.generate("hello")).text
+        assert (await client.model()).name
+        assert await client.health() is quire.Health.SERVING
+
+
+async def test_a_standby_is_asked_once_and_its_word_taken(server: ScriptedServer, standby: Standby) -> None:
+    """Requests and calls, each by a client that knows the standby alone."""
+    standby.gate.note_leader(server.address)
+    async with quire.AsyncClient(standby.address) as client:
+        assert (await client.generate("hello")).text
+    with quire.Client(standby.address) as client:
+        assert await asyncio.to_thread(client.model)
+
+
+async def test_a_stream_goes_on_at_the_server_that_follows(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=6, released=3)
+    follower = ScriptedServer()
+    await follower.start()
+    follower.runs = server.runs  # what was accepted is known to both
+    async with quire.AsyncClient(f"{server.address},{follower.address}") as client:
+        stream = client.stream("hello", request_id="lasting")
+        chunks = [await anext(stream)]
+        await server.stop()
+        await follower.until(lambda: follower.count("attach", "lasting") == 1)
+        follower.release("lasting")
+        chunks += [chunk async for chunk in stream]
+    await follower.stop()
+    assert [chunk.position for chunk in chunks] == [0, 3]
+    assert "".join(chunk.text for chunk in chunks) == "".join(f" {i}" for i in range(6))
+
+
+async def test_while_nobody_leads_submissions_wait_and_are_no_refusals(
+    server: ScriptedServer, standby: Standby
+) -> None:
+    async with quire.AsyncClient(standby.address, retries=0, connect_timeout_s=20.0) as client:
+        stream = client.stream("hello")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.accepted(), 0.3)
+        standby.gate.note_leader(server.address)
+        assert (await stream.completion()).text
+
+
+async def test_servers_of_which_none_ever_leads_are_given_up(standby: Standby) -> None:
+    async with quire.AsyncClient(standby.address, connect_timeout_s=0.2) as client:
+        with pytest.raises(quire.UnavailableError, match=r"no Quire server at .* leads"):
+            await client.generate("hello")
+        with pytest.raises(quire.UnavailableError, match=r"no Quire server at .* leads"):
+            await client.model()
+
+
+async def test_two_servers_that_each_name_the_other_are_not_asked_without_pause(standby: Standby) -> None:
+    other = Standby()
+    await other.start()
+    standby.gate.note_leader(other.address)
+    other.gate.note_leader(standby.address)
+    async with quire.AsyncClient(standby.address, connect_timeout_s=0.3) as client:
+        with pytest.raises(quire.UnavailableError):
+            await client.generate("hello")
+    assert 1 < standby.gate.num_calls + other.gate.num_calls < 40  # each after 0.025 s or more
+    await other.stop()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1,", "127.0.0.1:1, host:2", "[::1]:7,h:8"])
+async def test_several_addresses_may_be_given(address: str) -> None:
+    async with quire.AsyncClient(address) as client:
+        assert client.address == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1,nonsense", ",", "127.0.0.1:1;127.0.0.1:2"])
+def test_each_of_several_must_be_an_address(address: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        quire.AsyncClient(address)

@@ -1,0 +1,257 @@
+"""A standby reads the journal while another leads, keeps no more of it than it needs, and leads when it may."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from common.arrays import pack_int32
+from protos import inference_pb2
+from protos import journal_pb2 as pb
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.leases import Lease
+from scheduler_svc.journal.redis_leases import RedisLeases
+from scheduler_svc.journal.redis_store import RedisStore
+from scheduler_svc.journal.redis_tail import RedisTail
+from scheduler_svc.journal.store import JOURNAL_START, EntryId
+from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.standby import Standby
+from tests.scheduler.journal_setup import redis_store, running_journal, until
+from tests.valkey import ValkeyProcess
+
+LEASE_MS = 400
+TTL_S = 60
+US = Lease("us", "us:1")
+LEADER = Lease("leader", "leader:1", 1)
+
+
+def admission(number: int, request_id: str = "") -> pb.Admission:
+    request = inference_pb2.GenerateRequest(request_id=request_id or f"r{number}")
+    return pb.Admission(
+        sequence=number, request=request, prompt_token_ids=pack_int32([1]), model_fingerprint="f", arrived_unix_ns=1
+    )
+
+
+def finish(number: int, finished_unix_ns: int | None = None) -> pb.Finish:
+    return pb.Finish(
+        sequence=number,
+        state=inference_pb2.REQUEST_STATE_FINISHED,
+        finished_unix_ns=time.time_ns() if finished_unix_ns is None else finished_unix_ns,
+    )
+
+
+def end(journal: Journal, *finishes: pb.Finish) -> None:
+    journal.append(sequences=(), tokens=(), finishes=finishes, on_durable=lambda: None)
+
+
+def new_hot(valkey: ValkeyProcess, store: RedisStore, forget_every_s: float = 0.0) -> HotJournal:
+    return HotJournal(RedisTail(valkey.url), store, record_ttl_s=TTL_S, forget_every_s=forget_every_s)
+
+
+@asynccontextmanager
+async def following(hot: HotJournal) -> AsyncIterator[None]:
+    task = asyncio.create_task(hot.follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def hot_on(valkey: ValkeyProcess) -> AsyncIterator[tuple[HotJournal, RedisStore, Journal]]:
+    """A journal with its leader, and one that follows it when it is told to."""
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        hot = new_hot(valkey, store)
+        yield hot, store, journal
+        await hot.close()
+
+
+async def test_what_the_leader_writes_is_known_and_a_new_leader_reads_only_the_rest(valkey: ValkeyProcess) -> None:
+    async with hot_on(valkey) as (hot, store, journal):
+        async with following(hot):
+            await journal.admit(admission(1))
+            journal.append(sequences=[1, 1], tokens=[7, 8], on_durable=lambda: None)
+            await until(lambda: bool(hot.replay.requests) and len(hot.replay.requests[1].samples[0].token_ids) == 2)
+        journal.append(sequences=[1], tokens=[9], on_durable=lambda: None)
+        next_journal = Journal(store, leader_id="next")
+        await until(lambda: journal.stats.pending == 0)
+        replay, from_id = await hot.begun(await next_journal.open())
+        rest = [each async for each in next_journal.read(from_id)]
+        assert len(rest) == 1
+        replay.apply(*rest[0])
+        assert replay.requests[1].samples[0].token_ids == [7, 8, 9]
+
+
+async def test_what_has_ended_is_forgotten_once_its_record_is_there_or_would_have_expired(
+    valkey: ValkeyProcess,
+) -> None:
+    async with hot_on(valkey) as (hot, store, journal), following(hot):
+        for number in (1, 2, 3, 4):
+            await journal.admit(admission(number))
+        await store.put_records({"r1": b"x"}, TTL_S)
+        end(journal, finish(1), finish(2, finished_unix_ns=5), finish(3))
+        await until(lambda: set(hot.replay.requests) == {3, 4})  # 3 has no record yet, 4 no end
+        await store.put_records({"r3": b"x"}, TTL_S)
+        journal.append(sequences=[4], tokens=[1], on_durable=lambda: None)
+        await until(lambda: set(hot.replay.requests) == {4})
+
+
+async def test_an_end_that_tells_whose_the_request_id_is_is_not_forgotten(valkey: ValkeyProcess) -> None:
+    """The client of the first was told to come back, and did: the first must never become the owner again."""
+    async with hot_on(valkey) as (hot, store, journal), following(hot):
+        await journal.admit(admission(1, "same"))
+        await journal.admit(admission(2, "same"))
+        await journal.admit(admission(3))
+        await store.put_records({"same": b"x", "r3": b"x"}, TTL_S)
+        end(journal, finish(2), finish(3))
+        await until(lambda: set(hot.replay.requests) == {1, 2})
+        assert [each.number for each in hot.replay.owners()] == [2]
+
+
+async def test_a_journal_that_was_trimmed_before_it_was_read_is_read_anew(valkey: ValkeyProcess) -> None:
+    async with hot_on(valkey) as (hot, store, journal):
+        async with following(hot):
+            await journal.admit(admission(1))
+            await until(lambda: 1 in hot.replay.requests)
+        await journal.admit(admission(2))  # while the standby is frozen
+        end(journal, finish(1))
+        await until(lambda: journal.stats.pending == 0)
+        await journal.admit(admission(3))
+        last = await store.last_entry_id()
+        assert last is not None
+        valkey.command("XTRIM", "{quire:default}:journal", "MINID", str(last))
+        with capture_logs() as logs:
+            async with following(hot):
+                await until(lambda: 3 in hot.replay.requests)
+        assert 1 not in hot.replay.requests  # its end was in what is gone
+        assert [line["event"] for line in logs] == ["journal trimmed before it was read; reading it anew"]
+
+
+async def test_another_journal_than_the_one_followed_is_read_from_its_start(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store:
+        hot = new_hot(valkey, store)
+        await store.append(EntryId(9, 0), pb.JournalEntry(admissions=[admission(1)]).SerializeToString(), create=True)
+        async with following(hot):
+            await until(lambda: 1 in hot.replay.requests)
+        valkey.command("FLUSHALL")
+        replay, from_id = await hot.begun(await Journal(store, leader_id="next").open())
+        assert from_id == JOURNAL_START
+        assert not replay.requests
+        await hot.close()
+
+
+async def test_a_damaged_entry_is_left_to_the_recovery_of_who_leads(valkey: ValkeyProcess) -> None:
+    async with hot_on(valkey) as (hot, _, journal):
+        await journal.admit(admission(1))
+        valkey.command("XADD", "{quire:default}:journal", "7-0", "e", "x", "c", "00000000")
+        with capture_logs() as logs:
+            await hot.follow()
+        assert "7-0 is damaged" in logs[-1]["reason"]
+        assert hot.last == JOURNAL_START
+
+
+@pytest.fixture
+async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
+    opened = RedisLeases(valkey.url)
+    yield opened
+    await opened.close()
+
+
+@asynccontextmanager
+async def standing_by(
+    valkey: ValkeyProcess, leases: RedisLeases, store: RedisStore
+) -> AsyncIterator[tuple["asyncio.Task[None]", list[str | None]]]:
+    """A standby that waits, and the leaders that it has told of."""
+    leaders: list[str | None] = []
+    hot = new_hot(valkey, store)
+    standby = Standby(leases, US, hot, lease_ms=LEASE_MS, on_leader=leaders.append)
+    task = asyncio.create_task(standby.wait())
+    try:
+        yield task, leaders
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await hot.close()
+
+
+async def test_the_first_leads_at_once(valkey: ValkeyProcess, leases: RedisLeases) -> None:
+    async with redis_store(valkey.url) as store, standing_by(valkey, leases, store) as (waiting, leaders):
+        await asyncio.wait_for(waiting, 20)
+        held = await leases.read()
+        assert held is not None
+        assert held.lease == US
+        assert leaders == []
+        assert await leases.standbys() == []
+
+
+async def test_a_standby_waits_while_the_lease_is_renewed_and_leads_when_it_ends(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    async with redis_store(valkey.url) as store:
+        await leases.claim(LEADER, 60_000)
+        async with standing_by(valkey, leases, store) as (waiting, leaders):
+            await until(lambda: leaders == [LEADER.address])
+            num_looks = valkey.num_calls("PTTL")
+            await until(lambda: valkey.num_calls("PTTL") > num_looks + 2)
+            assert not waiting.done()
+            assert await leases.standbys() == [US.address]
+            assert await leases.renew(LEADER, 1) == ""
+            await asyncio.wait_for(waiting, 20)
+            assert leaders == [LEADER.address, None]
+
+
+async def test_a_standby_leads_as_soon_as_the_leader_has_written_its_end(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """Its lease is still there, and would be for a minute."""
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        await leases.claim(LEADER, 60_000)
+        async with standing_by(valkey, leases, store) as (waiting, leaders):
+            await until(lambda: leaders == [LEADER.address])
+            assert await journal.hand_over()
+            await asyncio.wait_for(waiting, 20)
+        held = await leases.read()
+        assert held is not None
+        assert held.lease == US
+
+
+async def test_after_a_time_without_the_store_a_standby_waits_one_more_lease(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """The leader is fine: it could only not renew, and does so now."""
+    async with redis_store(valkey.url) as store:
+        await leases.claim(LEADER, LEASE_MS)
+        async with standing_by(valkey, leases, store) as (waiting, leaders):
+            await until(lambda: leaders == [LEADER.address])
+            with capture_logs() as logs:
+                valkey.kill()
+                await until(lambda: any(line["event"] == "the lease cannot be looked at" for line in logs))
+                await asyncio.sleep(LEASE_MS / 1000)  # the lease ends meanwhile
+                valkey.start()
+                assert await leases.renew(LEADER, 60_000) == ""
+                await asyncio.wait([waiting], timeout=2 * LEASE_MS / 1000)
+            assert not waiting.done()
+            assert leaders == [LEADER.address]
+
+
+async def test_nothing_follows_the_end_of_an_epoch(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        accepted = journal.admit(admission(1))
+        journal.append(sequences=[1], tokens=[5], on_durable=lambda: None)
+        handing_over = asyncio.create_task(journal.hand_over())
+        await asyncio.sleep(0)
+        late = journal.admit(admission(2))
+        journal.append(sequences=[1], tokens=[6], on_durable=lambda: None)
+        assert await handing_over
+        await accepted
+        assert late.exception() is not None
+        hot = new_hot(valkey, store)
+        async with following(hot):
+            await until(lambda: hot.ended_epoch == 1)
+        assert hot.replay.requests[1].samples[0].token_ids == [5]
+        assert set(hot.replay.requests) == {1}
+        await hot.close()
