@@ -157,6 +157,14 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
             yield pb.GenerateResponse(chunk=run.chunk(index, 0))
         yield pb.GenerateResponse(finished=run.finished())
 
+    async def Attach(self, request: pb.AttachRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        run = self.find(request.request_id)
+        yield pb.GenerateResponse(accepted=run.accepted(True))
+        positions = [*request.from_positions, *[0] * len(run.released)]
+        for index in range(len(run.released)):
+            yield pb.GenerateResponse(chunk=run.chunk(index, positions[index]))
+        yield pb.GenerateResponse(finished=run.finished())
+
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
@@ -219,6 +227,9 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         return pb.GetModelResponse(
             name="scripted", max_model_len=2048, vocab_size=100, eos_token_ids=[2], has_tokenizer=True
         )
+
+    async def Register(self, request: cluster_pb2.RegisterRequest, context: Any) -> cluster_pb2.RegisterResponse:
+        raise FailedPreconditionError("its one worker is a script")
 
     async def DrainWorker(
         self, request: cluster_pb2.DrainWorkerRequest, context: Any

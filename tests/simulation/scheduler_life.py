@@ -103,7 +103,7 @@ class SchedulerLife:
 
     async def unpin(self, request: pb.UnpinPrefixRequest) -> None:
         try:
-            self.prefixes.unpin(request)
+            await self.prefixes.unpin(request)
         except QuireError as error:
             self._history.note(f"{self.process.name} has not unpinned {request.name}: {error.message}")
 
@@ -136,6 +136,7 @@ class SchedulerLife:
     async def _serve(self) -> None:
         epoch = await self.journal.open()
         await self.recovery.read(self._store, RECORD_TTL_S)
+        self.keeper.restore(self.recovery.pins)
         fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.workers = Workers(
             self.engine,

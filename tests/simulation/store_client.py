@@ -43,6 +43,7 @@ class StoreClient:
 
     kind = "redis"
     durable = True
+    durability = "simulated"
 
     def __init__(self, server: StoreServer) -> None:
         self._journal = _Link(server, JOURNAL_TIMEOUT_S)
@@ -51,6 +52,9 @@ class StoreClient:
     async def next_epoch(self) -> int:
         epoch: int = await self._side.call("incr", lambda store: store.next_epoch(), is_write=True)
         return epoch
+
+    async def raise_epoch(self, epoch: int) -> None:
+        await self._side.call(f"raise {epoch}", lambda store: store.raise_epoch(epoch), is_write=True)
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         name = f"append {entry_id} {len(payload)} {crc32(payload)}"
