@@ -45,9 +45,10 @@ def reports() -> Iterator[list[BeamReport]]:
     sum(reports, BeamReport()).assert_cuts_are_rare()
 
 
-def load_of(folder: Path, short: Prompt, long: Prompt, max_tokens: int) -> MixedLoad:
+def load_of(folder: Path, short: Prompt, long: Prompt, max_tokens: int, *, has_all: bool = False) -> MixedLoad:
     site = ModelSite(folder)
-    searches = all_searches(*short, max_tokens) + some_searches(*long, max_tokens)
+    searches = (all_searches if has_all else some_searches)(*short, max_tokens)
+    searches += some_searches(*long, max_tokens)
     searches += smaller_searches(*short, max_tokens) + edited_searches(site.reference, *short, max_tokens)
     return MixedLoad.of(site, searches, random_prompts(OTHER_LENGTHS, seed=5))
 
@@ -55,7 +56,8 @@ def load_of(folder: Path, short: Prompt, long: Prompt, max_tokens: int) -> Mixed
 def tiny_load(family: str, folder: Path) -> MixedLoad:
     seed, *ends = FAMILIES[family]
     short, long = (random_prompts([length], seed=3)[0] for length in (9, 37))
-    return load_of(write_tiny_model(family, folder, seed), (short, ends[0]), (long, ends[1]), MAX_TOKENS)
+    model, has_all = write_tiny_model(family, folder, seed), family == "llama_gqa"
+    return load_of(model, (short, ends[0]), (long, ends[1]), MAX_TOKENS, has_all=has_all)
 
 
 def demo_load() -> MixedLoad:

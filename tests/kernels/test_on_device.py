@@ -18,7 +18,7 @@ LONG = {
     "models": {"test_forward.py", "test_device_runner.py"},
 }
 PARTS = {**LONG, "others": FILES.difference(*LONG.values())}
-TIMEOUT_S = 600
+TIMEOUT_S = 900
 
 
 def interpret(names: Set[str]) -> subprocess.CompletedProcess[str]:
