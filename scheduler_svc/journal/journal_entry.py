@@ -25,12 +25,13 @@ class PendingEntry:
     `needed`: keys of what can be read from this entry on.
     """
 
-    __slots__ = ("_entry", "_sequences", "_tokens", "accepted", "needed", "num_bytes", "on_durable")
+    __slots__ = ("_entry", "_num_restated", "_sequences", "_tokens", "accepted", "needed", "num_bytes", "on_durable")
 
     def __init__(self) -> None:
         self._entry = pb.JournalEntry()
         self._sequences = array("q")
         self._tokens = array("i")
+        self._num_restated = 0  # records that are there again
         self.num_bytes = 0  # about; without what is restated
         self.needed: list[Hashable] = []
         self.accepted: list[asyncio.Future[None]] = []
@@ -38,11 +39,11 @@ class PendingEntry:
 
     @property
     def num_records(self) -> int:
-        """Admissions, tokens, decisions of beam searches, preemptions, pauses, pins, and finishes."""
+        """Admissions, tokens, decisions of beam searches, preemptions, pauses, pins, and finishes, that are news."""
         entry = self._entry
         num_ends = len(entry.sample_finishes) + len(entry.finishes)
         num_decisions = len(entry.beam_steps) + len(entry.preemptions) + len(entry.pauses) + len(entry.pins)
-        return len(entry.admissions) + len(self._tokens) + num_decisions + num_ends
+        return len(entry.admissions) + len(self._tokens) + num_decisions + num_ends - self._num_restated
 
     def add_admission(self, admission: pb.Admission, accepted: "asyncio.Future[None]") -> None:
         """Copies the admission; `accepted` is for the caller of the journal to wait on."""
@@ -118,8 +119,10 @@ class PendingEntry:
         restated = pb.JournalEntry()
         keys = write(restated)
         if keys:
+            num_records = self.num_records
             restated.MergeFrom(self._entry)
             self._entry = restated
+            self._num_restated = self.num_records - num_records
             self.needed = [*keys, *self.needed]
 
     @property

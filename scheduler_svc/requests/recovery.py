@@ -291,11 +291,14 @@ class Recovery:
 
 
 async def _needed(replay: JournalReplay, store: Store, record_ttl_s: int) -> list[JournaledRequest]:
-    """Those without an end, and those whose end came so late that their record was not written, in order."""
+    """Those without an end, and those whose end came so late that their record was not written, in order.
+
+    A record without an end in the journal is of a request whose end the store has lost: it stays as it is.
+    """
     oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
     owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
-    recorded = await store.known_records([each.request_id for each in owners if each.finish is not None])
-    return [each for each in owners if each.finish is None or each.request_id not in recorded]
+    recorded = await store.known_records([each.request_id for each in owners])
+    return [each for each in owners if each.request_id not in recorded]
 
 
 def _nothing() -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from protos import inference_pb2 as pb
+from protos import journal_pb2
+from scheduler_svc.journal.journal_entry import PendingEntry
 from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StoreFlushedError, StoreUnavailableError
@@ -152,6 +154,33 @@ async def test_a_store_that_lost_the_journal_has_all_that_lives_when_the_schedul
         await run_through_deaths(lives, clients, [])
         await assert_as_undisturbed(lives, clients)
         assert store.num_losses >= 3 and lives.num_recovered
+
+
+async def test_a_request_whose_end_the_store_lost_stays_as_its_record_says() -> None:
+    store = LossyStore(random.Random(1))
+    async with lives_on(store) as lives:
+        site = await lives.begin()
+        await lives.add_workers()
+        client = Client(counting(10, 4, "ended", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+        await client.come(site)
+        await until(lambda: client.is_done and not site.records.num_pending)
+        entries = [entry for _, entry in await entries_of(store)]
+        store.lose(next(place for place, entry in enumerate(entries) if entry.finishes))
+        await lives.die()
+        site = await lives.begin()
+        assert not site.recovery.num_waiting
+        assert_recorded(await record_of(site, "ended"), client.seen)
+
+
+def test_what_is_said_again_is_no_news() -> None:
+    def write(restated: journal_pb2.JournalEntry) -> list[Hashable]:
+        restated.finishes.add(sequence=1, state=pb.REQUEST_STATE_FINISHED)
+        return [1]
+
+    entry = PendingEntry()
+    entry.add_deltas([5], [7])
+    entry.restate(write)
+    assert entry.num_records == 1
 
 
 async def test_an_idle_scheduler_finds_out_that_the_journal_is_gone() -> None:
