@@ -39,6 +39,7 @@ _OF_SCHEDULERS: list[Kind] = [
     "scheduler freezes",
     "second leader",
 ]
+_OF_MORTAL_SCHEDULERS: list[Kind] = ["scheduler dies", "scheduler dies at entry", "scheduler dies at step"]
 _OF_WORKERS: list[Kind] = [
     "worker dies",
     "worker dies",
@@ -56,7 +57,6 @@ _OF_STORE: list[Kind] = [
     "store is slow",
 ]
 _OF_LOSSY_STORE: list[Kind] = ["store is flushed", "store fails over"]
-MAX_FAILED_STEPS = 2  # fewer than a request may be in before it is blamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Fault:
 
 
 def draw_faults(random_: Random) -> list[Fault]:
-    """In order of time. A store that loses data does so in runs in which no scheduler dies."""
+    """In order of time. Where a store loses data, schedulers are killed, and do not have followers while they live."""
     pools: list[list[Kind]] = []
     theme = random_.random()
     if theme < 0.55:
@@ -79,15 +79,13 @@ def draw_faults(random_: Random) -> list[Fault]:
         pools.append(_OF_WORKERS)
     if 0.3 < theme < 0.5 or 0.7 < theme < 0.95:
         pools.append(_OF_STORE)
-    if 0.8 < theme < 0.95:
+    if theme > 0.8:
         pools.append(_OF_LOSSY_STORE)
+    if theme > 0.9:
+        pools.append(_OF_MORTAL_SCHEDULERS)
     faults = []
-    num_failed_steps = 0
     for _ in range(random_.randrange(1, 7) if pools else 0):
         kind = random_.choice(random_.choice(pools))
-        num_failed_steps += kind == "step fails"
-        if kind == "step fails" and num_failed_steps > MAX_FAILED_STEPS:
-            continue
         at_s = random_.uniform(0.0, FAULTS_S)
         lasts_s = random_.choice([0.05, 0.5, 1.7, 4.0, 9.0])
         faults.append(Fault(kind=kind, at_s=at_s, lasts_s=lasts_s, number=random_.randrange(1, 30)))

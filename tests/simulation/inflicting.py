@@ -7,6 +7,7 @@ from tests.simulation.store_server import Mode
 from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
 from tests.simulation.world import World
 
+POSTPONED_S = 0.7  # what would lose the only copy
 LEASE_S = 1.5  # after which a silent leader is followed by another
 RELEASE_S = 6.0  # after which somebody ends a leader that has a successor and does not notice
 HEALED_S = 20.0  # from then on nothing goes wrong any more
@@ -64,6 +65,8 @@ class Inflicting:
         elif what == "is slow":
             store.delay_s = (0.02, 0.7)
             self._later(fault.lasts_s, self._end_slowness)
+        elif not self._world.has_memory():
+            self._later(POSTPONED_S, self._do, fault)
         elif what == "is flushed":
             store.flush()
         else:

@@ -37,6 +37,7 @@ class JournalTruth:
     epoch: int = 0  # the highest
     _last_payload: bytes = b""
     _unsure: set[bytes] = field(default_factory=set)  # perhaps lost before they were acknowledged: may come again
+    has_loss: bool = False  # of entries that nobody may have been told of
     _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
 
     def take(self, entry_id: EntryId, payload: bytes) -> None:
@@ -56,11 +57,13 @@ class JournalTruth:
             self._sample_of[number].append(token)
         for step in entry.beam_steps:
             self.by_number[step.sequence].num_beam_steps += 1
+        restated = {each.admission.sequence for each in entry.restatements}
         for finish in entry.finishes:
-            self._finish(finish)
+            self._finish(finish, is_repeated=finish.sequence in restated)
 
     def note_loss(self) -> None:
         """The store has lost entries, perhaps the one that its writer still waits for."""
+        self.has_loss = True
         self._unsure.add(self._last_payload)
 
     def owner(self, request_id: str) -> Admitted | None:
@@ -75,14 +78,15 @@ class JournalTruth:
         request, number = admission.request, admission.sequence
         num_drawn = 0 if request.HasField("beam") else num_sequences_of(request)
         admitted = Admitted(number, request.request_id, [[] for _ in range(num_drawn)])
-        if number in self.by_number:
+        earlier = self.by_number.get(number)
+        if earlier is not None and earlier.state is None and not earlier.is_withdrawn and not self.has_loss:
             self.history.violate(f"sequence {number} was admitted twice")
         self.by_number[number] = admitted
         self.by_id.setdefault(request.request_id, []).append(admitted)
         for index, tokens in enumerate(admitted.tokens):
             self._sample_of[number + index] = tokens
 
-    def _finish(self, finish: journal_pb2.Finish) -> None:
+    def _finish(self, finish: journal_pb2.Finish, *, is_repeated: bool) -> None:
         admitted = self.by_number[finish.sequence]
         if finish.withdrawn:
             admitted.is_withdrawn = True
@@ -93,5 +97,5 @@ class JournalTruth:
                 f"P1: {admitted.request_id} ended as {pb.RequestState.Name(admitted.state)}, and then as "
                 f"{pb.RequestState.Name(finish.state)}"
             )
-        else:
+        elif not is_repeated:
             self.history.violate(f"P1: {admitted.request_id} ended twice")

@@ -10,7 +10,7 @@ from random import Random
 from protos import inference_pb2 as pb
 from tests.simulation import toy_model as model
 from tests.simulation.closed_form import ClosedForm, SeenSample
-from tests.simulation.toy_device import NAN_SEED
+from tests.simulation.toy_device import NAN_SEED, STEP_KILLER_SEED, WORKER_KILLER_SEED
 
 LOAD_S = 4.0  # in which all requests arrive
 BLOCK_SIZE = 4
@@ -23,6 +23,7 @@ class Order:
     request: pb.GenerateRequest
     arrives_s: float
     cancels_after_s: float | None = None
+    paused: tuple[float, float] | None = None  # from when on, and for how long; then it is resumed again and again
     rival_of: "Order | None" = None  # which has the same id and another body
     closed_form: ClosedForm = field(init=False)
     samples: list[SeenSample] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Order:
 
     @property
     def is_poisonous(self) -> bool:
-        return self.request.sampling.seed == NAN_SEED
+        return self.request.sampling.seed in (NAN_SEED, STEP_KILLER_SEED, WORKER_KILLER_SEED)
 
     def sample(self, index: int) -> SeenSample:
         self.samples += [SeenSample() for _ in range(index + 1 - len(self.samples))]
@@ -97,6 +98,8 @@ def draw_load(random_: Random) -> Load:
             order = Order(_request(random_, f"r{number}", prefixes), random_.uniform(0.0, LOAD_S))
             if random_.random() < 0.12:
                 order.cancels_after_s = random_.uniform(0.0, 1.5)
+            if random_.random() < 0.15:
+                order.paused = (random_.uniform(0.0, 0.5), random_.choice([0.02, 0.5, 3.0]))
             mine.append(order)
         orders += mine
         plans.append(_client(random_, f"c{len(plans) + 1}", mine))
@@ -176,7 +179,7 @@ def _request(random_: Random, request_id: str, prefixes: list[list[int]]) -> pb.
     if random_.random() < 0.4:
         request.on_disconnect = pb.ON_DISCONNECT_CONTINUE
     if random_.random() < 0.04:
-        request.sampling.seed = NAN_SEED
+        request.sampling.seed = random_.choice([NAN_SEED, STEP_KILLER_SEED, WORKER_KILLER_SEED])
     return request
 
 

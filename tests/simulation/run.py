@@ -8,8 +8,6 @@ from common.errors import NotFoundError
 from tests.simulation.faults import draw_faults
 from tests.simulation.history import History, keep_log
 from tests.simulation.inflicting import Inflicting
-from tests.simulation.load import Order
-from tests.simulation.pauser import Pauser
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.verdict import faults_of_record, faults_of_rest
 from tests.simulation.virtual_clocks import virtual_clocks
@@ -46,10 +44,9 @@ def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Out
         with virtual_clocks(clock):
             world = World(loop, draw, history)
             faults = draw_faults(draw)
-            pausers = [Pauser(world, Random(draw.getrandbits(64)), order) for order in _to_be_paused(world, draw)]
             world.store.forgets = forgets
             try:
-                loop.run(_run(world, Inflicting(world, faults), pausers))
+                loop.run(_run(world, Inflicting(world, faults)))
             except (StuckError, TimeoutError) as error:
                 history.violate(f"P1: {type(error).__name__} {error}: {world.unserved()}")
             for fault in loop.faults:
@@ -78,15 +75,8 @@ def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Out
     )
 
 
-def _to_be_paused(world: World, draw: Random) -> list[Order]:
-    orders = [order for order in world.orders if order.rival_of is None]
-    return draw.sample(orders, k=min(len(orders), draw.choice([0, 0, 2, len(orders)])))
-
-
-async def _run(world: World, inflicting: Inflicting, pausers: list[Pauser]) -> None:
+async def _run(world: World, inflicting: Inflicting) -> None:
     inflicting.begin()
-    for pauser in pausers:
-        pauser.begin()
     await world.serve()
     inflicting.end()
     await until(world.is_quiet, 0.5)

@@ -41,6 +41,7 @@ class SchedulerOptions:
     grace_s: float
     max_queue_requests: int
     trim_every: int
+    restate_entries: int
 
 
 class SchedulerLife:
@@ -71,7 +72,12 @@ class SchedulerLife:
 
     def _build(self) -> None:
         options = self._options
-        self.journal = Journal(self._store, leader_id=self.process.name, trim_every=options.trim_every)
+        self.journal = Journal(
+            self._store,
+            leader_id=self.process.name,
+            trim_every=options.trim_every,
+            restate_entries=options.restate_entries,
+        )
         self.records = Records(self._store, ttl_s=RECORD_TTL_S)
         self.engine = Engine(Scheduler(options.config), self.journal, self.records)
         self.readers = Readers(self.engine, grace_s=options.grace_s)
@@ -93,8 +99,22 @@ class SchedulerLife:
         else:
             connection.end_from_server()
 
-    async def pin(self, request: pb.PinPrefixRequest) -> None:
+    async def pause(self, request_id: str, *, keep_on_host: bool) -> None:
         """As somebody asks; what comes of it is noted."""
+        try:
+            await self.admission.pause(request_id, keep_on_host=keep_on_host)
+            self._history.note(f"{self.process.name} has paused {request_id}")
+        except QuireError as error:
+            self._history.note(f"{self.process.name} has not paused {request_id}: {error.message}")
+
+    async def resume(self, request_id: str) -> None:
+        try:
+            await self.admission.resume(request_id)
+            self._history.note(f"{self.process.name} has resumed {request_id}")
+        except QuireError as error:
+            self._history.note(f"{self.process.name} has not resumed {request_id}: {error.message}")
+
+    async def pin(self, request: pb.PinPrefixRequest) -> None:
         try:
             answer = await self.prefixes.pin(request)
             self._history.note(f"{self.process.name} has pinned {answer.prefix.num_blocks} blocks")
@@ -136,7 +156,8 @@ class SchedulerLife:
     async def _serve(self) -> None:
         epoch = await self.journal.open()
         await self.recovery.read(self._store, RECORD_TTL_S)
-        self.keeper.restore(self.recovery.pins)
+        if self._options.config.enable_prefix_cache:
+            self.keeper.restore(self.recovery.pins)
         fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.workers = Workers(
             self.engine,

@@ -54,7 +54,8 @@ class StoreServer:
         self.on_loss: Callable[[], None] = lambda: None
         self.forgets = 0.0  # probability that an entry is acknowledged, and not kept: no promise survives that
         self.has_lost_data = False
-        self.flushed_s = 0.0  # when records were last lost
+        self.lost_s = 0.0  # when it last lost data
+        self.flushed_s = 0.0  # when records were among it
         self.content = LossyStore(clock_s=loop.time)
         self._loop = loop
         self._random = random_
@@ -77,7 +78,7 @@ class StoreServer:
         """Journal, epoch and records are gone."""
         self.has_lost_data = True
         self.on_loss()
-        self.flushed_s = self._loop.time()
+        self.flushed_s = self.lost_s = self._loop.time()
         self.content = LossyStore(clock_s=self._loop.time)
 
     def fail_over(self, num_entries: int) -> None:
@@ -86,6 +87,7 @@ class StoreServer:
             self.has_lost_data = True
             self.on_loss()
             self.content.lose_last(num_entries)
+            self.lost_s = self._loop.time()
 
     def _arrive(self, command: Command) -> None:
         if self.mode == "frozen":

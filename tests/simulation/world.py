@@ -22,8 +22,10 @@ from tests.simulation.verdict import fault_of_end
 from tests.simulation.virtual_loop import VirtualLoop, until
 
 GRACE_S = 5.0
+RESUME_EVERY_S = 2.0
 RESTART_S = (0.1, 0.6)
 NEWEST_FIRST = 0.8  # probability that the youngest of several is asked, where one does not know of its successor
+HEALING_S = 2.0
 LIMIT_S = 240.0  # virtual time in which everybody is served
 
 
@@ -62,6 +64,10 @@ class World:
         self.start_scheduler()
         for worker in self.workers.values():
             self.loop.outside(self.random.uniform(0.0, 0.2), worker.start)
+        for order in self.orders:
+            if order.paused is not None:
+                self.loop.outside(order.arrives_s + order.paused[0], self._pause, order)
+                self.loop.outside(order.arrives_s + sum(order.paused), self._resume, order)
         for pin in self._pins:
             self.loop.outside(pin.at_s, self._pin, pin)
             if pin.unpinned_s is not None:
@@ -79,7 +85,9 @@ class World:
 
     def kill_scheduler(self, life: SchedulerLife) -> None:
         """It is followed by another, if it was the youngest."""
-        if not life.process.is_dead:
+        if self._is_healing():
+            self.loop.outside(RESTART_S[1], self.kill_scheduler, life)
+        elif not life.process.is_dead:
             life.die()
             self._on_end(life)
 
@@ -112,7 +120,18 @@ class World:
             f"live {list(life.engine.live)}, journal {life.journal.stats}"
         )
 
-    def leader(self) -> SchedulerLife | None:
+    def has_memory(self) -> bool:
+        """Whether a scheduler lives that has all that is in the store."""
+        return self.life.serves and self.life.process.runs
+
+    def _is_healing(self) -> bool:
+        """Nothing is promised of data that the store has lost, if memory is lost before it has said it again."""
+        store, life = self.store, self.life
+        if not store.has_lost_data:
+            return False
+        return self.loop.time() < store.lost_s + HEALING_S or life.journal.stats.degraded or not self.has_memory()
+
+    def _leader(self) -> SchedulerLife | None:
         serving = [life for life in self.lives if life.serves]
         if not serving:
             return None
@@ -167,14 +186,28 @@ class World:
         """What had ended, and may have run again under the same id since the store lost its record, is not judged."""
         return self.truth.ended_before(order.request_id, self.store.flushed_s)
 
+    def _pause(self, order: Order) -> None:
+        leader = self._leader()
+        if leader is not None:
+            leader.process.spawn(leader.pause(order.request_id, keep_on_host=self.random.random() < 0.5))
+
+    def _resume(self, order: Order) -> None:
+        """More than once: its pause, or this, may still be on its way."""
+        leader = self._leader()
+        if leader is not None:
+            leader.process.spawn(leader.resume(order.request_id))
+        admitted = self.truth.owner(order.request_id)
+        if not order.is_done and (admitted is None or admitted.state is None):
+            self.loop.outside(RESUME_EVERY_S, self._resume, order)
+
     def _pin(self, pin: PinPlan) -> None:
-        leader = self.leader()
+        leader = self._leader()
         if leader is not None:
             prefix = pb.TokenIds(ids=pin.token_ids)
             leader.process.spawn(leader.pin(pb.PinPrefixRequest(name=pin.name, token_ids=prefix)))
 
     def _unpin(self, pin: PinPlan) -> None:
-        leader = self.leader()
+        leader = self._leader()
         if leader is not None:
             leader.process.spawn(leader.unpin(pb.UnpinPrefixRequest(name=pin.name)))
 
@@ -185,7 +218,7 @@ class World:
             self.history,
             self.truth,
             plan,
-            find_leader=self.leader,
+            find_leader=self._leader,
             verify=self._verify,
             is_excused=self.is_excused,
         )
@@ -208,7 +241,7 @@ class World:
                 pool,
                 num_slots=num_slots,
                 step_s=(0.001, slowest_s),
-                find_leader=self.leader,
+                find_leader=self._leader,
                 on_step=self._on_step,
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
@@ -231,4 +264,5 @@ def _draw_options(draw: Random) -> SchedulerOptions:
         grace_s=GRACE_S,
         max_queue_requests=draw.choice([1000, 1000, 1000, 3]),
         trim_every=draw.choice([2, 16, 512]),
+        restate_entries=draw.choice([2, 20, 4096]),
     )
