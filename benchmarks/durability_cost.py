@@ -32,6 +32,7 @@ VOCAB_SIZE = 2048  # of that model
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = (64, 192)  # evenly between
 WARM_UP_S = 2.0
+IDLE_S = 60.0
 WAITING = 0.25  # readers beyond those that can be served at once
 TARGET = 0.97
 
@@ -141,7 +142,15 @@ async def measure(site: Site, num_readers: int, window_s: float, seed: int) -> M
         failures = [each for each in await asyncio.gather(*tasks, return_exceptions=True) if _is_failure(each)]
         if failures:
             raise RuntimeError(f"a reader ended: {failures[0]!r}")
+        await idle(client)
         return Measured(tokens / took_s, cpu_s * 1e6 / tokens)
+
+
+async def idle(client: AsyncClient) -> None:
+    """Returns when everything that was cancelled is gone, so that the next round finds nothing of this one."""
+    async with asyncio.timeout(IDLE_S):
+        while (stats := await client.stats()).num_running or stats.num_waiting:  # noqa: ASYNC110 - stats have no event
+            await asyncio.sleep(0.05)
 
 
 def _is_failure(ending: object) -> bool:
