@@ -72,7 +72,7 @@ async def write_journal(url: str, arguments: argparse.Namespace, fingerprint: st
     """Returns how many entries that took."""
     store = RedisStore(url)
     await store.connect(patience_s=10.0)
-    writer = JournalWriter(store, "the dead one")
+    writer = JournalWriter(store, "the dead one", late_s=10.0)
     await writer.take_epoch()
     for entry in entries(arguments, fingerprint):
         await writer.write(entry.SerializeToString())

@@ -40,6 +40,7 @@ class Scheduler:
         self._config = config
         self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
         self._workers: dict[str, WorkerState] = {}
+        self._absent: WorkerState | None = None  # like the last that was here, while none is
         self._waiting = WaitingQueue(config.order)
         self._paused: dict[SequenceGroup, None] = {}
         self._admission = Admission(self._waiting, self._limits)
@@ -83,6 +84,7 @@ class Scheduler:
             num_host_blocks=num_host_blocks,
             preemption=self._config.preemption,
         )
+        self._absent = None
         self._waiting.take_back()
         if len(self._workers) == 1:
             for group in [*self._waiting, *self._paused]:  # they may be of another block size
@@ -94,6 +96,8 @@ class Scheduler:
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         """It is gone, with the KV and the tokens in flight. Returns what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
+        if not self._workers:
+            self._absent = worker.emptied()
         for step in worker.in_flight:
             beams = [step.plan.sequences[row] for row in step.plan.candidate_rows]
             for sequence in [*step.plan.sampled_sequences, *beams]:
@@ -415,22 +419,22 @@ class Scheduler:
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
 
-        Workers that drain count where there is no other. `num_prompt_tokens` are those that its `num_sequences` share.
-        0 with no worker.
+        Workers that drain count where there is no other; where none is present, the last that was. 0 before the first.
+        `num_prompt_tokens` are those that its `num_sequences` share.
         """
         return min(
             (
                 placement.max_tokens_of_each(worker, self._limits, num_prompt_tokens, num_sequences)
-                for worker in serving(self._workers.values())
+                for worker in self._yardsticks()
             ),
             default=0,
         )
 
     def max_sequences_that_fit(self) -> int:
-        """Sequences of the widest group that every present worker could hold alone. 0 with no worker."""
+        """Sequences of the widest group that could be held alone, by the workers of `max_tokens_that_fit`."""
         most = self._limits.max_num_seqs
         return min(
-            (min(most, worker.num_slots, worker.capacity_blocks) for worker in serving(self._workers.values())),
+            (min(most, worker.num_slots, worker.capacity_blocks) for worker in self._yardsticks()),
             default=0,
         )
 
@@ -466,6 +470,10 @@ class Scheduler:
             if group.swap_step is None:
                 worker.preempt(group)
             self._unpark(worker, group)
+
+    def _yardsticks(self) -> list[WorkerState]:
+        """Who says what fits."""
+        return serving(self._workers.values()) or ([self._absent] if self._absent is not None else [])
 
     def _worker_of(self, group: SequenceGroup) -> WorkerState:
         assert group.worker_id is not None

@@ -91,6 +91,20 @@ class WorkerState:
         self.num_swapped_out_blocks = 0
         self.num_swapped_in_blocks = 0
 
+    def emptied(self) -> "WorkerState":
+        """One of the same size that has just come."""
+        return WorkerState(
+            self.worker_id,
+            num_blocks=self.blocks.num_blocks,
+            block_size=self.block_size,
+            num_slots=self.num_slots,
+            num_watermark_blocks=self.num_watermark_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            enable_prefix_cache=self.enable_prefix_cache,
+            num_host_blocks=self.host.num_blocks if self.host is not None else 0,
+            preemption=self.preemption,
+        )
+
     @property
     def capacity_blocks(self) -> int:
         """The most that a group may come to hold here, and so the largest that may be started."""

@@ -298,8 +298,6 @@ class Admission:
         self._check_open()
         self._check_num_tokens(len(token_ids))
         scheduler = self._engine.scheduler
-        if scheduler.max_tokens_that_fit() == 0:
-            raise UnavailableError("no worker is connected at the moment", 1.0)
         fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)
         max_tokens = settle_length(
             params,

@@ -42,13 +42,16 @@ async def test_before_the_first_worker_a_request_is_told_to_come_back(site: Site
     assert (await site.inference.GetStats(pb.GetStatsRequest())).num_refused == 1
 
 
-async def test_while_no_worker_is_connected_a_request_is_told_to_come_back(site: Site) -> None:
-    worker = await site.add_worker()
+async def test_while_no_worker_is_connected_a_request_that_would_fit_the_last_one_waits(site: Site) -> None:
+    worker = await site.add_worker(num_blocks=8)
     await worker.stop()
     await until(lambda: not site.workers.members)
-    error = await refused(site, counting(10))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "no worker is connected" in (error.details() or "")
+    error = await refused(site, counting(10, 8 * 16 + 1))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    waiting = asyncio.create_task(site.run(counting(10)))
+    await until(lambda: bool(site.engine.live))
+    await site.add_worker("w2")
+    assert tokens_in(await waiting) == [11, 12, 13, 14]
 
 
 async def test_the_same_request_twice_at_once_runs_once(site: Site) -> None:
