@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -25,6 +26,7 @@ GONE_TIMEOUT_S = 30.0
 NUM_TWINS = 50
 NUM_STALLED = 4
 STALLED_TOKENS = 1500
+ENDLESS_TOKENS = 1500
 TIMEOUTS_S = (0.2, 0.5, 1.0, 1.5)
 NO_PROXY = ("grpc.enable_http_proxy", 0)
 
@@ -51,7 +53,8 @@ async def they_go_away(stage: Stage) -> Figures:
     await stage.reference()
     deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S)))
     await deployment.begin(*STANDARD_WORKERS)
-    load = stage.load(deployment.address, on_disconnect=quire.OnDisconnect.CANCEL)
+    endless = [replace(ask, max_tokens=ENDLESS_TOKENS) for ask in stage.asks if ask.streams and not ask.stop]
+    load = stage.load(deployment.address, on_disconnect=quire.OnDisconnect.CANCEL, asks=endless)
     bystander = stage.load(deployment.address, concurrency=4)
     for each in (load, bystander):
         await each.until_flowing()
@@ -70,7 +73,7 @@ async def they_go_away(stage: Stage) -> Figures:
 
 
 async def _all_cancelled(deployment: Deployment, load: ClientLoad, client: ClientProcess, gone_s: float) -> float:
-    """When the last of a client's requests was seen to have ended."""
+    """When the last of a client's requests was seen to be cancelled. Raises AssertionError if one ends otherwise."""
     load.update()
     mine = [told for told in load.history.requests.values() if told.request_id.startswith(f"{client.name}-")]
     waiting = {told.request_id for told in mine if told.ended_s is None and told.accepted_s is not None}
@@ -78,7 +81,7 @@ async def _all_cancelled(deployment: Deployment, load: ClientLoad, client: Clien
         while waiting:
             assert time.monotonic() < gone_s + GONE_TIMEOUT_S, f"still there: {waiting}"
             for request_id in sorted(waiting):
-                if (await asking.get(request_id)).state.is_terminal:
+                if (await asking.get(request_id)).state is quire.RequestState.CANCELLED:
                     waiting.discard(request_id)
             await asyncio.sleep(0.02)
     return time.monotonic()

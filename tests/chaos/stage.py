@@ -99,6 +99,7 @@ class Stage:
         concurrency: int | None = None,
         reconnect_timeout_s: float = 60.0,
         on_disconnect: quire.OnDisconnect = quire.OnDisconnect.CONTINUE,
+        asks: Sequence[ChaosAsk] | None = None,
     ) -> ClientLoad:
         """Clients that ask until they are told to end.
 
@@ -107,7 +108,7 @@ class Stage:
         """
         load = ClientLoad(
             address,
-            self.asks,
+            self.asks if asks is None else asks,
             self.folder(),
             f"load{next(self._load_numbers)}",
             concurrency=concurrency or self.extent.concurrency,
