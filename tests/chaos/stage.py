@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import quire
-from tests.chaos.asks import chaos_asks
+from tests.chaos.asks import ChaosAsk, chaos_asks
 from tests.chaos.chaos_store import ChaosStore
 from tests.chaos.checking import DemoMargins, Reference
 from tests.chaos.client_load import END_TIMEOUT_S, ClientLoad
