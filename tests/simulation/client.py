@@ -18,6 +18,7 @@ from tests.simulation.load import ClientPlan, Order
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.virtual_loop import VirtualLoop
 
+CONNECT_TIMEOUT_S = 2.0
 RIVAL_PATIENCE_S = 20.0  # for the request that it rivals to be accepted
 
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
@@ -78,6 +79,7 @@ class Client:
             self._leader = leader
             self._connection = Connection(self._loop, self._random, leader.process)
             leader.process.call_later(0.0005, leader.accept, self._connection)
+            self._loop.outside(CONNECT_TIMEOUT_S, self._connection.lose_if_unserved)
             try:
                 await self._converse(self._connection)
             except ConnectionLostError:

@@ -58,6 +58,11 @@ class Connection:
         """The client finds that the server is silent."""
         self.hang_up(0.0)
 
+    def lose_if_unserved(self) -> None:
+        """The server that was dialled has died before it answered."""
+        if self._task is None and not self._is_lost:
+            self.lose()
+
     def serve(self, task: "asyncio.Task[None]") -> None:
         """By the server."""
         self._task = task
