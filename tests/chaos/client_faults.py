@@ -165,7 +165,7 @@ async def _until_all_computed(deployment: Deployment) -> None:
 
 async def _num_wrong_positions(call: "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]") -> int:
     due = 0
-    while (response := await call.read()) is not grpc.aio.EOF:
+    while isinstance(response := await call.read(), pb.GenerateResponse):
         if response.HasField("chunk"):
             if response.chunk.position != due:
                 return STALLED_TOKENS
