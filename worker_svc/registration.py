@@ -5,7 +5,7 @@ holds up no other. Whoever starts first waits for the other. It logs changes, no
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -54,14 +54,20 @@ class Registration:
     """The lease of one worker with whoever leads. `on_epoch` is told each higher epoch."""
 
     def __init__(
-        self, schedulers: str, identity: WorkerIdentity, on_epoch: Callable[[int], None] = lambda epoch: None
+        self,
+        schedulers: str,
+        identity: WorkerIdentity,
+        on_epoch: Callable[[int], None] = lambda epoch: None,
+        resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = resolve,
     ) -> None:
-        """`schedulers` are addresses, with commas between."""
+        """`schedulers` are addresses, with commas between; `resolve` gives all that they stand for."""
         self._given = split_addresses(schedulers)
+        self._resolve = resolve
+        self._could_not_resolve = False
         self._identity = identity
         self._on_epoch = on_epoch
         self._doors: dict[str, _Door] = {}
-        self._resolved: list[str] = []
+        self._resolved = self._given  # what they stand for, as last seen
         self._hint: str | None = None  # where the leader was said to be
         self._epoch = 0  # the highest that a leader answered with
         self._knock_now = asyncio.Event()
@@ -72,7 +78,7 @@ class Registration:
         """Registers every third of the lease, until cancelled."""
         try:
             while True:
-                self._resolved = await resolve(self._given)
+                await self._look_up()
                 await self._set_doors()
                 await asyncio.sleep(_RESOLVE_S)
         finally:
@@ -117,6 +123,16 @@ class Registration:
     @property
     def _has_leader(self) -> bool:
         return any(door.epoch for door in self._doors.values())
+
+    async def _look_up(self) -> None:
+        """What goes wrong with a look may go well with the next; until then the last one counts."""
+        try:
+            self._resolved = await self._resolve(self._given)
+            self._could_not_resolve = False
+        except Exception as error:
+            if not self._could_not_resolve:
+                log.warning("schedulers not looked up", schedulers=self._given, reason=repr(error))
+            self._could_not_resolve = True
 
     async def _set_doors(self) -> None:
         """Knocks where the names lead to now, and where the leader was said to be."""

@@ -1,7 +1,7 @@
 """A worker announces itself to whatever scheduler is there, was not there, or comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -223,3 +223,27 @@ async def test_a_worker_that_is_left_by_its_leader_asks_at_once() -> None:
                 registration.knock()
                 await asyncio.sleep(0.01)
     await leader.server.stop(0)
+
+
+async def test_names_are_looked_up_again_after_a_look_that_failed() -> None:
+    looks = 0
+
+    async def resolve(addresses: Sequence[str]) -> list[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OverflowError("getaddrinfo has had enough")
+        return [address]
+
+    scheduler = Scheduler()
+    await scheduler.start(address := free_address())
+    registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
+    with structlog.testing.capture_logs() as logs:
+        keeping = asyncio.create_task(registration.keep())
+        await scheduler.requests.get()
+        keeping.cancel()
+        await registration.close()
+    await scheduler.server.stop(0)
+    assert [log["reason"] for log in logs if log["event"] == "schedulers not looked up"] == [
+        "OverflowError('getaddrinfo has had enough')"
+    ]
