@@ -199,6 +199,7 @@ class AsyncClient:
                     try:
                         if await self.health() is Health.SERVING:
                             return
+                        await self._connect().look_for_leader()
                     except (UnavailableError, NotFoundError) as error:
                         why = error.message
                     await asyncio.sleep(READY_POLL_S)

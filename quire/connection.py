@@ -21,6 +21,7 @@ from common.errors import (
 )
 from common.rpc import error_of
 from protos import cluster_pb2_grpc, inference_pb2_grpc
+from protos import inference_pb2 as pb
 from quire.absence import leaderless, unreachable
 from quire.params import ClientOptions
 from quire.results import Health
@@ -88,6 +89,13 @@ class Connection:
                     raise error from rpc_error
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             await asyncio.sleep(delay_s)
+
+    async def look_for_leader(self) -> None:
+        """Asks the current server for anything that only a leader answers, and goes where it says that one is."""
+        try:
+            await self.inference.GetStats(pb.GetStatsRequest(), timeout=self._options.connect_timeout_s)
+        except grpc.aio.AioRpcError as rpc_error:
+            self._servers.failed(self._error_of(rpc_error), was_reached=bool(rpc_error.trailing_metadata()))
 
     async def health(self, service: str) -> Health:
         """Asks every server once: one that serves is enough.

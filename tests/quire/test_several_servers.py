@@ -70,6 +70,17 @@ async def test_a_standby_is_asked_once_and_its_word_taken(server: ScriptedServer
         assert await asyncio.to_thread(client.model)
 
 
+async def test_whoever_waits_for_readiness_at_a_standby_is_sent_to_its_leader(
+    server: ScriptedServer, standby: Standby
+) -> None:
+    async with quire.AsyncClient(standby.address) as client:
+        with pytest.raises(quire.UnavailableError, match="not ready after"):
+            await client.wait_ready(0.3)
+        standby.gate.note_leader(server.address)
+        await client.wait_ready(30)
+        assert await client.health() is quire.Health.SERVING
+
+
 async def test_a_stream_goes_on_at_the_server_that_follows(server: ScriptedServer) -> None:
     server.default = Script(num_tokens=6, released=3)
     follower = ScriptedServer()
