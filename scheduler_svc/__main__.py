@@ -45,6 +45,7 @@ from scheduler_svc.workers.workers import Workers
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 JOURNAL = "quire.v1.Journal"  # by health alone
+_LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
 
 log = structlog.get_logger()
@@ -167,6 +168,9 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
         await server.set_serving(INFERENCE, False)
         keeper.close()
         successors = await lease.standbys()
+        if successors:  # one that is told to end together with us leaves now
+            await _unless_failed(asyncio.sleep(_LEAVE_S), (fatal, *running))
+            successors = await lease.standbys()
         if successors:
             log.info("handing over", live=len(engine.live), to=successors)
             gate.close(successors[0])

@@ -162,3 +162,18 @@ async def test_a_leader_that_is_told_to_end_hands_over(pair: Pair) -> None:
         assert [field.name for field, _ in last_end[1].ListFields()] == ["leader_end"]
         assert entries[ends[-1] + 1][0] == (began["epoch"], 0)
         assert "Traceback" not in "".join(leader.raw)
+
+
+async def test_leader_and_standby_that_end_together_lose_nothing(pair: Pair) -> None:
+    async with quire.AsyncClient(pair.address) as client:
+        async with pair.led() as (leader, standby):
+            await client.wait_ready(60)
+            load = Load(pair, client)
+            await load.is_under_way()
+            for each in (standby, leader):
+                each.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(standby.wait) == 0
+            assert await asyncio.to_thread(leader.wait) == 0
+        async with pair.led():  # the next ones on the store, if anything was left to them
+            await load.equals_an_undisturbed_run()
+            await all_free(client)
