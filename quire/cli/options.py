@@ -9,7 +9,13 @@ from quire.params import GenerateParams
 CONNECT_TIMEOUT_S = 1.0  # a person waits: say soon that nothing answers
 
 Address = Annotated[
-    str, typer.Option("--address", "-a", envvar="QUIRE_ADDRESS", help="Where the server listens, host:port.")
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="QUIRE_ADDRESS",
+        help="Where the server listens, host:port; several with commas between.",
+    ),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Longest output, in tokens.")]
 MinTokens = Annotated[int | None, typer.Option(help="Shortest output, in tokens.")]

@@ -30,6 +30,12 @@ def serve(
         str | None, typer.Option(help=f"Address, host:port; port 0 takes any free one. Default: {DEFAULT_ADDRESS}.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: 1.")] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option(
+            "--standby", help="Run a second scheduler, on the next port, that goes on when the first is gone."
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where journal and logs are kept. Default: ~/.local/state/quire.")
     ] = None,

@@ -29,6 +29,7 @@ class ServeSettings(Settings):
     model: str = Field(min_length=1, description="folder of a checkpoint, or its id on the hub")
     listen: str = Field("127.0.0.1:7847", pattern=r"^.+:\d{1,5}$", description="address to serve on")
     workers: int = Field(1, ge=1, le=64, description="worker processes")
+    standby: bool = Field(False, description="run a second scheduler, which goes on at once when the first is gone")
     data_dir: Path | None = Field(None, description="where journal and logs are kept")
     store: Literal["auto", "embedded", "memory"] = Field("auto", description="where the journal lives without a URL")
     appendfsync: Literal["always", "everysec"] = Field("always", description="when the embedded store syncs its file")
@@ -63,7 +64,8 @@ class ServeSettings(Settings):
 
     def scheduler_flags(self) -> list[str]:
         """What the scheduler is told beside address and store."""
-        return _flags(
+        standby = ["--standby"] if self.standby else []
+        return standby + _flags(
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_batched_tokens,
             pipeline_depth=self.pipeline_depth,

@@ -174,6 +174,49 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
     assert (data_dir / "store" / "appendonlydir").is_dir()
 
 
+def led_by(address: str) -> str:
+    """Which of several schedulers leads."""
+
+    async def leads(each: str) -> bool:
+        async with quire.AsyncClient(each) as client:
+            return await client.health("quire.v1.Cluster") is quire.Health.SERVING
+
+    (leader,) = [each for each in address.split(",") if asyncio.run(leads(each))]
+    return leader
+
+
+@pytest.mark.timeout(300)
+def test_with_a_standby_streams_go_on_when_the_leading_scheduler_is_killed(data_dir: Path) -> None:
+    serve = Serve(data_dir, "--standby")
+    address = serve.wait_ready()
+    both = address.split(",")
+    leader = led_by(address)
+    (pid,) = pids_of(data_dir, f"--listen\0{leader}\0")
+    with quire.Client(address) as client:
+        streams = [client.stream("Once upon a time", max_tokens=400, ignore_eos=True) for _ in range(3)]
+        for stream in streams:
+            next(stream)
+        os.kill(pid, signal.SIGKILL)
+        assert [stream.completion().usage.completion_tokens for stream in streams] == [400] * 3
+        (follower,) = [each for each in both if each != leader]
+        assert led_by(address) == follower
+        name = f"scheduler-{both.index(leader)}"
+        serve.wait_for(rf"{name} was killed by signal 9; starting it again")
+        assert asyncio.run(generate(leader))  # it stands by, and says where to go
+        with client.stream("Once upon a time", max_tokens=64, ignore_eos=True) as stream:
+            stream.accepted()
+            serve.process.send_signal(signal.SIGTERM)
+            assert stream.completion().usage.completion_tokens == 64  # nobody hands over: who leads lets it end
+    assert serve.wait() == 0
+    assert "handing over" not in "".join((data_dir / "logs" / f"scheduler-{i}.log").read_text() for i in (0, 1))
+
+
+def test_a_standby_without_a_store_to_share_is_refused(data_dir: Path) -> None:
+    serve = Serve(data_dir, "--standby", "--store", "memory")
+    assert serve.wait() == 2
+    assert "a standby needs a store" in serve.said[-1]
+
+
 def test_ctrl_c_lets_a_running_request_end(data_dir: Path) -> None:
     serve = Serve(data_dir, "--store", "memory", "--verbose")
     address = serve.wait_ready()

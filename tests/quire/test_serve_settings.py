@@ -136,3 +136,10 @@ def test_the_data_folder_follows_the_desktop_convention(monkeypatch: pytest.Monk
     assert ServeSettings(model="m").folder == tmp_path / "quire"
     monkeypatch.delenv("XDG_STATE_HOME")
     assert ServeSettings(model="m").folder == Path.home() / ".local" / "state" / "quire"
+
+
+def test_both_schedulers_are_told_that_they_may_have_to_stand_by() -> None:
+    assert settled("m", "--standby")["standby"] is True
+    assert settled("m")["standby"] is False
+    assert "--standby" in ServeSettings(model="m", standby=True).scheduler_flags()
+    assert "--standby" not in ServeSettings(model="m").scheduler_flags()

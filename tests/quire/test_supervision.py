@@ -17,7 +17,7 @@ from quire.cli.supervisor.child import Child, StartFailedError, module_command
 from quire.cli.supervisor.data_folder import MAX_SOCKET_PATH, DataFolder, FolderInUseError
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
-from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, without_password
+from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next, without_password
 from quire.cli.supervisor.service_log import ServiceLog
 
 ENDLESS = "import signal; print('up', flush=True); signal.pause()"
@@ -136,6 +136,22 @@ def test_readiness_is_read_from_the_events_of_the_last_start_alone(tmp_path: Pat
         file.write(b'a line about "ready"\n["ready"]\n{"event": "ready"}\n{"other": "ready"}\n\xff "ready"\n')
     assert log.first_time_of("ready") is None
     assert log.last_lines()[0] == 'a line about "ready"'
+
+
+async def test_what_a_child_has_said_counts_from_its_last_start(tmp_path: Path) -> None:
+    first = f"import os, pathlib; mark = pathlib.Path({str(tmp_path / 'mark')!r})\nif not mark.exists(): "
+    code = first + says_ready(0.0) + "mark.touch()\nprint(os.getpid(), flush=True); " + ENDLESS
+    service = child(tmp_path, code, Restarts())
+    log = tmp_path / "service.log"
+    assert not service.has_said("ready")  # it never was there
+    supervising = asyncio.create_task(service.supervise(lambda: True))
+    await logged(log, "up")
+    assert service.has_said("ready") and not service.has_said("leading")
+    os.kill(int(log.read_text().splitlines()[1]), signal.SIGKILL)
+    await logged(log, "up", 2)
+    assert not service.has_said("ready")
+    await service.end(10)
+    await supervising
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -367,6 +383,16 @@ def test_port_zero_becomes_a_port_and_a_port_in_use_is_refused() -> None:
         settle_listen("127.0.0.1:99999")
     with pytest.raises(PlaceError, match="--listen"):
         settle_listen("203.0.113.1:0")  # not an address of this machine
+
+
+def test_a_second_server_takes_the_next_port_or_any_that_is_free() -> None:
+    host = "127.0.0.1"
+    with socket.create_server((host, 0)) as neighbour:
+        taken = int(neighbour.getsockname()[1])
+        other = settle_next(f"{host}:{taken - 1}")
+        assert other not in (f"{host}:{taken - 1}", f"{host}:{taken}")
+    assert settle_next(f"{host}:{taken - 1}") == f"{host}:{taken}"
+    assert settle_next(f"{host}:65535") != f"{host}:65535"
 
 
 def test_what_listens_everywhere_is_dialled_here() -> None:

@@ -101,6 +101,10 @@ class Child:
             process.kill()
             await process.wait()
 
+    def has_said(self, event: str) -> bool:
+        """Whether it has logged the event since its last start; at a high log level it says little."""
+        return self.log.path.exists() and self.log.first_time_of(event) is not None
+
     def kill(self) -> None:
         """SIGKILL, for who cannot wait."""
         self._is_ending = True

