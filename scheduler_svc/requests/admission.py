@@ -169,15 +169,11 @@ class Admission:
         return (await self._found_record(request_id)).response
 
     async def cancel(self, request_id: str) -> pb.RequestState.ValueType:
-        """Ends a request, unless it has ended. Returns its state. Raises NotFoundError."""
-        state = self.recovery.end(request_id, pb.REQUEST_STATE_CANCELLED)
-        if state is not None:
-            return state
-        live = await self._live(request_id)
-        if live is None:
-            return (await self.response(request_id)).state
-        self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
-        return live.ended_state or live.state
+        """Ends a request, unless it has ended. Returns its state once its end is durable.
+
+        Raises NotFoundError, UnavailableError.
+        """
+        return await self._in_time(self._cancel(request_id))
 
     async def pause(self, request_id: str, *, keep_on_host: bool) -> pb.RequestState.ValueType:
         """Pauses a request; returns when that is durable.
@@ -190,6 +186,17 @@ class Admission:
     async def resume(self, request_id: str) -> pb.RequestState.ValueType:
         """Lets a paused request go on, and returns its state once that is durable. Raises as `pause`."""
         return await self._in_time(self._resume(request_id))
+
+    async def _cancel(self, request_id: str) -> pb.RequestState.ValueType:
+        state = await self.recovery.cancel(request_id)
+        if state is not None:
+            return state
+        live = await self._live(request_id)
+        if live is None:
+            return (await self.response(request_id)).state
+        self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
+        await live.closed.wait()
+        return live.ended_state or live.state
 
     async def _pause(self, request_id: str, keep_on_host: bool) -> None:
         if not await self.recovery.set_paused(request_id, is_paused=True):

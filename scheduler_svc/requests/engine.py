@@ -435,6 +435,7 @@ class Engine:
             self._sample_of.pop(sequence.seq_id, None)
             self._with_stop_strings.discard(sequence.seq_id)
         self._note_emptiness()
+        request.closed.set()
         log.info(
             "request ended",
             request_id=request.request_id,

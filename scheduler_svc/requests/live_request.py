@@ -83,6 +83,7 @@ class LiveRequest:
     num_settled_preemptions: int = 0
     admission: journal_pb2.Admission | None = None  # as the journal has it
     durable: DurableState = field(default_factory=DurableState)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)  # set when its end is durable
 
     @property
     def request_id(self) -> str:

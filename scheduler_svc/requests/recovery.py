@@ -37,6 +37,7 @@ class Waiting:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     deadline: asyncio.TimerHandle | None = None
     ended: journal_pb2.Finish | None = None  # decided here, though perhaps not yet durable
+    end_durable: asyncio.Event = field(default_factory=asyncio.Event)  # that of `ended`
     lost_by: str = ""  # why it cannot be rebuilt
 
     @property
@@ -161,6 +162,14 @@ class Recovery:
             )
         return finish.state
 
+    async def cancel(self, request_id: str) -> pb.RequestState.ValueType | None:
+        """As `end`; returns when the end is durable."""
+        waiting = self._waiting.get(request_id)
+        state = self.end(request_id, pb.REQUEST_STATE_CANCELLED)
+        if waiting is not None and waiting.journaled.finish is None:
+            await waiting.end_durable.wait()
+        return state
+
     async def set_paused(self, request_id: str, *, is_paused: bool) -> bool:
         """Pauses or resumes a request that waits; returns when that is durable. False: it does not wait.
 
@@ -218,6 +227,7 @@ class Recovery:
 
     def _end_is_durable(self, waiting: Waiting) -> None:
         waiting.journaled.finish = waiting.ended
+        waiting.end_durable.set()
         if waiting.lost_by:
             self._close_without_text(waiting)
         elif self._model is not None and waiting.fingerprint == self._model.fingerprint:
