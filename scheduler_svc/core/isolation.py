@@ -166,17 +166,16 @@ class Isolation:
         return Verdict(group, incidents.num_failed_steps, incidents.num_losses, incidents.num_lone_losses)
 
     def _suspect(self, groups: list[SequenceGroup]) -> None:
-        """They are a cohort of their own from now on; who is paused will be once it goes on."""
-        groups = [group for group in groups if not group.is_paused]
-        if not groups:
-            return
-        cohort = Cohort()
+        """They are a cohort of their own from now on, those of each place; who is paused will be once it goes on."""
+        cohorts: dict[str | None, Cohort] = {}  # a cohort is on one worker at most
         for group in groups:
+            if group.is_paused:
+                continue
             self._leave_cohort(group)
-            group.cohort = cohort
+            group.cohort = cohort = cohorts.setdefault(group.worker_id, Cohort())
             cohort.groups[group] = None
             self._waiting.set_apart(group)
-        self._cohorts[cohort] = None
+        self._cohorts.update(dict.fromkeys(cohorts.values()))
 
     def _clear(self, group: SequenceGroup) -> None:
         del self._incidents[group]

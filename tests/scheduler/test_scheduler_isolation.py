@@ -239,3 +239,25 @@ def test_a_suspect_that_is_cancelled_is_forgotten() -> None:
     site.run(kills=False)
     assert site.failed == []
     site.cluster.assert_idle_and_unleaked()
+
+
+def test_who_has_moved_since_its_step_failed_is_tried_where_it_is() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=24, pipeline_depth=2, watermark=0.0))
+    cluster.add_worker("a", num_blocks=200)
+    for number in range(3):  # with their 104 tokens they are too large for the other worker
+        cluster.add([number + 1] * 4, 100)
+    for _ in range(2):
+        cluster.step("a")
+    moving = cluster.add([7] * 60, 10)
+    cluster.step("a")
+    plan = cluster.start("a")
+    assert plan is not None and moving in plan.sequences
+    cluster.add_worker("b", num_blocks=22)
+    cluster.scheduler.drain("a")
+    cluster.start("b")
+    assert moving.worker_id == "b"
+    assert cluster.blame_step("a") == []
+    cluster.scheduler.check()
+    cluster.run_until_idle()
+    assert all(sequence.num_output_tokens == sequence.max_tokens for sequence in cluster.sequences)
+    cluster.assert_outputs_are_unconstrained()
