@@ -70,6 +70,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.journal_cost
 	$(BIN)/python -m benchmarks.durability_cost
 	$(BIN)/python -m benchmarks.recovery_time
+	$(BIN)/python -m benchmarks.failover_time
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.schedule_cost
 	$(BIN)/python -m benchmarks.kv_utilisation

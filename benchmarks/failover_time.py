@@ -1,6 +1,6 @@
 """How long nobody leads, and how long no token comes, when a leader with a hot standby is killed or told to end.
 
-    python -m benchmarks.failover_time [--rounds 5] [--requests 1 2000] [--lease-ms 1500] [--output FILE]
+    python -m benchmarks.failover_time [--rounds 7] [--requests 1 2000] [--lease-ms 1500] [--output FILE]
 
 Each round has a journal of its own in an embedded Valkey, filled with live requests as a dead scheduler would have
 left them; a leader that goes on with these, a standby, a simulated worker, and a client that reads the first of the
@@ -183,7 +183,7 @@ def row_of(how: str, requests: int, rounds: Sequence[Round]) -> Row:
 def main() -> None:
     """Entry point of `python -m benchmarks.failover_time`."""
     parser = argparse.ArgumentParser(prog="failover_time", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 2000], help="live requests in the journal")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=16, help="output tokens of each request in the journal")
