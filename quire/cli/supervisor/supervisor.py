@@ -170,13 +170,15 @@ class Supervisor:
     async def _end(self, stop: asyncio.Event) -> None:
         """Schedulers, then workers, then store; a second `stop` kills what is left.
 
-        A scheduler that only stands by ends first, so that the leader sees nobody to hand over to, and drains.
+        A scheduler that only stands by ends first, so that the leader sees nobody to hand over to, and drains. Where
+        their logs do not say who leads they end together, and it is seen a little later.
         """
         if stop.is_set():
             self._say(f"ending; running requests have {self._settings.drain_timeout_s:g} s, a second Ctrl-C ends them")
             stop.clear()
         impatient = asyncio.create_task(self._kill_on(stop))
-        idle = [each for each in self._schedulers if self._settings.standby and not each.has_said("leading")]
+        leading = [each for each in self._schedulers if each.has_said("leading")]
+        idle = [each for each in self._schedulers if each not in leading] if leading else []
         for several, time_s in (
             (idle, SCHEDULER_END_S),
             (self._schedulers, self._settings.drain_timeout_s + SCHEDULER_END_S),
