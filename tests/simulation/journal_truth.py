@@ -41,10 +41,10 @@ class JournalTruth:
     _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
 
     def take(self, entry_id: EntryId, payload: bytes) -> None:
+        self._last_payload = payload
         if payload in self._unsure:
             self._unsure.discard(payload)
             return
-        self._last_payload = payload
         entry = journal_pb2.JournalEntry.FromString(payload)
         self.num_entries += 1
         if entry_id.epoch < self.epoch:
@@ -61,10 +61,11 @@ class JournalTruth:
         for finish in entry.finishes:
             self._finish(finish, is_repeated=finish.sequence in restated)
 
-    def note_loss(self) -> None:
+    def note_loss(self, is_last_unanswered: bool) -> None:
         """The store has lost entries, perhaps the one that its writer still waits for."""
         self.has_loss = True
-        self._unsure.add(self._last_payload)
+        if is_last_unanswered:
+            self._unsure.add(self._last_payload)
 
     def owner(self, request_id: str) -> Admitted | None:
         """The last that was admitted by this id, unless it was withdrawn."""

@@ -13,12 +13,13 @@ SIDE_TIMEOUT_S = 5.0
 
 
 class _Link:
-    """A command that has no reply in time may still be done later."""
+    """Connects when it is used, and again after any failure. A command without a reply in time may still be done."""
 
     def __init__(self, server: StoreServer, timeout_s: float) -> None:
         self._server = server
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()
+        self._connected_to: int | None = None
 
     async def call(
         self,
@@ -30,12 +31,16 @@ class _Link:
     ) -> Any:
         async with self._lock:
             reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._server.send(Command(name, work, is_write, reply, taken))
+            server = self._server.server if self._connected_to is None else self._connected_to
+            self._connected_to = None
+            self._server.send(Command(name, work, is_write, reply, server, taken))
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await reply
+                    result = await reply
             except TimeoutError as error:
                 raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from error
+            self._connected_to = server
+            return result
 
 
 class StoreClient:

@@ -40,7 +40,9 @@ class Command:
     work: Callable[[LossyStore], Coroutine[Any, Any, Any]]
     is_write: bool
     reply: "asyncio.Future[Any]"
+    server: int  # the one that its connection is to
     taken: tuple[EntryId, bytes] | None = None  # an entry that is appended
+    is_answered: bool = False
 
 
 class StoreServer:
@@ -51,7 +53,8 @@ class StoreServer:
         self.delay_s = (0.0001, 0.001)  # of either way
         self.lost_replies = 0.0  # probability
         self.on_taken: Callable[[EntryId, bytes], None] = lambda entry_id, payload: None
-        self.on_loss: Callable[[], None] = lambda: None
+        self.on_loss: Callable[[bool], None] = lambda is_last_unanswered: None
+        self.server = 1  # who it is: after a failover another, to whom nobody is connected
         self.forgets = 0.0  # probability that an entry is acknowledged, and not kept: no promise survives that
         self.has_lost_data = False
         self.lost_s = 0.0  # when it last lost data
@@ -61,6 +64,7 @@ class StoreServer:
         self._random = random_
         self._history = history
         self._backlog: list[Command] = []  # that arrived while it was frozen
+        self._last_append: Command | None = None  # that was done
 
     def send(self, command: Command) -> None:
         """It arrives after a while, whatever becomes of the sender."""
@@ -76,22 +80,28 @@ class StoreServer:
 
     def flush(self) -> None:
         """Journal, epoch and records are gone."""
-        self.has_lost_data = True
-        self.on_loss()
-        self.flushed_s = self.lost_s = self._loop.time()
+        self._note_loss()
+        self.flushed_s = self.lost_s
         self.content = LossyStore(clock_s=self._loop.time)
 
     def fail_over(self, num_entries: int) -> None:
-        """The last entries are gone."""
+        """The last entries are gone, and every connection breaks: what is on its way is lost with the old server."""
         if self.content.num_entries:
-            self.has_lost_data = True
-            self.on_loss()
+            self._note_loss()
             self.content.lose_last(num_entries)
-            self.lost_s = self._loop.time()
+            self.server += 1
+
+    def _note_loss(self) -> None:
+        last = self._last_append
+        self.on_loss(last is not None and not last.is_answered)
+        self.has_lost_data = True
+        self.lost_s = self._loop.time()
 
     def _arrive(self, command: Command) -> None:
         if self.mode == "frozen":
             self._backlog.append(command)
+        elif command.server != self.server:
+            self._reply(command, StoreUnavailableError("connection lost"))
         elif self.mode == "down":
             self._reply(command, StoreUnavailableError("connection refused"))
         elif self.mode == "full" and command.is_write:
@@ -107,6 +117,7 @@ class StoreServer:
             if command.taken is not None and self._random.random() < self.forgets:
                 self.content.lose_last(1)
             elif command.taken is not None:
+                self._last_append = command
                 self.on_taken(*command.taken)
         except Exception as error:
             result = error
@@ -118,16 +129,19 @@ class StoreServer:
         self._reply(command, result)
 
     def _reply(self, command: Command, result: Any) -> None:
-        self._loop.outside(self._delay(), _answer, command.reply, result)
+        self._loop.outside(self._delay(), self._answer, command, result)
+
+    def _answer(self, command: Command, result: Any) -> None:
+        reply = command.reply
+        if reply.done():
+            return
+        if command.server != self.server:
+            reply.set_exception(StoreUnavailableError("connection lost"))
+        elif isinstance(result, Exception):
+            reply.set_exception(result)
+        else:
+            command.is_answered = True
+            reply.set_result(result)
 
     def _delay(self) -> float:
         return self._random.uniform(*self.delay_s)
-
-
-def _answer(reply: "asyncio.Future[Any]", result: Any) -> None:
-    if reply.done():
-        return
-    if isinstance(result, Exception):
-        reply.set_exception(result)
-    else:
-        reply.set_result(result)
