@@ -115,14 +115,14 @@ class Scheduler:
                 self._wait(group, SequenceStatus.PREEMPTED)
         return worker.running
 
-    def add(self, group: SequenceGroup) -> None:
-        """It waits for a worker. Tokens beyond its prompt are output of an earlier life, and are kept.
+    def add(self, group: SequenceGroup, *, is_paused: bool = False) -> None:
+        """It waits for a worker, or until `resume` first. Tokens beyond its prompt are those of an earlier life.
 
-        With such it counts as preempted: what was computed of it, all but each member's last token, is to be computed
+        With those it counts as preempted: what was computed of it, all but each member's last token, is to be computed
         again.
         """
         for sequence in group.live:
-            if sequence.status is not SequenceStatus.WAITING or group in self._waiting:
+            if sequence.status is not SequenceStatus.WAITING or group in self._waiting or group in self._paused:
                 raise ValueError(f"sequence {sequence.seq_id} was added before")
             if sequence.has_all_tokens:
                 raise ValueError(f"sequence {sequence.seq_id} has its {sequence.max_tokens} tokens already")
@@ -135,7 +135,11 @@ class Scheduler:
                 sequence.status = SequenceStatus.PREEMPTED
                 sequence.num_lost_tokens = sequence.num_tokens - 1
         group.order = running_rank(self._config.order, group)
-        self._waiting.push(group)
+        if is_paused:
+            group.is_paused = True
+            self._paused[group] = None
+        else:
+            self._waiting.push(group)
 
     def finish(self, sequence: Sequence) -> None:
         """Finished or cancelled, in whatever state; again is harmless. A group ends with its last member.
@@ -183,9 +187,8 @@ class Scheduler:
             return
         group.is_paused = True
         self._paused[group] = None
-        if group in self._waiting:
-            self._waiting.withdraw(group)
-        elif group.worker_id is not None:
+        self._waiting.discard(group)
+        if group.worker_id is not None:
             pause_on(self._worker_of(group), group, keep_on_host=keep_on_host)
         self._isolation.note_pause(group)
 
@@ -201,10 +204,8 @@ class Scheduler:
             return
         worker = self._worker_of(group)
         del worker.paused[group]
-        if group.num_pending_tokens:
-            worker.parked[group] = None
-        else:
-            add_swapped(worker, group)
+        worker.parked[group] = None
+        self._unpark(worker, group)
 
     def schedule(self, worker_id: str, now_s: float = 0.0) -> StepPlan | None:
         """The next step of a worker. None: nothing to do now, or its pipeline is full.
@@ -384,7 +385,7 @@ class Scheduler:
         blocks = pins.pinned_blocks(worker, block_hashes)
         if blocks is None:
             return False
-        apart = [group for group in self._paused if group.worker_id is None]
+        apart = [g for g in self._paused if g.worker_id is None or self._worker_of(g).is_draining]
         elsewhere = [*self._waiting, *apart, *leaving_groups(self._workers.values())]
         pins.check_promises(worker, blocks, serving(self._workers.values()), elsewhere, self._limits)
         pins.add_pin(worker, name, blocks)
@@ -408,12 +409,16 @@ class Scheduler:
         """Groups in the queue, and their tokens; a prompt that a group shares counts once."""
         return self._waiting.num_groups, self._waiting.num_tokens
 
+    def num_in_order(self) -> int:
+        """Groups in the queue that are served in order: neither under suspicion, nor such as nobody can take now."""
+        return len(self._waiting)
+
     def num_served(self) -> int:
         """Groups that have left the queue for a worker so far; one that was preempted leaves it again."""
         return self._waiting.num_served
 
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
-        """Groups in the queue that are served before one that would come now. Looks at all that wait."""
+        """Groups in order that are served before one that would come now. Looks at all of them."""
         return self._waiting.num_ahead(priority, deadline_s)
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:

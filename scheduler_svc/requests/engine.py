@@ -112,7 +112,6 @@ class Engine:
     def start(self, request: LiveRequest, *, is_paused: bool = False) -> None:
         """Queues a request whose admission is durable. One of an earlier leader goes on from the output that it has."""
         self.live[request.request_id] = request
-        self._empty.clear()
         if request.times.accepted_ns is None:
             request.times.accepted_ns = time.monotonic_ns()
         deadline_s = request.group.deadline_s
@@ -132,10 +131,11 @@ class Engine:
                     self._with_stop_strings.add(sample.sequence.seq_id)
                 if sample.finish is not None:
                     self.scheduler.finish(sample.sequence)
-        self.scheduler.add(request.group)
+        self.scheduler.add(request.group, is_paused=is_paused)
         request.durable.is_paused = is_paused
         if is_paused:
-            self._take_off(request, keep_on_host=False)
+            self._paused.add(request)
+        self._note_emptiness()
         self.wake_workers()
 
     async def pause(self, request: LiveRequest, *, keep_on_host: bool) -> None:
@@ -151,7 +151,7 @@ class Engine:
         """Queues a paused request again; returns when that is durable. Again is harmless. It must not have ended."""
         self.scheduler.resume(request.group)
         self._paused.discard(request)
-        self._empty.clear()
+        self._note_emptiness()
         self.wake_workers()
         await self.note_pause(request.number, is_paused=False, on_durable=request.note_durable_pause)
 
@@ -179,12 +179,14 @@ class Engine:
         self._note_emptiness()
 
     async def wait_until_empty(self) -> None:
-        """Returns when no request is live but paused ones."""
+        """Returns when no request is live but paused ones. One whose end is not durable is still live."""
         await self._empty.wait()
 
     def _note_emptiness(self) -> None:
         if len(self.live) == len(self._paused):
             self._empty.set()
+        else:
+            self._empty.clear()
 
     def may_step(self) -> bool:
         """Whether the journal keeps up. Where it does not, computing more tokens would only fill the memory.
@@ -222,7 +224,7 @@ class Engine:
 
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step, and how fast they leave the queue."""
-        self.queue_wait.note_step(time.monotonic(), self.scheduler.num_served(), self.scheduler.queue_size()[0])
+        self.queue_wait.note_step(time.monotonic(), self.scheduler.num_served(), self.scheduler.num_in_order())
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
             if request is not None and request.times.first_scheduled_ns is None:
@@ -402,6 +404,7 @@ class Engine:
     def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
         self._paused.discard(request)
+        self._note_emptiness()
         request.times.finished_ns = time.monotonic_ns()
         for timer in (request.deadline, request.abandonment):
             if timer is not None:

@@ -145,8 +145,7 @@ class PrefixKeeper:
         del self._worker_ids[worker_id]
         for prefix in self:
             prefix.worker_ids.discard(worker_id)
-        if self._scheduler.queue_size()[0]:
-            self._renew()
+        self._renew()
         for prefix in list(self):
             if prefix.block_size and not prefix.worker_ids and prefix.group is None and self._worker_ids:
                 self.establish(prefix)

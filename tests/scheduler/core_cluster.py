@@ -4,6 +4,7 @@ Every sequence's output is compared with that of an unconstrained run.
 """
 
 from collections import deque
+from typing import Any
 
 from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.scheduler import Scheduler
@@ -101,7 +102,12 @@ class Cluster:
         ).sequences
         return sequence
 
-    def add_group(
+    def add_group(self, prompt: list[int], num_sequences: int, max_tokens: int = 4, **options: Any) -> SequenceGroup:
+        group = self.new_group(prompt, num_sequences, max_tokens, **options)
+        self.scheduler.add(group)
+        return group
+
+    def new_group(
         self,
         prompt: list[int],
         num_sequences: int,
@@ -114,6 +120,7 @@ class Cluster:
         use_prefix_cache: bool = True,
         is_beam: bool = False,
     ) -> SequenceGroup:
+        """One that the test is to add to the scheduler."""
         sequences = [
             Sequence(
                 seq_id=len(self.sequences) + index,
@@ -134,7 +141,6 @@ class Cluster:
             awaits_host=is_beam,
         )
         self.sequences += sequences
-        self.scheduler.add(group)
         return group
 
     def start(self, worker_id: str = "w") -> StepPlan | None:

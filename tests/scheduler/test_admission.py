@@ -295,3 +295,21 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_th
         with suppress(grpc.aio.AioRpcError):
             await running
         await site.idle()
+
+
+async def test_one_that_nobody_can_take_now_keeps_nobody_out() -> None:
+    async with running_site(max_queue_wait_s=0.001) as site:
+        large = await site.add_worker("large", num_blocks=64, num_slots=4)
+        large.may_answer.clear()
+        running = asyncio.create_task(site.run(counting(10, 500, "long")))  # 32 blocks
+        await until(lambda: "long" in site.engine.live)
+        await site.add_worker("small", num_blocks=8, num_slots=4)
+        await large.stop()
+        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        for number in range(4):
+            assert tokens_in(await site.run(counting(20 * number, 8))) == list(range(20 * number + 1, 20 * number + 9))
+            await asyncio.sleep(0.002)  # longer than the wait that is allowed
+        await site.inference.Cancel(pb.CancelRequest(request_id="long"))
+        with suppress(grpc.aio.AioRpcError):
+            await running
+        await site.idle()

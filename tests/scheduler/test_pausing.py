@@ -321,3 +321,21 @@ class PausingLives(Lives):
                     self.num_paused += 1
                     await site.engine.pause(request, keep_on_host=self._random.random() < 0.5)
             await asyncio.sleep(0)
+
+
+async def test_who_shuts_down_waits_for_the_end_of_a_paused_request_to_be_durable() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        reading = await started(site, worker, counting(10, LONG, "long"))
+        await pause(site, "long")
+        await asyncio.wait_for(site.engine.wait_until_empty(), 5)
+        store.may_append.clear()
+        site.engine.end(site.engine.live["long"], pb.REQUEST_STATE_CANCELLED)
+        empty = asyncio.create_task(site.engine.wait_until_empty())
+        await until(lambda: store.num_waiting > 0)
+        assert not empty.done()
+        store.may_append.set()
+        await until(empty.done)
+        assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
+        worker.may_answer.set()

@@ -270,3 +270,53 @@ def test_no_pin_takes_the_memory_that_a_paused_group_will_need(keep_on_host: boo
     with pytest.raises(PinRefusedError):
         cluster.scheduler.pin("w", "x", seed.block_hashes[:1])
     resume_and_compare(cluster, a.group)
+
+
+def test_a_group_that_is_resumed_on_a_draining_worker_goes_on_elsewhere() -> None:
+    cluster = make_cluster(num_host_blocks=30)
+    a = cluster.add(PROMPT, 20)
+    for _ in range(3):
+        cluster.step()
+    pause(cluster, a.group)
+    assert cluster.stats().num_used_host_blocks > 0
+    cluster.add_worker("other", num_blocks=60)
+    cluster.scheduler.drain("w")
+    cluster.scheduler.resume(a.group)
+    cluster.scheduler.check()
+    assert cluster.scheduler.num_sequences_on("w") == cluster.stats().num_used_host_blocks == 0
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    assert cluster.workers["other"].num_computed_tokens > 0
+
+
+def test_no_pin_takes_the_memory_that_a_group_paused_on_a_draining_worker_will_need() -> None:
+    cluster = make_cluster(num_blocks=20, num_host_blocks=30, enable_prefix_cache=True)
+    a = cluster.add(PROMPT, 60)
+    for _ in range(3):
+        cluster.step()
+    pause(cluster, a.group)
+    cluster.add_worker("other", num_blocks=20)
+    cluster.scheduler.drain("w")
+    prefix = cluster.add([7] * 20, 1)
+    cluster.step("other")
+    assert prefix.is_finished
+    with pytest.raises(PinRefusedError):
+        cluster.scheduler.pin("other", "x", prefix.block_hashes[:5])
+    cluster.scheduler.finish_group(a.group)
+    assert cluster.scheduler.pin("other", "x", prefix.block_hashes[:5])
+
+
+def test_a_group_that_is_added_paused_waits_for_its_resumption_in_no_queue() -> None:
+    cluster = make_cluster()
+    scheduler = cluster.scheduler
+    a = cluster.new_group(PROMPT, 3, 5)
+    scheduler.add(a, is_paused=True)
+    scheduler.check()
+    assert scheduler.queue_size() == (0, 0) and scheduler.stats().num_paused_groups == 1 and cluster.start() is None
+    with pytest.raises(ValueError, match="was added before"):
+        scheduler.add(a)
+    b = cluster.add(PROMPT, 5)
+    scheduler.resume(a)
+    plan = cluster.start()
+    assert plan is not None and plan.sequences[0] is a.sequences[0] and b in plan.sequences
+    finish_and_compare(cluster)

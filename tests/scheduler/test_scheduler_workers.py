@@ -367,3 +367,15 @@ def test_a_snapshot_asked_for_comes_when_no_step_is_in_flight_and_describes_all(
     assert {a, b} <= set(plan.whole)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
+
+
+def test_who_cannot_be_taken_now_is_ahead_of_nobody() -> None:
+    cluster = make_cluster({"large": 20, "small": 5})
+    cluster.remove_worker("large")
+    cluster.add(list(range(1, 41)), 8)  # 12 blocks
+    assert cluster.scheduler.num_in_order() == cluster.scheduler.num_ahead(0, None) == 1  # nobody has looked yet
+    assert cluster.start("small") is None
+    assert cluster.scheduler.num_in_order() == cluster.scheduler.num_ahead(0, None) == 0
+    assert cluster.scheduler.queue_size() == (1, 40)
+    cluster.add_worker("large", num_blocks=20)
+    assert cluster.scheduler.num_in_order() == cluster.scheduler.num_ahead(0, None) == 1

@@ -127,3 +127,17 @@ def test_a_new_sequence_waits_with_nothing_computed() -> None:
     assert sequence.status is SequenceStatus.WAITING
     assert not sequence.is_finished
     assert sequence.slot is None and sequence.worker_id is None and sequence.block_table == []
+
+
+def test_a_group_that_is_taken_out_and_pushed_again_is_served_once_at_its_place() -> None:
+    queue = WaitingQueue()
+    groups = [make_group(seq_id) for seq_id in range(3)]
+    for group in groups:
+        queue.push(group)
+    for _ in range(50):  # entries that count no more are more than those that do
+        queue.discard(groups[1])
+        queue.push(groups[1])
+    queue.discard(groups[0])
+    assert len(queue) == queue.num_ahead(0, None) == 2
+    assert [queue.pop().arrival, queue.pop().arrival] == [1, 2]
+    assert queue.peek() is None and len(queue) == queue.num_groups == 0
