@@ -79,7 +79,8 @@ class Registration:
         try:
             while True:
                 await self._look_up()
-                await self._set_doors()
+                self._open_doors()
+                await self._close_doors()
                 await asyncio.sleep(_RESOLVE_S)
         finally:
             for door in self._doors.values():
@@ -134,17 +135,27 @@ class Registration:
                 log.warning("schedulers not looked up", schedulers=self._given, reason=repr(error))
             self._could_not_resolve = True
 
-    async def _set_doors(self) -> None:
-        """Knocks where the names lead to now, and where the leader was said to be."""
-        wanted = dict.fromkeys([*self._resolved, *([self._hint] if self._hint is not None else [])])
-        for address in wanted:
+    @property
+    def _wanted(self) -> list[str]:
+        """Where the names lead to now, and where the leader was said to be."""
+        return [*self._resolved, *([self._hint] if self._hint is not None else [])]
+
+    def _open_doors(self) -> None:
+        """Knocks at all that are wanted."""
+        for address in self._wanted:
             if address not in self._doors:
                 door = self._doors[address] = _Door(address)
                 door.task = asyncio.create_task(self._knock_at(door), name=f"register at {address}")
-        for address in [each for each in self._doors if each not in wanted and not self._doors[each].epoch]:
-            door = self._doors.pop(address)
+
+    async def _close_doors(self) -> None:
+        """Those that are not wanted any more. By `keep` alone: the task of a door would end itself."""
+        wanted = set(self._wanted)
+        unwanted = [door for door in self._doors.values() if door.address not in wanted and not door.epoch]
+        for door in unwanted:
+            del self._doors[door.address]
             if door.task is not None:
                 door.task.cancel()
+        for door in unwanted:
             await door.channel.close()
 
     async def _knock_at(self, door: _Door) -> None:
@@ -160,7 +171,7 @@ class Registration:
             response = await self._register(door)
         except grpc.aio.AioRpcError as error:
             door.epoch = 0
-            await self._refused(error.code().name, error_of(error))
+            self._refused(error.code().name, error_of(error))
             return
         door.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
         others = [other for other in self._doors.values() if other is not door]
@@ -174,10 +185,10 @@ class Registration:
             self._on_epoch(response.epoch)
         self._note("registered", scheduler=door.address, epoch=response.epoch)
 
-    async def _refused(self, code: str, reason: QuireError) -> None:
+    def _refused(self, code: str, reason: QuireError) -> None:
         if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._hint):
             self._hint = reason.leader
-            await self._set_doors()
+            self._open_doors()
         knows_where = isinstance(reason, NotLeaderError) and reason.leader is not None
         if not self._has_leader and not knows_where:
             self._note("not registered", refused=code, reason=reason.message)

@@ -247,3 +247,30 @@ async def test_names_are_looked_up_again_after_a_look_that_failed() -> None:
     assert [log["reason"] for log in logs if log["event"] == "schedulers not looked up"] == [
         "OverflowError('getaddrinfo has had enough')"
     ]
+
+
+async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
+    """It was knocked at by a word that was passed on."""
+    leader, lost = Scheduler(), Standby(None)
+    await leader.start(leading := free_address())
+    await lost.start(named := free_address())
+    first = Standby(named)
+    await first.start(known := free_address())
+    lost.leader = leading
+    num_asked: list[int] = []  # of the one in between, at each look
+
+    async def resolve(addresses: Sequence[str]) -> list[str]:
+        num_asked.append(lost.requests.qsize())
+        return [known]
+
+    registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
+    keeping = asyncio.create_task(registration.keep())
+    async with asyncio.timeout(60):
+        await leader.requests.get()
+        first.leader = leading
+        while len(num_asked) < 4:
+            await leader.requests.get()
+    keeping.cancel()
+    await registration.close()
+    assert 0 < num_asked[-2] == num_asked[-1]
+    await asyncio.gather(*(each.server.stop(0) for each in (leader, lost, first)))
