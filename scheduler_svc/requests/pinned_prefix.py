@@ -30,6 +30,7 @@ class PinnedPrefix:
     is_kept: bool = False
     durable: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has it
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has that it was taken back
+    is_unsure: bool = False  # a client was not told whether it is gone
     is_missed: bool = False  # no worker has it, and that was said
     group: SequenceGroup | None = None  # that computes it now
     num_attempts: int = 0  # to compute it, since it was last wanted

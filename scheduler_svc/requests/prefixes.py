@@ -59,11 +59,11 @@ class Prefixes:
     async def unpin(self, request: pb.UnpinPrefixRequest) -> None:
         """Lets it go on all workers, also while it is being computed. Raises NotFoundError, UnavailableError."""
         prefix = self._keeper.find(request.tenant, request.name)
-        if prefix is None:
+        if prefix is not None:
+            self._keeper.drop(prefix, RequestCancelledError("the prefix was unpinned before it was computed"))
+        is_gone = await self._keeper.pins.until_gone(request.tenant, request.name)
+        if prefix is None and not is_gone:
             raise NotFoundError("the tenant has no pin of this name; ListPrefixes shows those that it has")
-        self._keeper.drop(prefix, RequestCancelledError("the prefix was unpinned before it was computed"))
-        if prefix.is_kept:
-            await self._keeper.pins.until(prefix.gone)
 
     def of_tenant(self, tenant: str) -> pb.ListPrefixesResponse:
         """By name; those, too, that no worker has at the moment."""

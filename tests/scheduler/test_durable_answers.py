@@ -10,6 +10,7 @@ from protos import inference_pb2 as pb
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.pinning import pin, unpin
 from tests.scheduler.serving_site import Site, counting, running_site
 
 LONG = 200  # tokens: more than are made until the test has what it waits for
@@ -19,10 +20,14 @@ async def cancelled(site: Site) -> pb.RequestState.ValueType:
     return (await site.inference.Cancel(pb.CancelRequest(request_id="r"))).state
 
 
-async def assert_unavailable(call: Awaitable[object]) -> None:
+async def refusal_of(call: Awaitable[object]) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    return caught.value.code()
+
+
+async def assert_unavailable(call: Awaitable[object]) -> None:
+    assert await refusal_of(call) is grpc.StatusCode.UNAVAILABLE
 
 
 async def ended_in_journal(store: GatedStore) -> list[pb.RequestState.ValueType]:
@@ -95,3 +100,33 @@ async def test_a_cancellation_of_a_request_that_waits_for_its_model_is_answered_
     finally:
         store.may_append.set()
         await lives.close()
+
+
+async def test_who_was_not_told_whether_a_pin_is_gone_is_told_so_when_asking_again() -> None:
+    store = GatedStore()
+    async with running_site(store, late_s=0.4) as site:
+        await site.add_worker()
+        await pin(site)
+        store.may_append.clear()
+        await assert_unavailable(unpin(site))
+        await assert_unavailable(unpin(site))  # it is not durable yet
+        store.may_append.set()
+        await until(lambda: not site.journal.stats.degraded and not site.journal.stats.pending)
+        await unpin(site)
+        assert await refusal_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_two_who_unpin_at_once_are_both_told_when_it_is_durable() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        await site.add_worker()
+        await pin(site)
+        store.may_append.clear()
+        unpinning = asyncio.create_task(unpin(site))
+        await until(lambda: store.num_waiting == 1)
+        again = asyncio.create_task(unpin(site))
+        await site.inference.GetStats(pb.GetStatsRequest())
+        assert not unpinning.done() and not again.done()
+        store.may_append.set()
+        await asyncio.gather(unpinning, again)
+        assert await refusal_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
