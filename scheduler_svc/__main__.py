@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Collection, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,6 +23,7 @@ from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_g
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.leader_gate import LeaderGate
+from scheduler_svc.api.readiness import Readiness
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -124,23 +126,14 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
         log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
     prefixes = Prefixes(admission, keeper, is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    changes: set[asyncio.Task[None]] = set()
-
-    def announce(service: str, is_serving: bool) -> None:
-        change = asyncio.create_task(server.set_serving(service, is_serving))
-        changes.add(change)
-        change.add_done_callback(changes.discard)
-
-    def on_change(driven: bool) -> None:
-        announce(INFERENCE, driven and not admission.closed)
-
+    readiness = Readiness(server)
     workers = Workers(
         engine,
         admission,
         keeper,
         epoch=epoch,
         send_whole=settings.step_form == "whole",
-        on_change=on_change,
+        on_change=partial(readiness.announce, INFERENCE),
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
     )
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
@@ -152,7 +145,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
         await server.start()
     for ready in ("", CLUSTER, JOURNAL):
         await server.set_serving(ready, True)
-    journal.health.on_change = lambda degraded: announce(JOURNAL, not degraded)
+    journal.health.on_change = lambda degraded: readiness.announce(JOURNAL, not degraded)
     if not store.durable:
         log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
     if settings.delivery == "relaxed":
@@ -165,7 +158,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
     is_drained = False
     try:
         await _unless_failed(end.wait(), (fatal, *running))
-        await server.set_serving(INFERENCE, False)
+        await readiness.close(INFERENCE)
         keeper.close()
         successors = await lease.standbys()
         if successors:  # one that is told to end together with us leaves now
@@ -173,12 +166,14 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
             successors = await lease.standbys()
         if successors:
             log.info("handing over", live=len(engine.live), to=successors)
+            await readiness.close(CLUSTER)
             gate.close(successors[0])
         else:
             await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
             is_drained = True
     finally:
         admission.closed = admission.readers.closed = True
+        await readiness.close(INFERENCE)
         keeper.close()
         await recovery.close()
         await workers.close()
