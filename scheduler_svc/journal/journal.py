@@ -79,6 +79,7 @@ class Journal:
         self._stopped = asyncio.Event()
         self._stopped.set()
         self._is_probe_due = False
+        self._is_whole = True
         self._closing = False
         self._is_handed_over = False  # the entry that ends the epoch is pending or written: nothing may follow it
         self._ended_by: StoreError | None = None
@@ -105,12 +106,13 @@ class Journal:
         """Whether the store takes entries, and since when not."""
         return self._writer.health
 
-    async def open(self) -> int:
+    async def open(self, *, after_epoch: int = 0) -> int:
         """Takes a new epoch and begins it with a LeaderStart, which fences every earlier leader.
 
-        Returns the epoch. Raises StoreUnavailableError, or FencedError if other leaders keep coming in between.
+        Returns the epoch, which is later than `after_epoch` though the store may have lost that. Raises
+        StoreUnavailableError, or FencedError if other leaders keep coming in between.
         """
-        return await self._writer.take_epoch()
+        return await self._writer.take_epoch(after_epoch)
 
     def admit(self, admission: pb.Admission, restate: Restate | None = None) -> "asyncio.Future[None]":
         """Copies the admission into the next entry, where it is needed by its sequence until `forget`.
@@ -216,11 +218,19 @@ class Journal:
             self._needed.note_read(entry.ByteSize())
             yield entry_id, entry
 
+    def say_all_again(self) -> None:
+        """The store has lost some of what is kept: all of it is written before anything else. Before `run`."""
+        self._is_whole = False
+
     async def confirm_leading(self) -> None:
-        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell."""
-        last = await self._store.last_entry_id()
-        if last is not None and last.epoch > self._writer.epoch:
-            raise FencedError(f"a newer scheduler took over: it wrote {last}, we are of epoch {self._writer.epoch}")
+        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell.
+
+        Does not ask in the writer's way: a connection that breaks tells the writer to look for what was lost.
+        """
+        newer = await self._store.read_entries(EntryId(self._writer.epoch + 1, 0), 1)
+        if newer:
+            wrote = newer[0].entry_id
+            raise FencedError(f"a newer scheduler took over: it wrote {wrote}, we are of epoch {self._writer.epoch}")
 
     def forget(self, key: Hashable) -> None:
         """Says that nothing of this request (by its sequence) or pin has to be read from the journal again."""
@@ -238,6 +248,8 @@ class Journal:
         self._needed.sort()
         reason: StoreError = StoreUnavailableError("the journal was closed")
         try:
+            if not self._is_whole:
+                await self._say_all_again()
             while await self._wait_for_pending():
                 self._in_flight = entry = self._pending.popleft()
                 if not entry.ends_epoch:

@@ -59,14 +59,14 @@ class JournalWriter:
         self._is_whole = True  # as far as we know: the store has all that it acknowledged
         self._give_up = asyncio.Event()
 
-    async def take_epoch(self) -> int:
-        """Begins a new epoch with a LeaderStart, which fences every earlier leader, and returns it.
+    async def take_epoch(self, after: int = 0) -> int:
+        """Begins an epoch later than `after` with a LeaderStart, which fences every earlier leader, and returns it.
 
         Raises StoreUnavailableError, or FencedError if other leaders keep coming in between.
         """
         for attempt in range(1, _OPEN_ATTEMPTS + 1):
             try:
-                return await self._try_epoch()
+                return await self._try_epoch(after)
             except StaleEntryError:
                 continue  # another leader was faster
             except StoreUnavailableError:
@@ -75,9 +75,12 @@ class JournalWriter:
                 await asyncio.sleep(min(_MIN_BACKOFF_S * 2**attempt, _MAX_BACKOFF_S))
         raise FencedError("other schedulers took over while this one was about to lead")
 
-    async def _try_epoch(self) -> int:
+    async def _try_epoch(self, after: int) -> int:
         # The counter alone could repeat an epoch if the store lost its last count; the journal's ids cannot.
         epoch = await self._store.next_epoch()
+        if epoch <= after:
+            await self._store.raise_epoch(after)
+            epoch = await self._store.next_epoch()
         last = await self._store.last_entry_id()
         if last is not None:
             epoch = max(epoch, last.epoch + 1)

@@ -68,7 +68,7 @@ class DataLossError(StoreError):
 class Store(Protocol):
     """The journal's stream, the epoch counter and the request records.
 
-    Every method may raise StoreUnavailableError. `append` belongs to the one journal writer; it and `last_entry_id`
+    Every method may raise StoreUnavailableError. `append` and `last_entry_id` belong to the one journal writer, and
     are ordered among themselves; the others may run beside them.
     """
 

@@ -20,12 +20,13 @@ from scheduler_svc.journal.store import (
     StoredEntry,
     StoreUnavailableError,
 )
-from scheduler_svc.requests.journal_replay import JournalReplay
+from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
 
 log = structlog.get_logger()
 
 _PAGE = 64  # entries; one may have a megabyte
 _RETRY_S = 0.1
+_ANEW_S = 1.0  # before it is read anew after a fault of ours
 FORGET_EVERY_S = 5.0  # at least
 
 
@@ -48,42 +49,61 @@ class HotJournal:
 
     async def follow(self) -> None:
         """Reads until cancelled, or until an entry is damaged: whoever leads then will meet it, and say so."""
+        page_size, is_late = _PAGE, False
         while True:
             try:
-                page = await self._tail.read_after(self.last, _PAGE)
-                if page and not await self._goes_on_with(page[0].entry_id):
+                page = await self._tail.read_after(self.last, page_size)
+                if page and not await self._goes_on_with(page[0]):
                     log.warning("journal trimmed before it was read; reading it anew", last=str(self.last))
                     self._begin_again()
                     continue
                 self._take(page)
                 await self._forget_now_and_then()
-            except StoreUnavailableError:
+                page_size, is_late = min(page_size + 1, _PAGE), False
+            except StoreUnavailableError as error:
+                if not is_late:
+                    log.warning("journal not followed for now", reason=error.message, last=str(self.last))
+                page_size, is_late = max(page_size // 2, 1), True  # it may be the page that takes too long
                 await asyncio.sleep(_RETRY_S)
             except DataLossError as error:
                 log.error("journal not followed any more", reason=str(error))
                 self._begin_again()
                 return
+            except Exception:  # an entry may be half taken
+                log.exception("journal not followed; reading it anew", last=str(self.last))
+                self._begin_again()
+                await asyncio.sleep(_ANEW_S)
 
-    async def begun(self, epoch: int) -> tuple[JournalReplay, EntryId]:
-        """What is read, and where the rest begins, for a leader that has opened the journal at `epoch`.
+    async def begun(self, epoch: int) -> BegunReplay:
+        """Hands over what is read to a leader that has opened the journal at `epoch`, behind what was read.
 
-        Everything begins anew if the journal is not the one that was followed. Raises StoreUnavailableError.
+        What the store has lost of it is kept: it is history. What was trimmed before it was read is begun anew.
+        Raises StoreUnavailableError.
         """
-        first = await self._tail.first_id()
-        if self.last.epoch >= epoch or first is None or first > self.last:
-            self._begin_again()
-        return self.replay, self._next()
+        first = await self._tail.first()
+        is_whole = True
+        if first is not None and first.entry_id > self.last:
+            is_whole = not (first.entry_id.epoch >= epoch or _begins_again(first))  # else nothing was trimmed
+            if is_whole:
+                self._begin_again()
+        elif self.last != JOURNAL_START:
+            is_whole = await self._tail.has(self.last)
+        begun = BegunReplay(self.replay, self._next(), is_whole or self.last == JOURNAL_START)
+        self._begin_again()  # let go of it
+        return begun
 
     async def close(self) -> None:
         """Lets go of the connection."""
         await self._tail.close()
 
-    async def _goes_on_with(self, entry_id: EntryId) -> bool:
-        """Whether nothing was trimmed between what was read and this entry, the first behind it."""
-        if self.last == JOURNAL_START or entry_id == self._next():
+    async def _goes_on_with(self, stored: StoredEntry) -> bool:
+        """Whether nothing was trimmed, or lost, between what was read and this entry, the first behind it.
+
+        Behind a loss the leader says everything again: then what was read is needed until it has done so.
+        """
+        if self.last == JOURNAL_START or stored.entry_id == self._next() or _begins_again(stored):
             return True
-        first = await self._tail.first_id()
-        return first is not None and first <= self.last
+        return await self._tail.has(self.last)
 
     def _next(self) -> EntryId:
         return EntryId(self.last.epoch, self.last.seq + 1) if self.last != JOURNAL_START else JOURNAL_START
@@ -114,3 +134,8 @@ class HotJournal:
             assert each.finish is not None
             if each.request_id in recorded or each.finish.finished_unix_ns <= oldest_ns:
                 self.replay.forget(each.number)
+
+
+def _begins_again(stored: StoredEntry) -> bool:
+    """Whether a leader begins here to say everything again, since the store had lost something."""
+    return stored.entry_id.seq > 0 and decode(stored).HasField("leader_start")

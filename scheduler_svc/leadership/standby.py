@@ -40,8 +40,11 @@ class Standby:
         self._lease_ms = lease_ms
         self._on_leader = on_leader
         self._leader: Lease | None = None  # as last seen
+        self._seen: Lease | None = None  # last of all, whether it still is there or not
+        self._seen_until_s = 0.0  # it must not end before, unless it is given up
         self._could_not_look = False
-        # Until then nobody is followed: after a time without the store its leader may be fine, and about to renew.
+        # Until then nobody is followed: after a time without the store, or a loss of what it had, its leader may be
+        # fine, and about to renew.
         self._patient_until_s = 0.0
 
     async def wait(self) -> None:
@@ -62,17 +65,20 @@ class Standby:
         pause_s = self._lease_ms / 1000 / _LOOKS
         try:
             held = await self._leases.read()
-            if self._could_not_look:
-                self._could_not_look = False
-                self._patient_until_s = loop.time() + self._lease_ms / 1000
-            ended_epoch = self._journal.ended_epoch
-            is_over = ended_epoch and held is not None and held.lease.epoch == ended_epoch
+            if held is not None:
+                self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
+            is_over = self._seen is not None and self._seen.epoch > 0 and self._seen.epoch == self._journal.ended_epoch
             if held is not None and not is_over:
+                self._could_not_look, self._patient_until_s = False, 0.0
                 self._note_leader(held.lease)
                 return min(pause_s, max(0, held.left_ms) / 1000 + _AFTER_END_S)
-            if not ended_epoch and loop.time() < self._patient_until_s:
+            if self._could_not_look or (not is_over and loop.time() < self._seen_until_s):
+                log.warning("the lease may be lost; waiting for its leader", lease_ms=self._lease_ms)
+                self._could_not_look, self._seen_until_s = False, 0.0
+                self._patient_until_s = loop.time() + self._lease_ms / 1000
+            if loop.time() < self._patient_until_s:
                 return pause_s
-            other = await self._leases.take(self._lease, self._lease_ms, ended_epoch=ended_epoch)
+            other = await self._leases.take(self._lease, self._lease_ms, ended_epoch=self._journal.ended_epoch)
         except StoreUnavailableError as error:
             if not self._could_not_look:
                 log.warning("the lease cannot be looked at", reason=error.message)

@@ -7,6 +7,7 @@ leader says everything again, what it does not say has ended.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.arrays import INT32_BYTES, pack_int32, unpack_int32, unpack_int64
 from protos import inference_pb2 as pb
@@ -46,6 +47,11 @@ class JournaledRequest:
         return self.admission.request.request_id
 
     @property
+    def num_numbers(self) -> int:
+        """That its sequences have, from `number` on."""
+        return max(1, len(self.samples))
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.admission.prompt_token_ids) // INT32_BYTES
 
@@ -78,6 +84,14 @@ class JournaledPin:
 
     entry_id: EntryId  # in which it was said last
     change: journal_pb2.PinChange
+
+
+class BegunReplay(NamedTuple):
+    """A journal that was read in part."""
+
+    replay: "JournalReplay"
+    from_id: EntryId  # where the rest begins
+    is_whole: bool = True  # False: the store has lost some of what was read
 
 
 class JournalReplay:
@@ -144,9 +158,20 @@ class JournalReplay:
             self.num_unreadable += 1
             return
         number = admission.sequence
-        if number in self.requests or number in self._sample_of:
-            raise ValueError(f"sequence {number} is admitted twice")
+        for taken in range(number, number + num_sequences_of(admission.request)):
+            if taken in self.requests or taken in self._sample_of:
+                self._make_room(entry_id, taken)
         self._add(entry_id, admission)
+        if self._unsaid is not None:
+            self._unsaid.discard(number)
+
+    def _make_room(self, entry_id: EntryId, number: int) -> None:
+        """A number comes again if its entry was read and then lost, or if a leader found no trace of its request."""
+        (known,) = (each for each in self.requests.values() if each.number <= number < each.number + each.num_numbers)
+        is_unsaid = self._unsaid is not None and known.number in self._unsaid
+        if not is_unsaid and known.finish is None and known.entry_id.epoch >= entry_id.epoch:
+            raise ValueError(f"sequence {number} is admitted twice")
+        self._drop(known.number)
 
     def _add(self, entry_id: EntryId, admission: journal_pb2.Admission) -> JournaledRequest:
         number, num_sequences = admission.sequence, num_sequences_of(admission.request)

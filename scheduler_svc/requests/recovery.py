@@ -15,9 +15,9 @@ import structlog
 from common.errors import FailedPreconditionError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store
+from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
 from scheduler_svc.requests.engine import Engine, withdrawal
-from scheduler_svc.requests.journal_replay import JournaledPin, JournaledRequest, JournalReplay
+from scheduler_svc.requests.journal_replay import BegunReplay, JournaledPin, JournaledRequest, JournalReplay
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.rebuilding import rebuilt
 from scheduler_svc.requests.request_record import record_of, record_without_text
@@ -84,33 +84,29 @@ class Recovery:
         waiting = self._waiting.get(request_id)
         return None if waiting is None else waiting.journaled
 
-    async def read(self, store: Store, record_ttl_s: int, begun: tuple[JournalReplay, EntryId] | None = None) -> None:
+    async def read(self, store: Store, record_ttl_s: int, begun: BegunReplay | None = None) -> None:
         """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `run`.
 
-        `begun` is what was read of it before, and where the rest begins.
-        Raises DataLossError if an entry is damaged, StoreUnavailableError.
+        `begun` is what was read of it before. Raises DataLossError if an entry is damaged, StoreUnavailableError.
         """
         started_s = time.monotonic()
-        replay, from_id = begun or (JournalReplay(), JOURNAL_START)
-        num_entries = 0
+        if begun is not None and not begun.is_whole:
+            self._engine.journal.say_all_again()
         try:
-            async for entry_id, entry in self._engine.journal.read(from_id):
-                replay.apply(entry_id, entry)
-                num_entries += 1
-                if num_entries % 64 == 0:
-                    await asyncio.sleep(0)  # signals
+            replay, num_entries = await self._replayed(begun)
         except DataLossError as error:
             raise DataLossError(
                 f"{error}: restore the store from a copy, or begin a new journal with another `deployment` (what was "
                 "accepted and has not ended stays unfinished in this one)"
             ) from error
         self._engine.count_sequences_from(replay.highest_number)
-        for each in await _needed(replay, store, record_ttl_s):
+        needed, over = await _sorted_out(replay, store, record_ttl_s)
+        for each in needed:
             self._take(each)
         self.pins = list(replay.pins.values())
-        disowned = [withdrawal(each.number) for each in replay.disowned()]
-        if disowned:
-            self._engine.journal.append(sequences=(), tokens=(), finishes=disowned, on_durable=_nothing)
+        if over:
+            ends = [withdrawal(each.number) for each in over]
+            self._engine.journal.append(sequences=(), tokens=(), finishes=ends, on_durable=_nothing)
         self._patient_until_s = time.monotonic() + self._model_patience_s
         if replay.num_unreadable:
             log.error("requests of an older version are not recovered", num_requests=replay.num_unreadable)
@@ -122,6 +118,23 @@ class Recovery:
             num_pins=len(self.pins),
             seconds=round(time.monotonic() - started_s, 3),
         )
+
+    async def _replayed(self, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
+        """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too."""
+        replay, from_id, _ = begun or BegunReplay(JournalReplay(), JOURNAL_START)
+        num_entries = 0
+        try:
+            async for entry_id, entry in self._engine.journal.read(from_id):
+                replay.apply(entry_id, entry)
+                num_entries += 1
+                if num_entries % 64 == 0:
+                    await asyncio.sleep(0)  # signals
+        except DataLossError as error:
+            if begun is None:
+                raise
+            log.error("the journal does not go on with what was followed; reading it anew", reason=str(error))
+            return await self._replayed(None)
+        return replay, num_entries
 
     async def settled(self, request_id: str) -> None:
         """Returns when the request waits no more."""
@@ -300,15 +313,20 @@ class Recovery:
         waiting.gone.set()
 
 
-async def _needed(replay: JournalReplay, store: Store, record_ttl_s: int) -> list[JournaledRequest]:
-    """Those without an end, and those whose end came so late that their record was not written, in order.
+async def _sorted_out(
+    replay: JournalReplay, store: Store, record_ttl_s: int
+) -> tuple[list[JournaledRequest], list[JournaledRequest]]:
+    """Those that are needed, in order, and those that are over though the journal does not say so.
 
-    A record without an end in the journal is of a request whose end the store has lost: it stays as it is.
+    Needed are those without an end, and those whose end came so late that their record was not written. A record
+    without an end in the journal is of a request whose end the store has lost: the record stays as it is.
     """
     oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
     owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
     recorded = await store.known_records([each.request_id for each in owners])
-    return [each for each in owners if each.request_id not in recorded]
+    needed = [each for each in owners if each.request_id not in recorded]
+    unended = [each for each in owners if each.request_id in recorded and each.finish is None]
+    return needed, [*replay.disowned(), *unended]
 
 
 def _nothing() -> None:

@@ -1,9 +1,10 @@
 """A store whose answers wait for the test: slow, silent, or fenced."""
 
 import asyncio
+from collections.abc import Sequence
 
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import EntryId, StaleEntryError, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, StaleEntryError, StoredEntry, StoreUnavailableError
 
 
 class GatedStore(MemoryStore):
@@ -31,6 +32,9 @@ class GatedStore(MemoryStore):
 
     async def last_entry_id(self) -> EntryId | None:
         return EntryId(99, 0) if self.fenced else await super().last_entry_id()
+
+    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+        return [StoredEntry(EntryId(99, 0), None, None)] if self.fenced else await super().read_entries(first, limit)
 
     async def get_record(self, request_id: str) -> bytes | None:
         self.num_reading += 1

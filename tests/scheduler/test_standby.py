@@ -16,7 +16,7 @@ from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
-from scheduler_svc.journal.store import JOURNAL_START, EntryId
+from scheduler_svc.journal.store import JOURNAL_START
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from tests.scheduler.journal_setup import redis_store, running_journal, until
@@ -79,7 +79,9 @@ async def test_what_the_leader_writes_is_known_and_a_new_leader_reads_only_the_r
         journal.append(sequences=[1], tokens=[9], on_durable=lambda: None)
         next_journal = Journal(store, leader_id="next")
         await until(lambda: journal.stats.pending == 0)
-        replay, from_id = await hot.begun(await next_journal.open())
+        replay, from_id, is_whole = await hot.begun(await next_journal.open())
+        assert is_whole
+        assert not hot.replay.requests  # it has let go of them
         rest = [each async for each in next_journal.read(from_id)]
         assert len(rest) == 1
         replay.apply(*rest[0])
@@ -129,19 +131,6 @@ async def test_a_journal_that_was_trimmed_before_it_was_read_is_read_anew(valkey
                 await until(lambda: 3 in hot.replay.requests)
         assert 1 not in hot.replay.requests  # its end was in what is gone
         assert [line["event"] for line in logs] == ["journal trimmed before it was read; reading it anew"]
-
-
-async def test_another_journal_than_the_one_followed_is_read_from_its_start(valkey: ValkeyProcess) -> None:
-    async with redis_store(valkey.url) as store:
-        hot = new_hot(valkey, store)
-        await store.append(EntryId(9, 0), pb.JournalEntry(admissions=[admission(1)]).SerializeToString(), create=True)
-        async with following(hot):
-            await until(lambda: 1 in hot.replay.requests)
-        valkey.command("FLUSHALL")
-        replay, from_id = await hot.begun(await Journal(store, leader_id="next").open())
-        assert from_id == JOURNAL_START
-        assert not replay.requests
-        await hot.close()
 
 
 async def test_a_damaged_entry_is_left_to_the_recovery_of_who_leads(valkey: ValkeyProcess) -> None:

@@ -1,0 +1,101 @@
+"""A replay that was begun earlier: numbers that come again, and how a new leader goes on with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from protos import journal_pb2 as pb
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import EntryId
+from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
+from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.serving_site import Site
+from tests.scheduler.test_standby import TTL_S, admission, finish
+
+Entries = Sequence[tuple[tuple[int, int], pb.JournalEntry]]
+
+
+def replay_of(entries: Entries) -> JournalReplay:
+    replay = JournalReplay()
+    for entry_id, entry in entries:
+        replay.apply(EntryId(*entry_id), entry)
+    return replay
+
+
+def test_an_entry_that_was_read_lost_and_written_again_is_taken_once() -> None:
+    start = pb.JournalEntry(leader_start=pb.LeaderStart())
+    again = pb.JournalEntry(admissions=[admission(2)], pins=[pb.PinChange(tenant="t", name="p")])
+    replay = replay_of(
+        [
+            ((1, 0), start),
+            ((1, 1), pb.JournalEntry(admissions=[admission(1)])),
+            ((1, 2), again),
+            ((1, 3), start),
+            ((1, 4), pb.JournalEntry(restatements=[pb.Restatement(admission=admission(1))])),
+            ((1, 5), again),
+            ((1, 6), pb.JournalEntry()),
+        ]
+    )
+    assert set(replay.requests) == {1, 2}
+
+
+def ended(entry: pb.JournalEntry) -> None:
+    entry.finishes.append(finish(1))
+
+
+@pytest.mark.parametrize("change", [ended, lambda entry: None], ids=["ended", "unknown to the later leader"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_number_that_a_later_leader_gives_again_is_that_of_its_request(
+    change: Callable[[pb.JournalEntry], None], number: int
+) -> None:
+    old = pb.JournalEntry(admissions=[admission(1, "old")])
+    old.admissions[0].request.sampling.n = 3
+    change(old)
+    replay = replay_of([((1, 1), old), ((2, 1), pb.JournalEntry(admissions=[admission(number, "new")]))])
+    assert [each.request_id for each in replay.requests.values()] == ["new"]
+
+
+@asynccontextmanager
+async def site_on(*entries: pb.JournalEntry) -> AsyncIterator[tuple[Site, MemoryStore]]:
+    """A scheduler that is about to read this journal, all of it of epoch 1."""
+    store = MemoryStore()
+    await store.raise_epoch(1)
+    for seq, entry in enumerate(entries):
+        await store.append(EntryId(1, seq), entry.SerializeToString(), create=True)
+    site = Site(store)
+    try:
+        yield site, store
+    finally:
+        await site.close()
+
+
+async def test_a_new_leader_says_all_again_that_the_store_has_lost() -> None:
+    replay = replay_of([((1, 1), pb.JournalEntry(admissions=[admission(1)]))])
+    async with site_on(pb.JournalEntry()) as (site, store):
+        await site.journal.open()
+        await site.recovery.read(store, TTL_S, BegunReplay(replay, EntryId(1, 2), is_whole=False))
+        site.writing = [asyncio.create_task(site.journal.run())]
+        await until(lambda: site.journal.stats.num_recreated > 0 and not site.journal.health.is_degraded)
+        last = (await entries_of(store))[-1][1]
+        assert [each.admission.sequence for each in last.restatements] == [1]
+
+
+async def test_a_journal_that_does_not_go_on_with_what_was_followed_is_read_anew() -> None:
+    replay = replay_of([((1, 1), pb.JournalEntry(admissions=[admission(1, "followed")]))])
+    async with site_on(pb.JournalEntry(), pb.JournalEntry(admissions=[admission(1, "found")])) as (site, store):
+        await site.journal.open()
+        await site.recovery.read(store, TTL_S, BegunReplay(replay, EntryId(1, 1)))
+        assert site.recovery.find("found") is not None
+        assert site.recovery.find("followed") is None
+
+
+async def test_the_journal_is_told_of_the_end_of_what_has_a_record() -> None:
+    async with site_on(pb.JournalEntry(admissions=[admission(1)])) as (site, store):
+        await store.put_records({"r1": b"x"}, TTL_S)
+        await site.start()
+        await until(lambda: site.journal.stats.pending == 0)
+        assert not site.recovery.num_waiting
+        last = (await entries_of(store))[-1][1]
+        assert [(each.sequence, each.withdrawn) for each in last.finishes] == [(1, True)]

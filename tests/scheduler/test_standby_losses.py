@@ -1,0 +1,243 @@
+"""What the store loses while a standby follows: a leader that lives keeps leading, and else nothing read is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from protos import journal_pb2 as pb
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.journal_entry import read_journal
+from scheduler_svc.journal.leases import Lease
+from scheduler_svc.journal.redis_leases import RedisLeases
+from scheduler_svc.journal.redis_store import RedisStore
+from scheduler_svc.journal.redis_tail import RedisTail
+from scheduler_svc.journal.store import (
+    JOURNAL_START,
+    EntryId,
+    StoredEntry,
+    StoreUnavailableError,
+)
+from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.requests.journal_replay import JournalReplay
+from tests.scheduler.journal_setup import Writer, redis_store, running_journal, until
+from tests.scheduler.test_standby import (
+    LEADER,
+    LEASE_MS,
+    TTL_S,
+    admission,
+    following,
+    new_hot,
+    standing_by,
+)
+from tests.valkey import ValkeyProcess
+
+
+@pytest.fixture
+async def store(valkey: ValkeyProcess) -> AsyncIterator[RedisStore]:
+    async with redis_store(valkey.url) as opened:
+        yield opened
+
+
+async def lose(valkey: ValkeyProcess, store: RedisStore, num_kept: int) -> None:
+    """All but the first entries, the lease and the epoch counter; every connection breaks."""
+    entries = await store.read_entries(JOURNAL_START, 1000)
+    valkey.command("FLUSHALL")
+    for each in entries[:num_kept]:
+        assert each.payload is not None
+        await store.append(each.entry_id, each.payload, create=True)
+    valkey.command("CLIENT", "KILL", "TYPE", "normal")
+
+
+async def cold(store: RedisStore) -> JournalReplay:
+    replay = JournalReplay()
+    async for entry_id, entry in read_journal(store, JOURNAL_START):
+        replay.apply(entry_id, entry)
+    return replay
+
+
+def tokens(replay: JournalReplay, number: int) -> list[int]:
+    return replay.requests[number].samples[0].token_ids
+
+
+async def test_a_leader_whose_lease_is_lost_with_the_journal_keeps_leading(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    leases = RedisLeases(valkey.url)
+    await leases.claim(LEADER, 60_000)
+    async with standing_by(valkey, leases, store) as (waiting, leaders):
+        await until(lambda: leaders == [LEADER.address])
+        with capture_logs() as logs:
+            valkey.command("FLUSHALL")
+            await until(lambda: any(line["event"].startswith("the lease may be lost") for line in logs))
+        assert await leases.renew(LEADER, 60_000) == ""
+        await asyncio.wait([waiting], timeout=2 * LEASE_MS / 1000)
+        assert not waiting.done()
+        assert leaders == [LEADER.address]
+        valkey.command("FLUSHALL")
+        await asyncio.wait_for(waiting, 20)  # nobody takes it again
+    await leases.close()
+
+
+async def test_an_older_leaders_end_does_not_shorten_the_patience_with_the_present_one(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    leases = RedisLeases(valkey.url)
+    async with running_journal(store) as journal:
+        assert await journal.hand_over()
+    present = Lease(LEADER.leader_id, LEADER.address, 2)
+    await leases.claim(present, 60_000)
+    async with standing_by(valkey, leases, store) as (waiting, leaders):
+        await until(lambda: leaders == [present.address])
+        with capture_logs() as logs:
+            valkey.command("DEL", "{quire:default}:lease")
+            await until(lambda: any(line["event"].startswith("the lease may be lost") for line in logs))
+        assert not waiting.done()
+    await leases.close()
+
+
+@pytest.mark.parametrize("num_kept", [0, 3])
+async def test_what_a_standby_has_read_and_the_store_has_lost_is_said_again_before_anything_else(
+    valkey: ValkeyProcess, store: RedisStore, num_kept: int
+) -> None:
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await leader.admit(admission(2))
+        for token in (7, 8, 9):
+            leader.append(sequences=[1, 2], tokens=[token, token], on_durable=lambda: None)
+            await until(lambda: leader.stats.pending == 0)
+        await until(lambda: 2 in hot.replay.requests and len(tokens(hot.replay, 2)) == 3)
+    await lose(valkey, store, num_kept)
+    async with redis_store(valkey.url) as next_store:
+        journal = Journal(next_store, leader_id="next")
+        epoch = await journal.open(after_epoch=hot.last.epoch)
+        assert epoch > 1  # no worker has seen it
+        replay, from_id, is_whole = await hot.begun(epoch)
+        assert not is_whole
+        assert not [each async for each in journal.read(from_id)]
+        for each in replay.requests.values():
+            journal.keep(each.number, each.entry_id, each.restate)
+        journal.say_all_again()
+        writer = Writer(journal)
+        writer.append()
+        running = asyncio.create_task(journal.run())
+        await writer.all_durable()
+        found = await cold(next_store)
+        assert (tokens(found, 1), tokens(found, 2)) == ([7, 8, 9, 0], [7, 8, 9])
+        assert await next_store.next_epoch() > epoch
+        await journal.close()
+        await running
+    await hot.close()
+
+
+async def test_what_a_leader_could_not_say_again_before_its_death_is_known_to_its_standby(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    hot = new_hot(valkey, store)
+    start = pb.JournalEntry(leader_start=pb.LeaderStart()).SerializeToString()
+    both = pb.JournalEntry(admissions=[admission(1), admission(2)])
+    await store.append(EntryId(1, 0), start, create=True)
+    await store.append(EntryId(1, 1), both.SerializeToString())
+    async with following(hot):
+        await until(lambda: 2 in hot.replay.requests)
+    valkey.command("FLUSHALL")
+    await store.append(EntryId(1, 7), start, create=True)  # it had written more, which is lost, too
+    said = pb.JournalEntry(restatements=[pb.Restatement(admission=admission(1))])
+    await store.append(EntryId(1, 8), said.SerializeToString())
+    journal = Journal(store, leader_id="next")
+    replay, from_id, is_whole = await hot.begun(await journal.open(after_epoch=1))
+    async for entry_id, entry in journal.read(from_id):
+        replay.apply(entry_id, entry)
+    assert not is_whole
+    assert set(replay.requests) == {1, 2}
+    await hot.close()
+
+
+async def test_a_loss_behind_which_another_leader_went_on_is_forgotten(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    """What that leader did not find is not what happened."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        leader.append(sequences=[1], tokens=[7], on_durable=lambda: None)
+        await until(lambda: 1 in hot.replay.requests and tokens(hot.replay, 1) == [7])
+    await lose(valkey, store, 2)
+    async with redis_store(valkey.url) as next_store, running_journal(next_store) as other:
+        other.append(sequences=[1], tokens=[8], on_durable=lambda: None)
+        async with following(hot):
+            await until(lambda: hot.last == EntryId(2, 1))
+        assert tokens(hot.replay, 1) == [8]
+    await hot.close()
+
+
+async def test_a_loss_is_noticed_though_someone_else_met_the_broken_connection_first(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    async with redis_store(valkey.url) as other:
+        journal = Journal(store, leader_id="leader", probe_every_s=600)
+        await journal.open()
+        running = asyncio.create_task(journal.run())
+        writer = Writer(journal)
+        for _ in range(4):
+            writer.append()
+            await writer.all_durable()
+        await lose(valkey, other, 3)
+        for _ in range(2):
+            await journal.confirm_leading()
+        writer.append()
+        await writer.all_durable()
+        assert journal.stats.num_recreated == 1
+        await journal.close()
+        await running
+
+
+class ShortOfTime(RedisTail):
+    """Only so many entries come in time."""
+
+    def __init__(self, url: str, limit: int) -> None:
+        super().__init__(url)
+        self._limit = limit
+
+    async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
+        if limit > self._limit:
+            raise StoreUnavailableError("no answer in time")
+        return await super().read_after(last, limit)
+
+
+async def test_pages_become_shorter_until_one_comes_in_time(valkey: ValkeyProcess, store: RedisStore) -> None:
+    hot = HotJournal(ShortOfTime(valkey.url, 3), store, record_ttl_s=TTL_S)
+    async with running_journal(store) as journal:
+        await journal.admit(admission(1))
+        with capture_logs() as logs:
+            async with following(hot):
+                await until(lambda: 1 in hot.replay.requests)
+    assert [line["event"] for line in logs] == ["journal not followed for now"]
+    await hot.close()
+
+
+class FaultyStore(RedisStore):
+    """Has a fault that shows once."""
+
+    is_faulty = True
+
+    async def known_records(self, request_ids: Sequence[str]) -> set[str]:
+        if self.is_faulty:
+            self.is_faulty = False
+            raise RuntimeError("a fault")
+        return await super().known_records(request_ids)
+
+
+async def test_a_fault_while_following_has_the_journal_read_anew(valkey: ValkeyProcess) -> None:
+    store = FaultyStore(valkey.url)
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as journal:
+        await journal.admit(admission(1))
+        async with following(hot):
+            await until(lambda: not store.is_faulty)
+            await journal.admit(admission(2))
+            await until(lambda: set(hot.replay.requests) == {1, 2})
+    await hot.close()
+    await store.close()
