@@ -106,7 +106,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
             log.info("scheduler ended")
             return
     journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
-    epoch = await journal.open()
+    epoch = await journal.open(after_epoch=hot.last.epoch if hot is not None else 0)
     lease = LeaseKeeper(leases, replace(me, epoch=epoch), lease_ms=settings.lease_ms)
     keeping_lease = asyncio.create_task(lease.keep())
     records = Records(store, ttl_s=settings.record_ttl_s)
