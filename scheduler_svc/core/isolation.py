@@ -3,7 +3,8 @@
 Groups in a step that failed are suspects. So are those in flight on a worker that is lost, the second time: most losses
 are nobody's fault. Suspects are tried in cohorts, and a step with a suspect has rows of its cohort alone. A cohort that
 fails is halved; who has come past the place where it happened is cleared; who fails alone for the third time in all is
-guilty.
+guilty. The fault may be the worker's: who failed on one is tried on another that could hold it, where there is one, and
+is guilty of failed steps only after it has failed there as well.
 
 Trials and everybody else take turns on a worker. A trial begins with nothing in flight, once the others have had as
 many steps as the trial before took, or have nothing to do; it ends when its suspects are cleared, have failed, or can
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_svc.core.placement import WorkerLimits, may_take
+from scheduler_svc.core.placement import WorkerLimits, has_other_place, may_take
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -33,9 +34,10 @@ class Incidents:
     """What happened to a group since it last came on."""
 
     num_failed_steps: int = 0
+    failed_on: set[str] = field(default_factory=set)  # workers of those steps
     num_losses: int = 0  # of workers
     num_lone_losses: int = 0  # of those the last ones, in which it was alone
-    marks: dict[Sequence, int] = field(default_factory=dict)  # computed so far, a member is past the place
+    marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the place
 
 
 class Verdict(NamedTuple):
@@ -53,19 +55,33 @@ class Isolation:
     def __init__(self, waiting: WaitingQueue, limits: WorkerLimits) -> None:
         self._waiting = waiting
         self._limits = limits
-        self._incidents: dict[SequenceGroup, Incidents] = {}
+        self._incidents: dict[SequenceGroup, Incidents] = {}  # of those that are not paused
+        self._of_paused: dict[SequenceGroup, Incidents] = {}  # apart: they come on in no step
         self._cohorts: dict[Cohort, None] = {}  # in the order of their trials
 
     def __bool__(self) -> bool:
         """Whether anybody is under suspicion."""
         return bool(self._cohorts)
 
-    def note_failed_step(self, plans: Iterable[StepPlan]) -> list[Verdict]:
-        """What these plans were to do failed, and was taken back. The verdict is on a group that failed alone."""
+    def may_pass_elsewhere(self, group: SequenceGroup, worker: WorkerState, workers: Iterable[WorkerState]) -> bool:
+        """Whether another worker that serves could hold it, and has not failed it."""
+        incidents = self._incidents.get(group)
+        failed_on = incidents.failed_on if incidents is not None else ()
+        others = [other for other in workers if other.worker_id not in failed_on]
+        return has_other_place(worker, group, others, self._limits)
+
+    def note_failed_step(self, plans: Collection[StepPlan], workers: Collection[WorkerState]) -> list[Verdict]:
+        """What these plans of one worker were to do failed, and was taken back.
+
+        The verdict is on a group that failed alone.
+        """
         groups = self._note(plans)
+        failed_on = {plan.worker_id for plan in plans}
         for group in groups:
-            self._incidents[group].num_failed_steps += 1
-        if len(groups) == 1 and self._incidents[groups[0]].num_failed_steps >= MAX_FAILED_STEPS:
+            incidents = self._of(group)
+            incidents.num_failed_steps += 1
+            incidents.failed_on |= failed_on
+        if len(groups) == 1 and self._is_guilty(groups[0], workers):
             return [self._verdict(groups[0])]
         middle = (len(groups) + 1) // 2
         for half in (groups[:middle], groups[middle:]):
@@ -76,7 +92,7 @@ class Isolation:
         """A worker is lost with its steps in flight; it is still known, and what ran there has yet to wait again."""
         groups = self._note(step.plan for step in worker.in_flight)
         for group in groups:
-            incidents = self._incidents[group]
+            incidents = self._of(group)
             incidents.num_losses += 1
             incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(groups) == 1 else 0
             if incidents.num_lone_losses and incidents.num_losses >= MAX_LOSSES:
@@ -99,17 +115,23 @@ class Isolation:
 
     def forget(self, group: SequenceGroup) -> None:
         """It has ended."""
-        if self._incidents.pop(group, None) is not None:
-            self._leave_cohort(group)
+        self._incidents.pop(group, None)
+        self._of_paused.pop(group, None)
+        self._leave_cohort(group)
 
     def note_pause(self, group: SequenceGroup) -> None:
         """It is paused: no trial waits for it."""
         self._leave_cohort(group)
+        if group in self._incidents:
+            self._of_paused[group] = self._incidents.pop(group)
 
     def note_resumption(self, group: SequenceGroup) -> None:
         """It is not paused any more. Who was under suspicion still is, in a cohort of its own."""
-        incidents = self._incidents.get(group)
-        if incidents is not None and (incidents.num_failed_steps or incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS):
+        incidents = self._of_paused.pop(group, None)
+        if incidents is None:
+            return
+        self._incidents[group] = incidents
+        if incidents.num_failed_steps or incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
             self._suspect([group])
 
     def take_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
@@ -141,6 +163,8 @@ class Isolation:
 
     def check(self) -> None:
         """Assert that suspects and cohorts know each other."""
+        assert not any(group.is_paused for group in self._incidents)
+        assert all(group.is_paused for group in self._of_paused)
         for cohort in self._cohorts:
             places = {group.worker_id for group in cohort.groups}
             assert len(places - {None}) <= 1, "a cohort is on two workers"
@@ -157,16 +181,33 @@ class Isolation:
                 if sequence.group.is_finished:
                     continue
                 groups[sequence.group] = None
-                marks = self._incidents.setdefault(sequence.group, Incidents()).marks
+                marks = self._of(sequence.group).marks
                 marks[sequence] = max(position + num_tokens, marks.get(sequence, 0))
         return list(groups)
 
+    def _of(self, group: SequenceGroup) -> Incidents:
+        return (self._of_paused if group.is_paused else self._incidents).setdefault(group, Incidents())
+
+    def _is_guilty(self, group: SequenceGroup, workers: Collection[WorkerState]) -> bool:
+        """Of a step that failed with it alone. Not yet where it may be one worker's fault, and another can tell."""
+        incidents = self._of(group)
+        if incidents.num_failed_steps < MAX_FAILED_STEPS:
+            return False
+        return len(incidents.failed_on) > 1 or not any(
+            may_take(worker, group, workers, self._limits)
+            for worker in workers
+            if worker.worker_id not in incidents.failed_on
+        )
+
     def _verdict(self, group: SequenceGroup) -> Verdict:
-        incidents = self._incidents[group]
+        incidents = self._of(group)
         return Verdict(group, incidents.num_failed_steps, incidents.num_losses, incidents.num_lone_losses)
 
     def _suspect(self, groups: list[SequenceGroup]) -> None:
-        """They are a cohort of their own from now on, those of each place; who is paused will be once it goes on."""
+        """They are a cohort of their own from now on, those of each place.
+
+        Who is paused has no part in it: `note_resumption` suspects it when it goes on.
+        """
         cohorts: dict[str | None, Cohort] = {}  # a cohort is on one worker at most
         for group in groups:
             if group.is_paused:
@@ -197,9 +238,19 @@ class Isolation:
                 return cohort
             if places or is_one_tried:
                 continue
-            if any(may_take(worker, group, workers, self._limits) for group in cohort.groups):
+            may_be_taken = any(may_take(worker, group, workers, self._limits) for group in cohort.groups)
+            if may_be_taken and not self._is_for_another(worker, cohort, workers):
                 return cohort
         return None
+
+    def _is_for_another(self, worker: WorkerState, cohort: Cohort, workers: Collection[WorkerState]) -> bool:
+        """Whether one of it failed there, and another worker, on which it did not, may take it."""
+        return any(
+            other.worker_id not in failed_on and may_take(other, group, workers, self._limits)
+            for group in cohort.groups
+            if worker.worker_id in (failed_on := self._incidents[group].failed_on)
+            for other in workers
+        )
 
     def _begin_trial(self, worker: WorkerState, workers: Iterable[WorkerState], cohort: Cohort) -> None:
         for other in workers:

@@ -316,11 +316,20 @@ class Scheduler:
         self._isolation.note_executed(plan)
 
     def note_failed_step(self, plans: Iterable[StepPlan]) -> list[Verdict]:
-        """These plans failed in the model, and were rolled back: who was in them is tried apart.
+        """These plans of a worker failed in the model, and were rolled back: who was in them is tried apart.
 
+        If another worker could hold it, and has not failed it, it is tried there: all workers should be asked.
         The groups of the verdicts are for the caller to end.
         """
-        return self._isolation.note_failed_step(plans)
+        plans, workers = list(plans), self._workers.values()
+        for plan in plans:
+            worker = self._workers[plan.worker_id]
+            for group in dict.fromkeys(sequence.group for sequence in plan.sequences):
+                is_there = group.worker_id == worker.worker_id and any(s.slot is not None for s in group.unfinished)
+                if is_there and self._isolation.may_pass_elsewhere(group, worker, workers):
+                    worker.preempt(group)
+                    self._unpark(worker, group)
+        return self._isolation.note_failed_step(plans, workers)
 
     def note_loss(self, worker_id: str) -> list[Verdict]:
         """This worker is lost, perhaps by what is in flight there; to be told before it is removed.

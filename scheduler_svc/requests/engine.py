@@ -293,6 +293,7 @@ class Engine:
         for guilty in self.scheduler.note_failed_step(plans):
             attempts = counted(guilty.num_failed_steps, "attempt")
             self._fail_alone(guilty.group, f"the model could not compute it in {attempts}, the last alone: {error}")
+        self.wake_workers()  # who was in them may be another worker's to try
 
     def lose_worker(self, worker_id: str, reason: str) -> list[Sequence]:
         """A worker is lost with all that it had. Returns what ran there; it waits again.

@@ -107,31 +107,31 @@ def test_a_step_that_raises_fails_the_one_that_makes_it_raise(num_groups: int, p
 def test_several_that_make_steps_raise_are_told_from_the_others(seed: int) -> None:
     rng = random.Random(seed)
     site = SickCluster("a", "b", num_blocks=60, budget=rng.choice([16, 64]))
-    groups = add_mixed(site, 20)
-    site.poison = {group: rng.randrange(30) for group in rng.sample(groups, 4)}
+    groups = add_mixed(site, 12)
+    site.poison = {group: rng.randrange(30) for group in rng.sample(groups, 3)}
     site.run(kills=False)
     site.assert_only_the_poisoned_failed()
-    assert site.num_incidents <= 4 * (MAX_FAILED_STEPS + ceil(log2(20)))
+    assert site.num_incidents <= 3 * (MAX_FAILED_STEPS + ceil(log2(12)))
 
 
 @pytest.mark.parametrize("workers", ["a", "ab"])
-@pytest.mark.parametrize("position", [0, 9, 12, 30])
+@pytest.mark.parametrize("position", [0, 12, 30])
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
 def test_one_that_ends_workers_ends_three_and_fails_alone(kind: int, position: int, workers: str) -> None:
     site = SickCluster(*workers, num_blocks=100, budget=24)
-    groups = add_mixed(site, 20)
-    site.poison = {groups[8 + kind]: position}
+    groups = add_mixed(site, 8, max_tokens=20)
+    site.poison = {groups[4 + kind]: position}
     site.run(kills=True)
     site.assert_only_the_poisoned_failed()
     assert site.num_incidents == MAX_LOSSES
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_workers_that_die_again_and_again_fail_nobody(seed: int) -> None:
     """Each in its turn dies as soon as the other has computed again what it took over, and gone on a little."""
     rng = random.Random(seed)
     site = SickCluster("a", "b", num_blocks=200, budget=128)
-    add_mixed(site, 12, max_tokens=60)
+    add_mixed(site, 8, max_tokens=50)
     while any(not sequence.is_finished for sequence in site.cluster.sequences):
         for worker_id in "ab":
             for _ in range(rng.randrange(9, 15)):
@@ -261,3 +261,63 @@ def test_who_has_moved_since_its_step_failed_is_tried_where_it_is() -> None:
     cluster.run_until_idle()
     assert all(sequence.num_output_tokens == sequence.max_tokens for sequence in cluster.sequences)
     cluster.assert_outputs_are_unconstrained()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_innocents_do_not_fail_on_a_worker_that_fails_every_step_while_another_is_sound(depth: int) -> None:
+    site = SickCluster("a", "b", depth=depth)
+    cluster = site.cluster
+    add_mixed(site, 12)
+    for _ in range(3):
+        site.go_on("a", kills=False)
+        site.go_on("b", kills=False)
+    while any(not sequence.is_finished for sequence in cluster.sequences):
+        while cluster.start("a") is not None:
+            pass
+        if cluster.plans["a"]:
+            site.num_incidents += 1
+            site.failed += cluster.blame_step("a")
+        cluster.scheduler.check()
+        assert site.go_on("b", kills=False) or cluster.in_flight["a"] or cluster.start("a") is not None
+    assert site.num_incidents > 0
+    while cluster.in_flight["a"]:
+        cluster.complete("a")
+    site.assert_only_the_poisoned_failed()
+
+
+def test_who_fails_steps_on_two_workers_is_guilty_and_so_is_who_fits_only_one() -> None:
+    site = SickCluster("a", "b", num_blocks=20)
+    either = site.cluster.add([1] * 20, 10).group
+    site.poison = {either: 5}
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+    assert all(num_steps > 0 for num_steps in site.num_steps.values()) and site.num_incidents == MAX_FAILED_STEPS
+    site.cluster.remove_worker("b")
+    del site.num_steps["b"]
+    wide = site.cluster.add([2] * 60, 10).group
+    site.cluster.add_worker("b", num_blocks=10, num_host_blocks=16)
+    site.num_steps["b"] = 0
+    site.poison[wide] = 5
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_a_suspect_that_is_paused_is_one_again_when_it_goes_on() -> None:
+    site = SickCluster("a")
+    groups = add_mixed(site, 4)
+    scheduler = site.cluster.scheduler
+    site.cluster.start("a")
+    site.cluster.blame_step("a")
+    for group in groups[:2]:
+        scheduler.pause(group, keep_on_host=True)
+    scheduler.check()
+    while site.go_on("a", kills=False):
+        pass
+    assert all(group.cohort is None for group in groups)
+    for group in groups[:2]:
+        scheduler.resume(group)
+        scheduler.check()
+    cohorts = [group.cohort for group in groups[:2]]
+    assert None not in cohorts and cohorts[0] is not cohorts[1]
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
