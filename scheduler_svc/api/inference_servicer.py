@@ -65,7 +65,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[pb.AttachRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Streams the rest of a request."""
-        stream, accepted = await self._admission.attach(request.request_id)
+        stream, accepted = await self._admission.attach(request.request_id, request.from_positions)
         async with aclosing(_read(self._admission.readers, stream, accepted, request.from_positions)) as messages:
             async for message in messages:
                 yield message

@@ -131,8 +131,9 @@ class Session:
         self._open(handle, self._admission.readers.subscribe(stream, (), self._on_news), accepted)
 
     async def _attach(self, handle: int, request: pb.SessionRequest) -> None:
-        stream, accepted = await self._admission.attach(request.attach.request_id)
-        subscription = self._admission.readers.subscribe(stream, request.attach.from_positions, self._on_news)
+        positions = request.attach.from_positions
+        stream, accepted = await self._admission.attach(request.attach.request_id, positions)
+        subscription = self._admission.readers.subscribe(stream, positions, self._on_news)
         self._open(handle, subscription, accepted)
 
     def _cancel(self, handle: int) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -150,9 +150,14 @@ class Admission:
             return live.stream
         return stream_of_record(await self._found_record(request_id))
 
-    async def attach(self, request_id: str) -> tuple[OutputStream, pb.Accepted]:
-        """As `find`, with what its reader is told first."""
+    async def attach(self, request_id: str, from_positions: Sequence[int] = ()) -> tuple[OutputStream, pb.Accepted]:
+        """As `find`, with what its reader is told first.
+
+        A reader that has more than was ever sent has it from our successor, if there is one: raises UnavailableError.
+        """
         stream = await self.find(request_id)
+        if self.readers.would_refuse(stream, from_positions):
+            await self._confirm_leading()
         accepted = pb.Accepted()
         accepted.CopyFrom(stream.accepted)
         accepted.attached = True
@@ -424,11 +429,14 @@ class Admission:
         record = await self._record(request_id)
         if record is not None:
             return record
+        await self._confirm_leading()
+        raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
+
+    async def _confirm_leading(self) -> None:
         try:
             await self._engine.journal.confirm_leading()
         except FencedError as error:
             raise UnavailableError("another scheduler has taken over; ask that one", 1.0) from error
-        raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
 
     async def _record(self, request_id: str) -> journal_pb2.RequestRecord | None:
         payload = await self._engine.records.get(request_id)

@@ -72,6 +72,12 @@ class OutputStream:
     finished: pb.Finished | None = None  # set when the end may be seen; every sample has its finish by then
     subscriptions: "set[Subscription]" = field(default_factory=set)
 
+    def is_behind(self, positions: Sequence[int]) -> bool:
+        """Whether one of these, by sample, lies beyond what is released."""
+        released = [sample.num_released for sample in self.samples]
+        released.extend([0] * (len(positions) - len(released)))
+        return any(position > num for position, num in zip(positions, released, strict=False))
+
     def notify(self) -> None:
         """Tells the readers that more is released."""
         for subscription in self.subscriptions:

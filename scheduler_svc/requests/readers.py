@@ -44,6 +44,10 @@ class Readers:
             live.abandonment = None
         return subscription
 
+    def would_refuse(self, stream: OutputStream, from_positions: Sequence[int]) -> bool:
+        """Whether `subscribe` raises for these."""
+        return not self._may_be_ahead and stream.is_behind(from_positions)
+
     def watch(self, live: LiveRequest, *, at_least_s: float = 0.0) -> None:
         """Starts the grace period of a request without readers."""
         if live.params.cancel_on_disconnect and live.ended_state is None and not self.closed:

@@ -205,6 +205,33 @@ async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store:
         assert "taken over" in (asked.value.details() or "")
 
 
+async def test_a_leader_that_was_followed_does_not_refuse_a_reader_that_has_more(store: GatedStore) -> None:
+    """It has it from the successor, and would take the refusal for the last word."""
+    async with running_site(store) as site:
+        await site.add_worker()
+        await site.run(counting(10, 4, "r"))
+        codes = []
+        for positions in ([9], [4, 1]):
+            for store.fenced in (False, True):
+                with pytest.raises(grpc.aio.AioRpcError) as attached:
+                    async for _ in site.inference.Attach(pb.AttachRequest(request_id="r", from_positions=positions)):
+                        pass
+                codes.append(attached.value.code())
+                refusal = await refused_attach(site, pb.Attach(request_id="r", from_positions=positions))
+                assert refusal.code == codes[-1].value[0]
+        assert codes == [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE] * 2
+
+
+async def refused_attach(site: Site, attach: pb.Attach) -> pb.Error:
+    """What a session answers."""
+    session = site.inference.Session()
+    await session.write(pb.SessionRequest(handle=1, attach=attach))
+    response = await session.read()
+    assert isinstance(response, pb.SessionResponse)
+    session.cancel()
+    return response.events[0].error
+
+
 async def test_closing_the_door_waits_for_those_on_their_way_in(site: Site, store: GatedStore) -> None:
     worker = await site.add_worker()
     store.may_append.clear()
