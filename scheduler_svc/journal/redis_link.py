@@ -19,6 +19,7 @@ from redis.exceptions import (
 from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
 
 Packed = bytes
+_BYTES_PER_S = 8 << 20  # that even a slow way takes
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
@@ -34,7 +35,7 @@ class RedisLink:
 
         Args:
             url: redis://, rediss:// or unix://.
-            timeout_s: for connecting, sending and the reply together.
+            timeout_s: for connecting, sending and the reply together; what is long has longer.
             repeatable: a command whose connection turns out to be lost is sent once more on a new one.
         """
         self._connection = _connection_to(url)
@@ -42,20 +43,21 @@ class RedisLink:
         self._attempts = 2 if repeatable else 1
         self._lock = asyncio.Lock()
 
-    async def call(self, command: Packed) -> Any:
-        """Sends one command and returns its reply."""
-        return (await self.call_many([command]))[0]
+    async def call(self, command: Packed, *, answer_bytes: int = 0) -> Any:
+        """Sends one command and returns its reply, which may have so many bytes."""
+        return (await self.call_many([command], answer_bytes=answer_bytes))[0]
 
-    async def call_many(self, commands: list[Packed]) -> list[Any]:
+    async def call_many(self, commands: list[Packed], *, answer_bytes: int = 0) -> list[Any]:
         """Sends all at once and returns their replies. Raises the first refusal after reading every reply."""
+        timeout_s = self._timeout_s + (sum(map(len, commands)) + answer_bytes) / _BYTES_PER_S
         async with self._lock:
             for attempt in range(1, self._attempts + 1):
                 try:
-                    async with asyncio.timeout(self._timeout_s):
+                    async with asyncio.timeout(timeout_s):
                         replies = await self._exchange(commands)
                     break
                 except TimeoutError as error:
-                    raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from error
+                    raise StoreUnavailableError(f"no answer within {timeout_s:.3g} s") from error
                 except (RedisError, OSError) as error:
                     # The library may wrap what the server said while connecting.
                     if isinstance(error, _REFUSED) or isinstance(error.__cause__, _REFUSED):

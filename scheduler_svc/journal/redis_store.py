@@ -55,6 +55,7 @@ class RedisStore:
         self._keys = Keys.of(deployment)
         self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
         self._side = RedisLink(url, timeout_s=max(timeout_s, _SIDE_TIMEOUT_S), repeatable=True)
+        self._longest_bytes = 0  # of the entries sent: the first and the last come with what is known of the stream
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
         self._create_head = _head(8 - 1, "XADD", self._keys.journal)
 
@@ -112,6 +113,7 @@ class RedisStore:
             await self._side.call(pack("INCRBY", self._keys.epoch, epoch - known))
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+        self._longest_bytes = max(self._longest_bytes, len(payload))
         name = b"%d-%d" % entry_id
         command = b"%b$%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n$1\r\nc\r\n$8\r\n%08x\r\n" % (
             self._create_head if create else self._append_head,
@@ -126,7 +128,9 @@ class RedisStore:
 
     async def last_entry_id(self) -> EntryId | None:
         try:
-            reply = await self._journal.call(pack("XINFO", "STREAM", self._keys.journal))
+            reply = await self._journal.call(
+                pack("XINFO", "STREAM", self._keys.journal), answer_bytes=2 * self._longest_bytes
+            )
         except StoreUnavailableError as error:
             if "no such key" in error.message:
                 return None

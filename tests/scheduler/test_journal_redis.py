@@ -101,6 +101,18 @@ async def test_a_lost_reply_leaves_exactly_one_entry(valkey: ValkeyProcess, tmp_
         assert writer.durable == await tokens_of(store) == list(range(6))
 
 
+async def test_a_long_entry_has_longer_to_be_sent_and_to_be_looked_at(valkey: ValkeyProcess) -> None:
+    """Or one that takes longer than any other command may would be sent for ever."""
+    async with redis_store(valkey.url, timeout_s=0.2) as store:
+        await store.append(EntryId(1, 0), b"", create=True)
+        valkey.freeze()
+        appending = asyncio.create_task(store.append(EntryId(1, 1), bytes(48 << 20)))
+        await asyncio.wait([appending], timeout=0.6)
+        valkey.thaw()
+        await appending
+        assert await store.last_entry_id() == EntryId(1, 1)
+
+
 async def test_a_frozen_store_delays_and_loses_nothing(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url, timeout_s=0.2) as store, running_journal(store) as journal:
         writer = Writer(journal)
