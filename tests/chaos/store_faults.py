@@ -11,6 +11,7 @@ from tests.chaos.deployment import Deployment
 from tests.chaos.journal_tail import JournalTail
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
+from tests.chaos.scheduler_faults import LEASE_S, with_standby
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
 
 FROZEN_S = 5.0
@@ -130,6 +131,25 @@ async def it_is_emptied_and_the_scheduler_killed(stage: Stage) -> Figures:
     )
 
 
+async def it_is_emptied_beside_a_standby(stage: Stage) -> Figures:
+    deployment = await with_standby(stage)
+    load = stage.load(deployment.client_address)
+    await load.until_flowing()
+    struck_s = time.monotonic()
+    deployment.store.command("FLUSHALL")
+    await asyncio.sleep(2 * LEASE_S)  # a standby that took the lost lease for a free one would lead by then
+    recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
+    await load.until_flowing()
+    return await stage.figures(
+        load,
+        deployment,
+        struck_s=struck_s,
+        recovered_s=recovered_s,
+        records_since_s=struck_s + RESTATED_S,
+        leaders_ended=int(deployment.schedulers[0].is_over),
+    )
+
+
 async def replies_are_lost(stage: Stage) -> Figures:
     await stage.reference()
     deployment = stage.own()
@@ -245,6 +265,14 @@ SCENARIOS = (
         injected="FLUSHALL; SIGKILL 2 s later",
         promise="P1 P2",
         play=it_is_emptied_and_the_scheduler_killed,
+    ),
+    Scenario(
+        fault="F15",
+        title="store emptied beside a hot standby",
+        injected="FLUSHALL; the lease and the epoch are lost, too",
+        promise="P1 P2",
+        play=it_is_emptied_beside_a_standby,
+        targets=(*NOTHING_LOST, Target(figure="leaders_ended", at_most=0)),
     ),
     Scenario(
         fault="F18",
