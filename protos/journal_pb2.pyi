@@ -291,9 +291,10 @@ Global___DeltaLogprobs: _TypeAlias = DeltaLogprobs  # noqa: Y015
 
 @_typing.final
 class Restatement(_message.Message):
-    """Restatement is a request without an end as it stood when it was restated. What a reader has of the same sequence from
-    earlier entries is replaced. It is written when the entries of a long-lived request are in the way of trimming, and for
-    every live request when the store has lost the journal.
+    """Restatement is a request as it stood when it was restated. One that has ended, and has no record yet, has its finish in
+    the same entry. What a reader has of the same sequence from earlier entries is replaced. It is written when the entries
+    of a long-lived request are in the way of trimming, and for every request that is still needed when the store has lost
+    the journal.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -202,9 +202,9 @@ class Journal:
         """
         self._needed.keep(key, entry_id, restate)
 
-    def restate_by(self, sequence: int, restate: Restate) -> None:
+    def restate_by(self, key: Hashable, restate: Restate) -> None:
         """What was kept is said by this from now on."""
-        self._needed.restate_by(sequence, restate)
+        self._needed.restate_by(key, restate)
 
     async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
         """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.

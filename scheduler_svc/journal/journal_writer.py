@@ -43,7 +43,8 @@ class JournalWriter:
     """Used by one task.
 
     Invariants: ids rise by one within an epoch. An id carries the same payload however often it is sent, so that a
-    command delayed on its way does no harm. Nothing new is sent while it is unknown whether the last entry arrived.
+    command delayed on its way does no harm; only after a loss the id of what did not arrive carries a LeaderStart,
+    behind which everything is said again. Nothing new is sent while it is unknown whether the last entry arrived.
     """
 
     def __init__(self, store: Store, leader_id: str, *, late_s: float) -> None:

@@ -14,7 +14,8 @@ keys are written and read by the scheduler alone.
                                    end.
     {quire:<deployment>}:journal   stream with ids `epoch-seq`; fields: e, a serialised quire.v1.JournalEntry, and
                                    c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
-                                   writer, read by recovery. Trimmed up to the oldest admission still needed.
+                                   writer, read by a scheduler that begins to lead, and by standbys as it grows.
+                                   Trimmed up to the oldest admission, restatement or pin that is still needed.
     {quire:<deployment>}:record:<request_id>
                                    string, a serialised quire.v1.RequestRecord. Written once when the request has
                                    ended, read by GetRequest and by late attachment. Expires (one hour unless

@@ -297,9 +297,10 @@ class Recovery:
     def _close_without_text(self, waiting: Waiting) -> None:
         journaled = waiting.journaled
         assert journaled.finish is not None
-        if not journaled.finish.error:
-            journaled.finish.error = f"its text is lost: {waiting.lost_by}"
-        self._record(journaled, record_without_text(journaled, journaled.finish))
+        finish = journal_pb2.Finish()
+        finish.CopyFrom(journaled.finish)
+        finish.error = finish.error or f"its text is lost: {waiting.lost_by}"
+        self._record(journaled, record_without_text(journaled, finish))
         self._let_go(waiting)
 
     def _record(self, journaled: JournaledRequest, record: journal_pb2.RequestRecord) -> None:

@@ -72,11 +72,14 @@ async def test_an_end_without_its_text_keeps_what_was_said_of_it() -> None:
         store.may_record.set()
         lives.workers[0].description.model.fingerprint = "another"
         site = await lives.begin()
+        journaled = site.recovery.find("r")
         await lives.add_workers()
         await until(lambda: not site.recovery.num_waiting)
         record = await record_of(site, "r")
         assert (record.state, record.usage) == (pb.REQUEST_STATE_FINISHED, client.seen.end.usage)
         assert (record.timings, record.memory) == (client.seen.end.timings, client.seen.end.memory)
         assert "its text is lost" in record.error
+        assert journaled is not None and journaled.finish is not None
+        assert not journaled.finish.error  # said again, the end is what it was
     finally:
         await lives.close()
