@@ -233,7 +233,7 @@ class Engine:
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
         """First half of a result: tokens go to their sequences, and those that end leave the scheduler.
 
-        Raises ValueError, and has changed nothing, if the result does not fit the plan.
+        Raises ImpossibleAnswerError, and has changed nothing, if the result does not fit the plan.
         """
         check_result(plan, result)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)

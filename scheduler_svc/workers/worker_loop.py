@@ -103,7 +103,7 @@ class WorkerLoop:
                 self.link.news.clear()
                 while self.link.results:
                     self._take(self.link.results.popleft())
-        except (QuireError, ValueError):
+        except QuireError:
             raise  # the worker's doing, or a newer scheduler's
         except Exception as error:
             self._blame(error)

@@ -11,6 +11,7 @@ from common.step import Step
 from protos import inference_pb2 as pb
 from protos import worker_pb2
 from scheduler_svc.requests.engine import MAX_PENDING_RECORDS
+from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
 from tests.scheduler.gated_store import GatedStore
@@ -360,3 +361,26 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
     assert not (engine._request_of or engine._sample_of or engine._appended or engine._with_stop_strings)
     assert not (engine._publisher._unsettled or engine._publisher._ended)
     assert worker.num_streams == 1
+
+
+class SpoiltWait(QueueWait):
+    """Fails by an error of the kind that unsuitable arguments raise."""
+
+    def note_step(self, now_s: float, num_served: int, num_waiting: int) -> None:
+        raise ValueError("spoilt")
+
+
+async def test_a_value_error_of_our_own_is_not_taken_for_the_workers_doing() -> None:
+    async with running_site() as site:
+        worker = await site.add_worker()
+        site.engine.queue_wait = SpoiltWait()
+        poison = asyncio.create_task(refused(site, counting(20, 3, "poison")))
+        while not poison.done():
+            await site.cluster.Register(worker.registration())
+            await asyncio.sleep(0.005)
+        error = await poison
+        assert "in 3 attempts, the last alone: ValueError in the scheduler" in (error.details() or "")
+        site.engine.queue_wait = QueueWait()
+        await site.register(worker)
+        assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]
+        await site.idle()

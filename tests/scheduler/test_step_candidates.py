@@ -12,7 +12,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.requests.result_check import check_result
+from scheduler_svc.requests.result_check import ImpossibleAnswerError, check_result
 from scheduler_svc.workers.step_builder import build_step
 
 PROMPT = [11, 12, 13, 14, 15, 16]
@@ -138,7 +138,7 @@ def test_an_answer_with_candidates_of_every_beam_is_believed(beam_plan: StepPlan
 def test_candidates_that_cannot_be_the_answer_are_refused(
     beam_plan: StepPlan, candidates: list[Candidates], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ImpossibleAnswerError, match=reason):
         check_result(beam_plan, answer(*candidates))
 
 
@@ -146,5 +146,5 @@ def test_candidates_for_a_step_without_beams_are_refused() -> None:
     scheduler = make_scheduler()
     add(scheduler, 0, 1, is_beam=False)
     plan, _ = next_step(scheduler)
-    with pytest.raises(ValueError, match="candidates of 1 rows came for 0"):
+    with pytest.raises(ImpossibleAnswerError, match="candidates of 1 rows came for 0"):
         check_result(plan, StepResult(epoch=1, step_id=1, token_ids=[5], candidates=[GOOD]))
