@@ -10,7 +10,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from common.errors import QuireError, UnavailableError
+from common.errors import DataLossError, QuireError, UnavailableError
 from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
@@ -30,6 +30,7 @@ class WorkerLink:
         self.news = asyncio.Event()
         self.results: deque[StepResult] = deque()
         self.broken: str | None = None  # why
+        self.is_damaged = False  # bytes were changed on the way: that is neither the worker's doing nor a request's
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._reading: asyncio.Task[None] | None = None
@@ -53,7 +54,8 @@ class WorkerLink:
         """Sends a step; a link that cannot is broken, and says so by `broken`."""
         try:
             await self._call.write(step_to_pb(step))
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the call has ended
+            self.is_damaged |= await self._call.code() is grpc.StatusCode.DATA_LOSS
             self._break(str(error))
 
     async def close(self) -> None:
@@ -69,11 +71,15 @@ class WorkerLink:
                 self.results.append(result_from_pb(open_response(data)))
                 self.news.set()
             code = await self._call.code()
+            self.is_damaged |= code is grpc.StatusCode.DATA_LOSS
             self._break(f"{code.name}: {await self._call.details()}")
         except (QuireError, DecodeError, ValueError) as error:
+            self.is_damaged |= isinstance(error, DataLossError)
             self._break(f"unreadable answer: {error}")
-        except grpc.RpcError as error:
-            self._break(error_of(error).message)
+        except grpc.RpcError as rpc_error:
+            cause = error_of(rpc_error)
+            self.is_damaged |= isinstance(cause, DataLossError)
+            self._break(cause.message)
 
     def _break(self, reason: str) -> None:
         if self.broken is None:

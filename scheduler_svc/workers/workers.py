@@ -16,7 +16,7 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.served_model import served_model
+from scheduler_svc.requests.served_model import ServedModel, served_model
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
@@ -68,6 +68,7 @@ class Workers:
         self._on_fatal = on_fatal
         self._make_link = make_link
         self._memory_log = MemoryLog()
+        self._drained: dict[str, str] = {}  # by worker_id the incarnation that was taken out of service, here or not
         self._closed = False
 
     def register(self, request: cluster_pb2.RegisterRequest) -> None:
@@ -88,6 +89,8 @@ class Workers:
         if request.draining:
             return
         self._check_model(request.worker_id, request.model_fingerprint)
+        if self._drained.get(request.worker_id) != request.incarnation:
+            self._drained.pop(request.worker_id, None)
         if member is not None and member.task is not None:
             member.task.cancel()
         member = Member(
@@ -103,6 +106,7 @@ class Workers:
     def drain(self, worker_id: str, *, undo: bool) -> int:
         """Takes a worker out of service, or back into it. Returns how many sequences are still there.
 
+        It stays so when its link breaks and it comes back, until it is started anew.
         Raises NotFoundError if it is not here, FailedPreconditionError to take back one that leaves by itself.
         """
         member = self.members.get(worker_id)
@@ -110,6 +114,10 @@ class Workers:
             raise NotFoundError(f"no worker {worker_id!r} is here")
         if undo and member.is_leaving:
             raise FailedPreconditionError(f"worker {worker_id!r} was told to end: start it again")
+        if undo:
+            self._drained.pop(worker_id, None)
+        else:
+            self._drained[worker_id] = member.incarnation
         self._settle_drain(member, is_draining=not undo)
         return self._engine.scheduler.num_sequences_on(worker_id)
 
@@ -157,6 +165,8 @@ class Workers:
     def give_up_silent(self, now_s: float) -> None:
         """Gives up workers without a sign of life during their lease, and those that hang in a step."""
         for member in self.members.values():
+            if member.given_up is not None:
+                continue  # told once: a second time would break off what it has yet to clear away
             silent_s = now_s - member.seen_s
             if silent_s > LEASE_MS / 1000:
                 reason = f"no sign of life for {silent_s:.1f} s"
@@ -187,10 +197,7 @@ class Workers:
             description = await link.describe(known.tokenizer_fingerprint if known else "")
             _check_identity(member, description)
             self._check_model(worker_id, description.model.fingerprint)  # again: others have come meanwhile
-            model = served_model(description, known)
-            link.open()
-            self._add_to_scheduler(member, description)
-            self._admission.serve(model)
+            self._take_in(member, description, known)
             reason = await self._run_loop(member, description.model.fingerprint)
             if member.is_leaving:
                 log.info("worker left", worker_id=worker_id, address=member.address)
@@ -198,7 +205,7 @@ class Workers:
                 log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
         except SupersededError as error:
             self._on_fatal(error)
-        except (QuireError, ValueError) as error:
+        except QuireError as error:
             log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=str(error))
         except Exception:  # a fault of our own: what ran there waits for a worker again
             log.exception("worker given up", worker_id=worker_id, address=member.address)
@@ -206,6 +213,16 @@ class Workers:
             await link.close()
             if self.members.get(worker_id) is member:
                 del self.members[worker_id]  # its next sign of life starts it anew
+
+    def _take_in(self, member: Member, description: worker_pb2.DescribeResponse, known: ServedModel | None) -> None:
+        """Raises FailedPreconditionError if its tokenizer cannot be read, or it does not fit beside the others."""
+        try:
+            model = served_model(description, known)
+            member.link.open()
+            self._add_to_scheduler(member, description)
+        except ValueError as error:
+            raise FailedPreconditionError(str(error)) from error
+        self._admission.serve(model)
 
     def _add_to_scheduler(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
         pool = description.pool
@@ -230,7 +247,7 @@ class Workers:
             num_host_blocks=pool.num_host_blocks,
             device=description.device,
         )
-        if member.is_leaving:
+        if member.is_leaving or member.worker_id in self._drained:
             self._settle_drain(member, is_draining=True)
 
     async def _run_loop(self, member: Member, fingerprint: str) -> str:
@@ -242,7 +259,7 @@ class Workers:
             self._engine.wake_workers()
             lost_by = await member.loop.run()
             return lost_by
-        except (QuireError, ValueError) as error:
+        except QuireError as error:
             lost_by = str(error)
             raise
         finally:
@@ -255,8 +272,8 @@ class Workers:
             self._engine.wake_workers()
 
     def _remove_from_scheduler(self, member: Member, lost_by: str | None) -> list[Sequence]:
-        """Without a reason its steps have nothing to do with it: it was told to end, or the fault is our own."""
-        if lost_by is None or member.is_leaving:
+        """Its steps are not to blame where it was told to end, the line is at fault, or we are (no reason)."""
+        if lost_by is None or member.is_leaving or member.link.is_damaged:
             return self._engine.scheduler.remove_worker(member.worker_id)
         return self._engine.lose_worker(member.worker_id, lost_by)
 

@@ -34,6 +34,7 @@ from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.publisher import Delivery
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import ScriptedWorker
@@ -64,6 +65,7 @@ class Site:
         slow_reader_timeout_s: float | None = None,
         late_s: float = 60.0,
         delivery: Delivery = "durable",
+        make_link: Callable[[str], WorkerLink] = WorkerLink,
     ) -> None:
         self.store = store
         self.journal = Journal(
@@ -101,6 +103,7 @@ class Site:
             send_whole=False,
             on_change=self.changes.append,
             on_fatal=self.fatal.append,
+            make_link=make_link,
         )
         self.server = GrpcServer(
             ("quire.v1.Inference", "quire.v1.Cluster"),

@@ -9,6 +9,7 @@ import pytest
 
 from protos import cluster_pb2, worker_pb2
 from protos import inference_pb2 as pb
+from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, HUNG_AFTER_UNKNOWN_S, SupersededError
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.scheduler.journal_setup import until
@@ -390,3 +391,55 @@ async def test_only_workers_that_are_here_and_stay_can_be_drained_and_taken_back
         await drain(site, "w1", undo=True)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert await drain(site, "w1") == 0
+
+
+async def test_a_drained_worker_whose_link_broke_comes_back_drained_and_a_new_one_serves(site: Site) -> None:
+    worker = await site.add_worker()
+    await drain(site, "w1")
+    for incarnation, is_draining in ((worker.description.incarnation, True), ("started anew", False)):
+        site.workers.give_up_silent(time.monotonic() + LEASE_MS / 1000 + 1)
+        await until(lambda: not site.workers.members)
+        worker.description.incarnation = incarnation
+        await site.register(worker)
+        stats = await site.inference.GetStats(pb.GetStatsRequest())
+        assert [each.draining for each in stats.workers] == [is_draining]
+    await drain(site, "w1")
+    await drain(site, "w1", undo=True)
+    site.workers.give_up_silent(time.monotonic() + LEASE_MS / 1000 + 1)
+    await until(lambda: not site.workers.members)
+    await site.register(worker)
+    assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+
+
+class SlowLink(WorkerLink):
+    """Takes its time to close."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.is_closing = asyncio.Event()
+        self.may_close = asyncio.Event()
+
+    async def close(self) -> None:
+        self.is_closing.set()
+        await self.may_close.wait()
+        await super().close()
+
+
+async def test_a_worker_is_given_up_once_and_cleared_away_whatever_time_it_takes() -> None:
+    links: list[SlowLink] = []
+
+    def make_link(address: str) -> SlowLink:
+        links.append(SlowLink(address))
+        return links[-1]
+
+    async with running_site(make_link=make_link) as site:
+        worker = await site.add_worker()
+        late_s = time.monotonic() + LEASE_MS / 1000 + 1
+        site.workers.give_up_silent(late_s)
+        await links[0].is_closing.wait()
+        site.workers.give_up_silent(late_s)
+        links[0].may_close.set()
+        await until(lambda: not site.workers.members)
+        await site.register(worker)
+        assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+        links[1].may_close.set()

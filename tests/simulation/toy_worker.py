@@ -212,6 +212,7 @@ class ToyLine(WorkerLink):
         self.news = asyncio.Event()
         self.results: deque[StepResult] = deque()
         self.broken: str | None = None
+        self.is_damaged = False
         self._worker = worker
         self._owner = owner
         self._process: Process | None = None  # the incarnation at the other end
