@@ -33,6 +33,7 @@ class PinnedPrefix:
     is_unsure: bool = False  # a client was not told whether it is gone
     is_missed: bool = False  # no worker has it, and that was said
     group: SequenceGroup | None = None  # that computes it now
+    has_failed: bool = False  # its computation did, so that it may be what ends workers
     num_attempts: int = 0  # to compute it, since it was last wanted
     retry: asyncio.TimerHandle | None = None
     waiters: "set[asyncio.Future[QuireError | None]]" = field(default_factory=set)  # None: it is there

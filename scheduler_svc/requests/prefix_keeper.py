@@ -80,6 +80,7 @@ class PrefixKeeper:
     def establish(self, prefix: PinnedPrefix) -> None:
         """Pins it where its blocks are; if they are nowhere, has them computed. There must be a worker."""
         self._rest(prefix)
+        prefix.has_failed = False
         if self._closed:
             prefix.settle(_shutting_down())
             return
@@ -137,7 +138,7 @@ class PrefixKeeper:
             if prefix.block_size != block_size:  # all workers are new
                 self._rest(prefix)
                 self.measure(prefix)
-            if not prefix.worker_ids and prefix.group is None:
+            if not prefix.worker_ids and prefix.group is None and not prefix.has_failed:
                 self.establish(prefix)
 
     def worker_went(self, worker_id: str) -> None:
@@ -147,7 +148,8 @@ class PrefixKeeper:
             prefix.worker_ids.discard(worker_id)
         self._renew()
         for prefix in list(self):
-            if prefix.block_size and not prefix.worker_ids and prefix.group is None and self._worker_ids:
+            is_nowhere = prefix.block_size and not prefix.worker_ids and prefix.group is None
+            if is_nowhere and not prefix.has_failed and self._worker_ids:
                 self.establish(prefix)
 
     def _renew(self) -> None:
@@ -181,12 +183,13 @@ class PrefixKeeper:
 
     def _on_failed(self, prefix: PinnedPrefix, reason: str) -> None:
         prefix.group = None
+        prefix.has_failed = True
         self._fail(prefix, RequestFailedError(reason))
 
     def _fail(self, prefix: PinnedPrefix, error: OverloadedError | RequestFailedError) -> None:
         """No worker has it, and none computes it. One that was kept is tried again, later if memory was short.
 
-        One that cannot be computed waits for the next worker, or for its next use.
+        One that cannot be computed waits for its next use: by itself it would end worker after worker.
         """
         if not prefix.is_kept:
             self.drop(prefix, error)
@@ -221,7 +224,7 @@ class PrefixKeeper:
         if not prefix.is_kept:
             prefix.is_kept = True
             self.pins.write(prefix)
-        prefix.is_missed = False
+        prefix.is_missed = prefix.has_failed = False
         log.info(
             "prefix pinned",
             name=prefix.name,

@@ -269,7 +269,7 @@ async def test_a_pin_gives_way_when_only_its_memory_is_left_for_an_admitted_requ
     await site.idle()
 
 
-async def test_a_lost_prefix_that_cannot_be_computed_is_tried_again_with_the_next_worker(site: Site) -> None:
+async def test_a_lost_prefix_that_cannot_be_computed_is_tried_again_at_its_next_use_alone(site: Site) -> None:
     worker = await site.add_worker()
     await pin(site)
     sick: list[ScriptedWorker] = []
@@ -282,8 +282,13 @@ async def test_a_lost_prefix_that_cannot_be_computed_is_tried_again_with_the_nex
     await until(lambda: prefix_of(site).is_missed)
     assert prefix_of(site).group is None and prefix_of(site).retry is None
     await site.idle()
-    await replace(site, sick[0])
-    await until(lambda: workers_of(site) == {"w1"})
+    num_sequences = site.engine.number_sequences(0)
+    await site.add_worker("w2")
+    await lose(site, sick[0])
+    assert site.engine.number_sequences(0) == num_sequences and not workers_of(site)
+    await pin(site)
+    assert workers_of(site) == {"w2"}
+    await site.idle()
 
 
 async def test_the_pins_of_another_model_are_forgotten(site: Site) -> None:
