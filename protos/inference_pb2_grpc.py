@@ -158,7 +158,8 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown.
+        """Cancel ends a request, and answers once that is durable. It is idempotent: a request that has ended stays as it is.
+        NOT_FOUND if unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

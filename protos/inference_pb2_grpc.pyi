@@ -69,7 +69,9 @@ class InferenceStub:
     NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
-    """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown."""
+    """Cancel ends a request, and answers once that is durable. It is idempotent: a request that has ended stays as it is.
+    NOT_FOUND if unknown.
+    """
     GetRequest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]
     """GetRequest tells the state and the output so far of a request, also after its end until its record expires
     (1 hour unless configured). NOT_FOUND if unknown or expired.
@@ -127,7 +129,9 @@ class InferenceAsyncStub(InferenceStub):
     NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
-    """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown."""
+    """Cancel ends a request, and answers once that is durable. It is idempotent: a request that has ended stays as it is.
+    NOT_FOUND if unknown.
+    """
     GetRequest: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]  # type: ignore[assignment]
     """GetRequest tells the state and the output so far of a request, also after its end until its record expires
     (1 hour unless configured). NOT_FOUND if unknown or expired.
@@ -218,7 +222,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelResponse, _abc.Awaitable[_inference_pb2.CancelResponse]]:
-        """Cancel ends a request. It is idempotent: a request that has ended stays as it is. NOT_FOUND if unknown."""
+        """Cancel ends a request, and answers once that is durable. It is idempotent: a request that has ended stays as it is.
+        NOT_FOUND if unknown.
+        """
 
     @_abc_1.abstractmethod
     def GetRequest(
