@@ -15,9 +15,10 @@ import structlog
 from common.errors import FailedPreconditionError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
-from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
+from scheduler_svc.journal.store import DataLossError, Store
 from scheduler_svc.requests.engine import Engine, withdrawal
-from scheduler_svc.requests.journal_replay import BegunReplay, JournaledPin, JournaledRequest, JournalReplay
+from scheduler_svc.requests.journal_reading import replayed, sorted_out
+from scheduler_svc.requests.journal_replay import BegunReplay, JournaledPin, JournaledRequest
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.rebuilding import rebuilt
 from scheduler_svc.requests.request_record import record_of, record_without_text
@@ -93,14 +94,14 @@ class Recovery:
         if begun is not None and not begun.is_whole:
             self._engine.journal.say_all_again()
         try:
-            replay, num_entries = await self._replayed(begun)
+            replay, num_entries = await replayed(self._engine.journal, begun)
         except DataLossError as error:
             raise DataLossError(
                 f"{error}: restore the store from a copy, or begin a new journal with another `deployment` (what was "
                 "accepted and has not ended stays unfinished in this one)"
             ) from error
         self._engine.count_sequences_from(replay.highest_number)
-        needed, over = await _sorted_out(replay, store, record_ttl_s)
+        needed, over = await sorted_out(replay, store, record_ttl_s)
         for each in needed:
             self._take(each)
         self.pins = list(replay.pins.values())
@@ -118,23 +119,6 @@ class Recovery:
             num_pins=len(self.pins),
             seconds=round(time.monotonic() - started_s, 3),
         )
-
-    async def _replayed(self, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
-        """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too."""
-        replay, from_id, _ = begun or BegunReplay(JournalReplay(), JOURNAL_START)
-        num_entries = 0
-        try:
-            async for entry_id, entry in self._engine.journal.read(from_id):
-                replay.apply(entry_id, entry)
-                num_entries += 1
-                if num_entries % 64 == 0:
-                    await asyncio.sleep(0)  # signals
-        except DataLossError as error:
-            if begun is None:
-                raise
-            log.error("the journal does not go on with what was followed; reading it anew", reason=str(error))
-            return await self._replayed(None)
-        return replay, num_entries
 
     async def settled(self, request_id: str) -> None:
         """Returns when the request waits no more."""
@@ -312,22 +296,6 @@ class Recovery:
             waiting.deadline.cancel()
         del self._waiting[waiting.journaled.request_id]
         waiting.gone.set()
-
-
-async def _sorted_out(
-    replay: JournalReplay, store: Store, record_ttl_s: int
-) -> tuple[list[JournaledRequest], list[JournaledRequest]]:
-    """Those that are needed, in order, and those that are over though the journal does not say so.
-
-    Needed are those without an end, and those whose end came so late that their record was not written. A record
-    without an end in the journal is of a request whose end the store has lost: the record stays as it is.
-    """
-    oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
-    owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
-    recorded = await store.known_records([each.request_id for each in owners])
-    needed = [each for each in owners if each.request_id not in recorded]
-    unended = [each for each in owners if each.request_id in recorded and each.finish is None]
-    return needed, [*replay.disowned(), *unended]
 
 
 def _nothing() -> None:

@@ -1,0 +1,49 @@
+"""What a new leader makes of the journal: reads it to its end, and sorts out what of it is needed."""
+
+import asyncio
+import time
+
+import structlog
+
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
+from scheduler_svc.requests.journal_replay import BegunReplay, JournaledRequest, JournalReplay
+
+log = structlog.get_logger()
+
+
+async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
+    """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too.
+
+    Raises DataLossError if an entry is damaged, StoreUnavailableError.
+    """
+    replay, from_id, _ = begun or BegunReplay(JournalReplay(), JOURNAL_START)
+    num_entries = 0
+    try:
+        async for entry_id, entry in journal.read(from_id):
+            replay.apply(entry_id, entry)
+            num_entries += 1
+            if num_entries % 64 == 0:
+                await asyncio.sleep(0)  # signals
+    except DataLossError as error:
+        if begun is None:
+            raise
+        log.error("the journal does not go on with what was followed; reading it anew", reason=str(error))
+        return await replayed(journal, None)
+    return replay, num_entries
+
+
+async def sorted_out(
+    replay: JournalReplay, store: Store, record_ttl_s: int
+) -> tuple[list[JournaledRequest], list[JournaledRequest]]:
+    """Those that are needed, in order, and those that are over though the journal does not say so.
+
+    Needed are those without an end, and those whose end came so late that their record was not written. A record
+    without an end in the journal is of a request whose end the store has lost: the record stays as it is.
+    """
+    oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
+    owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
+    recorded = await store.known_records([each.request_id for each in owners])
+    needed = [each for each in owners if each.request_id not in recorded]
+    unended = [each for each in owners if each.request_id in recorded and each.finish is None]
+    return needed, [*replay.disowned(), *unended]
