@@ -1,10 +1,12 @@
 """Finds the request that makes steps fail or ends workers, so that it is failed alone and nobody else.
 
 Groups in a step that failed are suspects. So are those in flight on a worker that is lost, the second time: most losses
-are nobody's fault. Suspects are tried in cohorts, and a step with a suspect has rows of its cohort alone. A cohort that
-fails is halved; who has come past the place where it happened is cleared; who fails alone for the third time in all is
-guilty. The fault may be the worker's: who failed on one is tried on another that could hold it, where there is one, and
-is guilty of failed steps only after it has failed there as well.
+are nobody's fault, and who had yet to come back to where it was the first time had no part in the second. Suspects are
+tried in cohorts, and a step with a suspect has rows of its cohort alone. A cohort that fails is halved; who has come
+past the place where it happened is cleared; who fails alone for the third time in all is guilty. The fault may be the
+worker's: who failed on one is tried on another that could hold it, where there is one, and is guilty of failed steps
+only after it has failed there as well. And where workers are lost without it, too, one loss with it alone says little,
+since somebody is always alone: it takes two in a row.
 
 Trials and everybody else take turns on a worker. A trial begins with nothing in flight, once the others have had as
 many steps as the trial before took, or have nothing to do; it ends when its suspects are cleared, have failed, or can
@@ -14,6 +16,7 @@ any worker are tried on one worker at a time: the others serve.
 Pure; it knows nothing of requests, and decides nothing of memory.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +30,7 @@ from scheduler_svc.core.worker_state import WorkerState
 MAX_FAILED_STEPS = 3
 MAX_LOSSES = 3
 NUM_LOSSES_OF_SUSPECTS = 2
+LATELY_S = 60.0  # losses of this time say whether workers are lost for other reasons, too
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class Incidents:
     num_losses: int = 0  # of workers
     num_lone_losses: int = 0  # of those the last ones, in which it was alone
     marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the place
+    spans: dict[Sequence, range] = field(default_factory=dict)  # positions of which one may have ended a worker
 
 
 class Verdict(NamedTuple):
@@ -58,10 +63,7 @@ class Isolation:
         self._incidents: dict[SequenceGroup, Incidents] = {}  # of those that are not paused
         self._of_paused: dict[SequenceGroup, Incidents] = {}  # apart: they come on in no step
         self._cohorts: dict[Cohort, None] = {}  # in the order of their trials
-
-    def __bool__(self) -> bool:
-        """Whether anybody is under suspicion."""
-        return bool(self._cohorts)
+        self._losses_s: deque[float] = deque()  # when workers were lost lately
 
     def may_pass_elsewhere(self, group: SequenceGroup, worker: WorkerState, workers: Iterable[WorkerState]) -> bool:
         """Whether another worker that serves could hold it, and has not failed it."""
@@ -88,14 +90,21 @@ class Isolation:
             self._suspect(half)
         return []
 
-    def note_loss(self, worker: WorkerState) -> list[Verdict]:
+    def note_loss(self, worker: WorkerState, now_s: float) -> list[Verdict]:
         """A worker is lost with its steps in flight; it is still known, and what ran there has yet to wait again."""
-        groups = self._note(step.plan for step in worker.in_flight)
+        self._losses_s.append(now_s)
+        while self._losses_s[0] < now_s - LATELY_S:
+            self._losses_s.popleft()
+        spans = _spans_in_flight(worker)
+        groups = [group for group, there in spans.items() if self._may_be_its_doing(group, there)]
+        self._note(step.plan for step in worker.in_flight)
         for group in groups:
             incidents = self._of(group)
+            incidents.spans = spans[group]
             incidents.num_losses += 1
-            incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(groups) == 1 else 0
-            if incidents.num_lone_losses and incidents.num_losses >= MAX_LOSSES:
+            incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(spans) == 1 else 0
+            num_needed = 1 if len(self._losses_s) <= incidents.num_losses else 2
+            if incidents.num_lone_losses >= num_needed and incidents.num_losses >= MAX_LOSSES:
                 return [self._verdict(group)]
             if incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
                 self._suspect([group])
@@ -185,6 +194,20 @@ class Isolation:
                 marks[sequence] = max(position + num_tokens, marks.get(sequence, 0))
         return list(groups)
 
+    def _may_be_its_doing(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
+        """Whether it was computing what it computed when a worker was lost before; narrows `spans` to that."""
+        incidents = (self._of_paused if group.is_paused else self._incidents).get(group)
+        if incidents is None or not incidents.num_losses:
+            return True
+        common = {
+            sequence: range(max(span.start, before.start), min(span.stop, before.stop))
+            for sequence, span in spans.items()
+            if (before := incidents.spans.get(sequence)) is not None
+        }
+        narrowed = {sequence: span for sequence, span in common.items() if span}
+        spans.update(narrowed)
+        return bool(narrowed)
+
     def _of(self, group: SequenceGroup) -> Incidents:
         return (self._of_paused if group.is_paused else self._incidents).setdefault(group, Incidents())
 
@@ -270,3 +293,16 @@ class Isolation:
 def _is_trying(worker: WorkerState) -> bool:
     """Whether one under suspicion is there, and has the turn."""
     return worker.trial is not None and any(group.worker_id == worker.worker_id for group in worker.trial.groups)
+
+
+def _spans_in_flight(worker: WorkerState) -> dict[SequenceGroup, dict[Sequence, range]]:
+    """The positions that its steps in flight compute, of groups that have not ended."""
+    spans: dict[SequenceGroup, dict[Sequence, range]] = {}
+    for step in worker.in_flight:
+        plan = step.plan
+        for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
+            if not sequence.group.is_finished:
+                there = spans.setdefault(sequence.group, {})
+                start = there[sequence].start if sequence in there else position
+                there[sequence] = range(start, position + num_tokens)
+    return spans

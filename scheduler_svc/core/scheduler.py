@@ -32,8 +32,8 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 class Scheduler:
     """All groups and all workers. Every call leaves a state in which `check()` holds.
 
-    After any call that changes something, every worker with `has_work()` should be asked to `schedule()`:
-    one worker may leave the head of the queue to another.
+    After any call that changes something, every worker should be asked to `schedule()`: one worker may leave the head
+    of the queue, or those under suspicion, to another.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -331,12 +331,12 @@ class Scheduler:
                     self._unpark(worker, group)
         return self._isolation.note_failed_step(plans, workers)
 
-    def note_loss(self, worker_id: str) -> list[Verdict]:
-        """This worker is lost, perhaps by what is in flight there; to be told before it is removed.
+    def note_loss(self, worker_id: str, now_s: float = 0.0) -> list[Verdict]:
+        """This worker is lost at `now_s`, perhaps by what is in flight there; to be told before it is removed.
 
         The groups of the verdicts are for the caller to end, once it is removed.
         """
-        return self._isolation.note_loss(self._workers[worker_id])
+        return self._isolation.note_loss(self._workers[worker_id], now_s)
 
     def note_costs(
         self,
@@ -408,11 +408,6 @@ class Scheduler:
     def request_snapshot(self, worker_id: str) -> None:
         """The next plan is a snapshot. It is made once no step is in flight."""
         self._workers[worker_id].needs_snapshot = True
-
-    def has_work(self, worker_id: str) -> bool:
-        """Whether something runs or is in flight there, or waits in the shared queue."""
-        worker = self._workers[worker_id]
-        return bool(worker.running or worker.in_flight or worker.swapped or self._waiting or self._isolation)
 
     def queue_size(self) -> tuple[int, int]:
         """Groups in the queue, and their tokens; a prompt that a group shares counts once."""

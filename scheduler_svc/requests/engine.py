@@ -300,7 +300,7 @@ class Engine:
 
         A request that was alone in the steps that ended workers, too often, is failed.
         """
-        guilty = self.scheduler.note_loss(worker_id)
+        guilty = self.scheduler.note_loss(worker_id, time.monotonic())
         lost = self.scheduler.remove_worker(worker_id)
         for each in guilty:
             times, lone = counted(each.num_losses, "time"), each.num_lone_losses

@@ -179,7 +179,7 @@ def test_a_worker_serves_all_others_while_suspects_are_tried_on_another() -> Non
 
 
 def test_suspects_and_others_take_turns_on_a_worker() -> None:
-    site = SickCluster("a", depth=1, budget=32)
+    site = SickCluster("a", depth=1)
     groups = [site.cluster.add([number + 1] * 20, 30).group for number in range(6)]
     while not all(sequence.num_output_tokens > 2 for sequence in site.cluster.sequences):
         site.go_on("a", kills=False)
@@ -199,6 +199,33 @@ def test_suspects_and_others_take_turns_on_a_worker() -> None:
     assert len(trials) >= len(suspects) and len(turns) - len(trials) >= len(suspects) - 1
     site.run(kills=False)
     site.assert_only_the_poisoned_failed()
+
+
+def test_who_had_yet_to_come_back_to_its_place_had_no_part_in_a_loss() -> None:
+    site = SickCluster("a", depth=1, budget=8)
+    one = site.cluster.add([1] * 20, 30)
+    while one.num_output_tokens < 3:
+        site.go_on("a", kills=False)
+    for _ in range(5):
+        assert site.cluster.start("a") is not None
+        site.lose("a")
+    assert one.group.cohort is None and not site.failed
+
+
+def test_where_workers_are_lost_for_other_reasons_one_loss_alone_makes_nobody_guilty() -> None:
+    site = SickCluster("a", depth=1)
+    site.lose("a")
+    for number in range(2):
+        site.cluster.add([number + 1] * 4, 30)
+    for _ in range(2):
+        plan = site.cluster.start("a")
+        assert plan is not None and len(plan.sequences) == 2
+        site.lose("a")
+    for num_guilty in (0, 0, 1):  # they are tried by turns
+        plan = site.cluster.start("a")
+        assert plan is not None and len(plan.sequences) == 1
+        site.lose("a")
+        assert len(site.failed) == num_guilty
 
 
 def test_suspects_get_room_from_those_who_have_no_part_in_their_trial() -> None:
