@@ -269,6 +269,22 @@ async def test_a_pin_gives_way_when_only_its_memory_is_left_for_an_admitted_requ
     await site.idle()
 
 
+async def test_a_pin_gives_way_to_a_paused_request_that_lost_its_worker(site: Site) -> None:
+    large = await site.add_worker("large", num_blocks=64, num_slots=1)
+    large.may_answer.clear()
+    num_steps = len(large.steps)
+    running = asyncio.create_task(site.run(counting(10, 280, "paused")))  # 18 blocks, which `small` has as well
+    await until(lambda: len(large.steps) > num_steps)
+    await site.add_worker("small", num_blocks=20)
+    await pin(site, blocks_of(3))
+    await site.inference.Pause(pb.PauseRequest(request_id="paused"))
+    await lose(site, large)
+    assert num_pinned_blocks(site) == {"small": 0}
+    await site.inference.Resume(pb.ResumeRequest(request_id="paused"))
+    assert tokens_in(await running) == list(range(11, 291))
+    await site.idle()
+
+
 async def test_a_lost_prefix_that_cannot_be_computed_is_tried_again_at_its_next_use_alone(site: Site) -> None:
     worker = await site.add_worker()
     await pin(site)
