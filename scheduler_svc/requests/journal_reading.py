@@ -5,8 +5,10 @@ import time
 
 import structlog
 
+from protos import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
+from scheduler_svc.requests.engine import withdrawal
 from scheduler_svc.requests.journal_replay import BegunReplay, JournaledRequest, JournalReplay
 
 log = structlog.get_logger()
@@ -35,15 +37,28 @@ async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[Journal
 
 async def sorted_out(
     replay: JournalReplay, store: Store, record_ttl_s: int
-) -> tuple[list[JournaledRequest], list[JournaledRequest]]:
-    """Those that are needed, in order, and those that are over though the journal does not say so.
+) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
+    """Those that are needed, in order, and the ends of those that are over though the journal does not say so.
 
     Needed are those without an end, and those whose end came so late that their record was not written. A record
-    without an end in the journal is of a request whose end the store has lost: the record stays as it is.
+    without an end in the journal is of a request whose end the store has lost: it ended as its record says.
     """
     oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
     owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
     recorded = await store.known_records([each.request_id for each in owners])
-    needed = [each for each in owners if each.request_id not in recorded]
-    unended = [each for each in owners if each.request_id in recorded and each.finish is None]
-    return needed, [*replay.disowned(), *unended]
+    needed = []
+    ends = [withdrawal(each.number) for each in replay.disowned()]
+    for each in owners:
+        if each.request_id not in recorded:
+            needed.append(each)
+        elif each.finish is None and (payload := await store.get_record(each.request_id)) is not None:
+            response = journal_pb2.RequestRecord.FromString(payload).response
+            ends.append(
+                journal_pb2.Finish(
+                    sequence=each.number,
+                    state=response.state,
+                    error=response.error,
+                    finished_unix_ns=response.created_unix_ns + response.timings.finished_ns,
+                )
+            )
+    return needed, ends

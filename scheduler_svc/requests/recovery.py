@@ -16,7 +16,7 @@ from common.errors import FailedPreconditionError
 from protos import inference_pb2 as pb
 from protos import journal_pb2
 from scheduler_svc.journal.store import DataLossError, Store
-from scheduler_svc.requests.engine import Engine, withdrawal
+from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_reading import replayed, sorted_out
 from scheduler_svc.requests.journal_replay import BegunReplay, JournaledPin, JournaledRequest
 from scheduler_svc.requests.readers import Readers
@@ -101,12 +101,11 @@ class Recovery:
                 "accepted and has not ended stays unfinished in this one)"
             ) from error
         self._engine.count_sequences_from(replay.highest_number)
-        needed, over = await sorted_out(replay, store, record_ttl_s)
+        needed, ends = await sorted_out(replay, store, record_ttl_s)
         for each in needed:
             self._take(each)
         self.pins = list(replay.pins.values())
-        if over:
-            ends = [withdrawal(each.number) for each in over]
+        if ends:
             self._engine.journal.append(sequences=(), tokens=(), finishes=ends, on_durable=_nothing)
         self._patient_until_s = time.monotonic() + self._model_patience_s
         if replay.num_unreadable:

@@ -98,5 +98,5 @@ class JournalTruth:
                 f"P1: {admitted.request_id} ended as {pb.RequestState.Name(admitted.state)}, and then as "
                 f"{pb.RequestState.Name(finish.state)}"
             )
-        elif not is_repeated:
+        elif not is_repeated and not self.has_loss:  # what the store lost, its record may tell the next leader
             self.history.violate(f"P1: {admitted.request_id} ended twice")
