@@ -306,7 +306,7 @@ def test_innocents_do_not_fail_on_a_worker_that_fails_every_step_while_another_i
             site.failed += cluster.blame_step("a")
         cluster.scheduler.check()
         assert site.go_on("b", kills=False) or cluster.in_flight["a"] or cluster.start("a") is not None
-    assert site.num_incidents > 0
+    assert 0 < site.num_incidents <= 2  # who failed there does not come back to it
     while cluster.in_flight["a"]:
         cluster.complete("a")
     site.assert_only_the_poisoned_failed()
