@@ -42,7 +42,7 @@ class Incidents:
     num_losses: int = 0  # of workers
     num_lone_losses: int = 0  # of those the last ones, in which it was alone
     marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the place
-    spans: dict[Sequence, range] = field(default_factory=dict)  # positions of which one may have ended a worker
+    places: dict[Sequence, int] = field(default_factory=dict)  # the first position that may have ended a worker
 
 
 class Verdict(NamedTuple):
@@ -100,7 +100,8 @@ class Isolation:
         self._note(step.plan for step in worker.in_flight)
         for group in groups:
             incidents = self._of(group)
-            incidents.spans = spans[group]
+            for sequence, span in spans[group].items():
+                incidents.places[sequence] = max(span.start, incidents.places.get(sequence, 0))
             incidents.num_losses += 1
             incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(spans) == 1 else 0
             num_needed = 1 if len(self._losses_s) <= incidents.num_losses else 2
@@ -195,18 +196,15 @@ class Isolation:
         return list(groups)
 
     def _may_be_its_doing(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
-        """Whether it was computing what it computed when a worker was lost before; narrows `spans` to that."""
+        """Whether it had come back to where it was when a worker was lost before."""
         incidents = (self._of_paused if group.is_paused else self._incidents).get(group)
         if incidents is None or not incidents.num_losses:
             return True
-        common = {
-            sequence: range(max(span.start, before.start), min(span.stop, before.stop))
+        return any(
+            span.stop > before
             for sequence, span in spans.items()
-            if (before := incidents.spans.get(sequence)) is not None
-        }
-        narrowed = {sequence: span for sequence, span in common.items() if span}
-        spans.update(narrowed)
-        return bool(narrowed)
+            if (before := incidents.places.get(sequence)) is not None
+        )
 
     def _of(self, group: SequenceGroup) -> Incidents:
         return (self._of_paused if group.is_paused else self._incidents).setdefault(group, Incidents())
