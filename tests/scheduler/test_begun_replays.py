@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from protos import inference_pb2
 from protos import journal_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
@@ -93,9 +94,12 @@ async def test_a_journal_that_does_not_go_on_with_what_was_followed_is_read_anew
 
 async def test_the_journal_is_told_of_the_end_of_what_has_a_record() -> None:
     async with site_on(pb.JournalEntry(admissions=[admission(1)])) as (site, store):
-        await store.put_records({"r1": b"x"}, TTL_S)
+        response = inference_pb2.GetRequestResponse(state=inference_pb2.REQUEST_STATE_FAILED, error="it was ill")
+        record = pb.RequestRecord(response=response)
+        await store.put_records({"r1": record.SerializeToString()}, TTL_S)
         await site.start()
         await until(lambda: site.journal.stats.pending == 0)
         assert not site.recovery.num_waiting
         last = (await entries_of(store))[-1][1]
-        assert [(each.sequence, each.withdrawn) for each in last.finishes] == [(1, True)]
+        ends = [(each.sequence, each.state, each.error, each.withdrawn) for each in last.finishes]
+        assert ends == [(1, inference_pb2.REQUEST_STATE_FAILED, "it was ill", False)]
