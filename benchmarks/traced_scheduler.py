@@ -9,6 +9,7 @@ import argparse
 import cProfile
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import common.grpc_poller  # noqa: F401 - as in `scheduler_svc`
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     sys.argv[1:] = arguments.flags
-    setattr(workers, "WorkerLink", TracedLink)  # noqa: B010 - mypy allows no assignment
+    setattr(scheduler_main, "Workers", partial(workers.Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
     setattr(workers, "WorkerLoop", TracedLoop)  # noqa: B010
     try:
         if arguments.profile is None:
