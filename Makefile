@@ -22,7 +22,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test check kernels-gate launches-gate gpu-check format protos bench soak chaos simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench soak chaos simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -32,6 +32,10 @@ serve: $(VENV)/.run
 	$(BIN)/quire serve $(SERVE_ARGS)
 
 test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations=30 --durations-min=5
+
+# The same with tracing, which makes it half as long again.
+coverage: $(VENV)/.dev
 	$(BIN)/python -m coverage erase
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
