@@ -46,9 +46,10 @@ from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-JOURNAL = "quire.v1.Journal"  # by health alone
-_LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
+JOURNAL = "quire.v1.Journal"  # by health alone
+
+_LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 
 log = structlog.get_logger()
 

@@ -77,7 +77,7 @@ class Isolation:
 
         The verdict is on a group that failed alone.
         """
-        groups = self._note(plans)
+        groups = list(self._note(plans))
         failed_on = {plan.worker_id for plan in plans}
         for group in groups:
             incidents = self._of(group)
@@ -95,10 +95,8 @@ class Isolation:
         self._losses_s.append(now_s)
         while self._losses_s[0] < now_s - LATELY_S:
             self._losses_s.popleft()
-        spans = _spans_in_flight(worker)
-        groups = [group for group, there in spans.items() if self._may_be_its_doing(group, there)]
-        self._note(step.plan for step in worker.in_flight)
-        for group in groups:
+        spans = self._note(step.plan for step in worker.in_flight)
+        for group in [each for each in spans if self._may_be_its_doing(each, spans[each])]:
             incidents = self._of(group)
             for sequence, span in spans[group].items():
                 incidents.places[sequence] = max(span.start, incidents.places.get(sequence, 0))
@@ -183,22 +181,23 @@ class Isolation:
                 assert group.cohort is cohort and not group.is_finished and group in self._incidents
                 assert group.swap_step is None, "a suspect is swapped"
 
-    def _note(self, plans: Iterable[StepPlan]) -> list[SequenceGroup]:
-        """Marks where they are. Returns the groups in these plans, each once."""
-        groups: dict[SequenceGroup, None] = {}
+    def _note(self, plans: Iterable[StepPlan]) -> dict[SequenceGroup, dict[Sequence, range]]:
+        """Marks where they are. Returns the positions that these plans compute, of groups that have not ended."""
+        spans: dict[SequenceGroup, dict[Sequence, range]] = {}
         for plan in plans:
             for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
                 if sequence.group.is_finished:
                     continue
-                groups[sequence.group] = None
+                there = spans.setdefault(sequence.group, {})
+                there[sequence] = range(there[sequence].start if sequence in there else position, position + num_tokens)
                 marks = self._of(sequence.group).marks
                 marks[sequence] = max(position + num_tokens, marks.get(sequence, 0))
-        return list(groups)
+        return spans
 
     def _may_be_its_doing(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
         """Whether it had come back to where it was when a worker was lost before."""
-        incidents = (self._of_paused if group.is_paused else self._incidents).get(group)
-        if incidents is None or not incidents.num_losses:
+        incidents = self._of(group)
+        if not incidents.num_losses:
             return True
         return any(
             span.stop > before
@@ -291,16 +290,3 @@ class Isolation:
 def _is_trying(worker: WorkerState) -> bool:
     """Whether one under suspicion is there, and has the turn."""
     return worker.trial is not None and any(group.worker_id == worker.worker_id for group in worker.trial.groups)
-
-
-def _spans_in_flight(worker: WorkerState) -> dict[SequenceGroup, dict[Sequence, range]]:
-    """The positions that its steps in flight compute, of groups that have not ended."""
-    spans: dict[SequenceGroup, dict[Sequence, range]] = {}
-    for step in worker.in_flight:
-        plan = step.plan
-        for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
-            if not sequence.group.is_finished:
-                there = spans.setdefault(sequence.group, {})
-                start = there[sequence].start if sequence in there else position
-                there[sequence] = range(start, position + num_tokens)
-    return spans
