@@ -1,4 +1,4 @@
-"""The life of a service's process: when to end, and how to refuse to start.
+"""The life of a service's process: when to end, what to give up then, and how to refuse to start.
 
 Knows nothing of what the process does.
 """
@@ -7,7 +7,8 @@ import asyncio
 import os
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Collection, Coroutine
+from typing import Any, NoReturn
 
 EXIT_CONFIGURATION = 2
 
@@ -38,3 +39,15 @@ def _supervisor_gone(loop: asyncio.AbstractEventLoop, fd: int, event: asyncio.Ev
     if not os.read(fd, 1):  # end of file: nothing is ever written
         loop.remove_reader(fd)
         event.set()
+
+
+async def unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
+    """Does the work, or gives it up and raises when one of the others fails."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        for each in (*others, task):
+            if each.done():
+                each.result()
+    finally:
+        task.cancel()

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import sys
 import uuid
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import uvloop
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_logging
-from common.process import ending, refuse_to_start
+from common.process import ending, refuse_to_start, unless_failed
 from common.rpc import PUBLIC_MESSAGE_BYTES
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit, to_toml
@@ -158,19 +158,19 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
     successors: list[str] = []
     is_drained = False
     try:
-        await _unless_failed(end.wait(), (fatal, *running))
+        await unless_failed(end.wait(), (fatal, *running))
         await readiness.close(INFERENCE)
         keeper.close()
         successors = await lease.standbys()
         if successors:  # one that is told to end together with us leaves now
-            await _unless_failed(asyncio.sleep(_LEAVE_S), (fatal, *running))
+            await unless_failed(asyncio.sleep(_LEAVE_S), (fatal, *running))
             successors = await lease.standbys()
         if successors:
             log.info("handing over", live=len(engine.live), to=successors)
             await readiness.close(CLUSTER)
             gate.close(successors[0])
         else:
-            await _unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
+            await unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
             is_drained = True
     finally:
         admission.closed = admission.readers.closed = True
@@ -204,18 +204,6 @@ async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
         for each in (task, ending_):
             each.cancel()
         await asyncio.gather(task, ending_, return_exceptions=True)
-
-
-async def _unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
-    """Does the work, or gives it up and raises when one of the others fails."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
-        for each in (*others, task):
-            if each.done():
-                each.result()
-    finally:
-        task.cancel()
 
 
 async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:

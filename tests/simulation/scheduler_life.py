@@ -4,12 +4,12 @@ Its store, its workers' links and its clients' connections are those of the simu
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from common.errors import QuireError
+from common.process import unless_failed
 from protos import inference_pb2 as pb
 from scheduler_svc.api.session import Session
 from scheduler_svc.core.scheduler import Scheduler
@@ -173,9 +173,9 @@ class SchedulerLife:
         self.serves = True
         self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
         try:
-            await _unless_failed(self._told_to_end.wait(), (fatal, *running))
+            await unless_failed(self._told_to_end.wait(), (fatal, *running))
             self.keeper.close()
-            await _unless_failed(self._drain(), (fatal, *running))
+            await unless_failed(self._drain(), (fatal, *running))
         finally:
             self.serves = False
             self.admission.closed = self.readers.closed = True
@@ -205,15 +205,3 @@ class SchedulerLife:
         finally:
             reading.cancel()
             session.close()
-
-
-async def _unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
-    """Does the work, or gives it up and raises when one of the others fails."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
-        for each in (*others, task):
-            if each.done():
-                each.result()
-    finally:
-        task.cancel()
