@@ -20,6 +20,7 @@ from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import SchedulerStats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.slot_use import SlotUse, slot_use
 from scheduler_svc.core.step_plan import StepPlan, slot_of
 from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
@@ -446,6 +447,10 @@ class Scheduler:
             (min(most, worker.num_slots, worker.capacity_blocks) for worker in self._yardsticks()),
             default=0,
         )
+
+    def slot_use(self) -> list[SlotUse]:
+        """Of each worker that newcomers are given to."""
+        return slot_use(self._workers.values(), self._limits)
 
     def num_pinned_blocks(self) -> int:
         """Of the worker on which pins hold the most."""

@@ -346,17 +346,14 @@ class Admission:
         num_requests = scheduler.queue_size()[0] + self._num_entering
         if num_requests >= self._limits.max_queue_requests:
             raise self._overloaded(
-                f"the queue is full: {num_requests} requests wait", self._expected_wait_s(num_requests)
+                f"the queue is full: {num_requests} requests wait", self._engine.expected_wait_s(num_requests)
             )
         num_ahead = scheduler.num_ahead(priority, deadline_s) + self._num_entering
-        wait_s = self._expected_wait_s(num_ahead)
+        wait_s = self._engine.expected_wait_s(num_ahead)
         if wait_s > self._limits.max_queue_wait_s:
             raise self._overloaded(
-                f"{num_ahead} waiting requests are ahead of this one, a wait of some {wait_s:.1f} s", wait_s
+                f"this request would wait some {wait_s:.1f} s for a worker, behind {num_ahead} that wait", wait_s
             )
-
-    def _expected_wait_s(self, num_ahead: int) -> float:
-        return self._engine.queue_wait.expected_s(time.monotonic(), num_ahead)
 
     def _overloaded(self, fault: str, wait_s: float) -> OverloadedError:
         retry_after_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S) if wait_s else 1.0
@@ -366,7 +363,7 @@ class Admission:
         """One that is alone may be as long as it likes."""
         queued_tokens = self._engine.scheduler.queue_size()[1] + self._entering_tokens
         if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
-            wait_s = self._expected_wait_s(self._engine.scheduler.queue_size()[0])
+            wait_s = self._engine.expected_wait_s(self._engine.scheduler.queue_size()[0])
             raise self._overloaded(f"the queue is full: {queued_tokens} prompt tokens wait", wait_s)
 
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, model: ServedModel) -> None:

@@ -27,6 +27,7 @@ from scheduler_svc.requests.publisher import Delivery, Publisher
 from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
+from scheduler_svc.requests.slot_releases import SlotReleases
 
 log = structlog.get_logger()
 
@@ -73,6 +74,7 @@ class Engine:
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
         self.queue_wait = QueueWait()
+        self._slot_releases = SlotReleases(scheduler.slot_use)
         self._hopeless_sought_s = 0.0
         self._hopeless_timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -224,7 +226,9 @@ class Engine:
 
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step, and how fast they leave the queue."""
-        self.queue_wait.note_step(time.monotonic(), self.scheduler.num_served(), self.scheduler.num_in_order())
+        now_s = time.monotonic()
+        self.queue_wait.note_step(now_s, self.scheduler.num_served(), self.scheduler.num_in_order())
+        self._slot_releases.note_step(now_s, plan.worker_id, goes_on=len(plan.sequences) > len(plan.whole))
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
             if request is not None and request.times.first_scheduled_ns is None:
@@ -274,6 +278,11 @@ class Engine:
             self._break_off(request, state, error)
             self.settle()
             self.wake_workers()  # its blocks may let others run
+
+    def expected_wait_s(self, num_ahead: int) -> float:
+        """Seconds until a newcomer with so many ahead of it would get a worker; 0: nothing says that it waits."""
+        now_s = time.monotonic()
+        return max(self.queue_wait.expected_s(now_s, num_ahead), self._slot_releases.expected_s(now_s, num_ahead))
 
     def withdraw(self, request: LiveRequest) -> None:
         """Keeps the end of a request that became durable and was never started."""
@@ -405,6 +414,8 @@ class Engine:
     def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
         self._paused.discard(request)
+        if num_output_tokens := max(sequence.num_output_tokens for sequence in request.group.sequences):
+            self._slot_releases.note_end(num_output_tokens, request.max_tokens)
         self._note_emptiness()
         request.times.finished_ns = time.monotonic_ns()
         for timer in (request.deadline, request.abandonment):

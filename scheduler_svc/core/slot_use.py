@@ -1,0 +1,47 @@
+"""Whose slots will be free next: what each running group has put out, and the most that it may. It changes nothing."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scheduler_svc.core.draining import serving
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.worker_state import WorkerState
+
+
+class RunningGroup(NamedTuple):
+    """Its longest member, in output tokens."""
+
+    num_output_tokens: int  # those in flight included
+    max_tokens: int
+
+
+class SlotUse(NamedTuple):
+    """One worker's slots."""
+
+    worker_id: str
+    num_free: int  # of those that a newcomer may have; below 0 if others wait at the worker itself
+    groups: list[RunningGroup]
+
+
+def slot_use(workers: Iterable[WorkerState], limits: WorkerLimits) -> list[SlotUse]:
+    """Of the workers that newcomers are given to."""
+    return [
+        SlotUse(
+            worker.worker_id,
+            min(len(worker.free_slots), limits.max_num_seqs - worker.num_members)
+            - len(worker.parked)
+            - len(worker.swapped),
+            _running_groups(worker),
+        )
+        for worker in serving(workers)
+    ]
+
+
+def _running_groups(worker: WorkerState) -> list[RunningGroup]:
+    groups: list[RunningGroup] = []
+    last = None
+    for sequence in worker.running:  # the members of a group stand together
+        if sequence.group is not last:
+            last = sequence.group
+            groups.append(RunningGroup(sequence.num_tokens - sequence.num_prompt_tokens, sequence.max_tokens))
+    return groups

@@ -1,0 +1,150 @@
+"""When slots will be free for newcomers, against workers whose steps are made here, in virtual time."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from scheduler_svc.core.slot_use import RunningGroup, SlotUse
+from scheduler_svc.requests.slot_releases import SlotReleases
+
+STEP_S = 0.01
+
+
+@dataclass
+class Workers:
+    """Steps of equal length; a group puts out a token in each."""
+
+    num_slots: int
+    groups: list[list[RunningGroup]]  # by worker
+    now_s: float = 0.0
+    releases: SlotReleases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.releases = SlotReleases(self.slot_use)
+
+    def slot_use(self) -> list[SlotUse]:
+        return [
+            SlotUse(str(number), self.num_slots - len(groups), groups.copy())
+            for number, groups in enumerate(self.groups)
+        ]
+
+    def step(self, used_part: float = 1.0) -> None:
+        for number, groups in enumerate(self.groups):
+            goes_on = bool(groups)
+            for place, group in enumerate(groups):
+                groups[place] = group._replace(num_output_tokens=group.num_output_tokens + 1)
+            for group in [g for g in groups if g.num_output_tokens >= used_part * g.max_tokens]:
+                groups.remove(group)
+                self.releases.note_end(group.num_output_tokens, group.max_tokens)
+            self.releases.note_step(self.now_s, str(number), goes_on=goes_on)
+        self.now_s += STEP_S
+
+    def expected_s(self, num_ahead: int) -> float:
+        return self.releases.expected_s(self.now_s, num_ahead)
+
+
+def begun(*max_tokens: int) -> list[RunningGroup]:
+    return [RunningGroup(0, each) for each in max_tokens]
+
+
+def test_while_slots_are_free_nobody_waits_but_those_for_whom_there_are_too_few() -> None:
+    workers = Workers(4, [begun(10, 100)])
+    for _ in range(20):
+        workers.step()
+    assert [workers.expected_s(num_ahead) for num_ahead in range(3)] == [0.0, 0.0, 0.0]
+    assert workers.expected_s(3) == pytest.approx(10 * STEP_S, abs=2 * STEP_S), "as long as those that end so far"
+    assert workers.expected_s(6) == pytest.approx(80 * STEP_S, abs=2 * STEP_S)
+
+
+def test_before_an_end_was_seen_nobody_is_kept_out() -> None:
+    workers = Workers(2, [begun(100, 100)])
+    for _ in range(20):
+        workers.step()
+    assert workers.expected_s(5) == 0.0
+
+
+def test_who_comes_waits_for_the_group_that_ends_at_its_place_of_all_workers() -> None:
+    workers = Workers(2, [begun(10, 60), begun(40, 200)])
+    for _ in range(11):
+        workers.step()
+    workers.groups[0] += begun(100)
+    expected = [workers.expected_s(num_ahead) / STEP_S for num_ahead in range(4)]
+    assert expected == pytest.approx([29, 49, 100, 189], abs=2)
+
+
+def test_who_has_more_ahead_than_run_waits_for_newcomers_too() -> None:
+    """Each of 20 tokens: the tenth at one slot waits for what is left of the one that runs, and nine more."""
+    workers = Workers(1, [[]])
+    for _ in range(3):
+        workers.groups[0] += begun(20)
+        while workers.groups[0]:
+            workers.step()
+    workers.groups[0] += begun(20)
+    for _ in range(5):
+        workers.step()
+    assert workers.expected_s(9) == pytest.approx((15 + 9 * 20) * STEP_S, abs=2 * STEP_S)
+
+
+def test_groups_that_use_a_part_of_what_they_may_are_expected_to_end_so() -> None:
+    """All use a quarter of their max_tokens."""
+    workers = Workers(1, [[]])
+    for _ in range(80):
+        workers.groups[0] += begun(40)
+        while workers.groups[0]:
+            workers.step(used_part=0.25)
+    workers.groups[0] += begun(400)
+    workers.step(used_part=0.25)
+    assert workers.expected_s(0) == pytest.approx(99 * STEP_S, abs=3 * STEP_S)
+
+
+def test_one_that_has_used_more_than_others_may_end_at_any_moment() -> None:
+    workers = Workers(1, [begun(40)])
+    while workers.groups[0]:
+        workers.step(used_part=0.25)
+    workers.groups[0] += [RunningGroup(20, 40)]
+    workers.step()
+    assert workers.expected_s(0) == 0.0
+
+
+def test_idle_time_is_no_time_between_steps() -> None:
+    workers = Workers(1, [begun(10)])
+    while workers.groups[0]:
+        workers.step()
+    workers.now_s += 3600.0
+    workers.step()
+    workers.groups[0] += begun(50)
+    workers.step()
+    assert workers.expected_s(0) == pytest.approx(50 * STEP_S, abs=2 * STEP_S)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("lengths", [(64, 64), (16, 256)])
+@pytest.mark.parametrize("bound_steps", [5, 40])
+def test_under_overload_whoever_is_let_in_waits_no_longer_than_the_bound(
+    num_workers: int, lengths: tuple[int, int], bound_steps: int
+) -> None:
+    """Ten times what can be served comes: nobody who is let in waits much longer, and no slot stays free for it."""
+    rng = random.Random(f"{num_workers} {lengths} {bound_steps}")
+    num_slots = 8
+    workers = Workers(num_slots, [[] for _ in range(num_workers)])
+    queue: deque[float] = deque()
+    waits: list[float] = []
+    num_busy, num_steps = 0, 4000
+    per_step = 10 * num_slots * num_workers / (sum(lengths) / 2)
+    for _ in range(num_steps):
+        for groups in workers.groups:
+            while queue and len(groups) < num_slots:
+                came_s = queue.popleft()
+                if came_s > 2 * lengths[1] * STEP_S:  # before, nobody had ended
+                    waits.append(workers.now_s - came_s)
+                groups += begun(rng.randint(*lengths))
+            num_busy += len(groups)
+        workers.step()
+        for _ in range(int(per_step) + (rng.random() < per_step % 1)):
+            if workers.expected_s(len(queue)) <= bound_steps * STEP_S:
+                queue.append(workers.now_s)
+    assert len(waits) > 100
+    assert max(waits) <= (bound_steps + 2) * STEP_S
+    assert num_busy / (num_steps * num_slots * num_workers) > 0.9
