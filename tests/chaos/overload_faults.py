@@ -19,11 +19,11 @@ from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
 
 PEAK_CONCURRENCY = 32
-SPAN_S = 12.0
+SPAN_S = 30.0
 OVERLOAD = 10
 PROMPT_TOKENS = 48
 OUTPUT_TOKENS = 64
-MAX_WAIT_MS = 100
+MAX_WAIT_MS = 50
 NUM_FILES = 256
 NUM_IDLE = 5000
 
@@ -194,7 +194,7 @@ SCENARIOS = (
     Scenario(
         fault="F28",
         title="ten times more requests than can be served",
-        injected="an open loop at ten times the peak, after one at half of it; --max-queue-wait-ms 100",
+        injected="an open loop at ten times the peak, after one at half of it; --max-queue-wait-ms 50",
         promise="P5 P7",
         play=ten_times_too_much,
         targets=(
