@@ -14,6 +14,7 @@ from zlib import crc32
 import structlog
 
 from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.record_reads import RecordReads
 from scheduler_svc.journal.redis_link import RedisLink, pack
 from scheduler_svc.journal.store import (
     EntryId,
@@ -55,6 +56,7 @@ class RedisStore:
         self._keys = Keys.of(deployment)
         self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
         self._side = RedisLink(url, timeout_s=max(timeout_s, _SIDE_TIMEOUT_S), repeatable=True)
+        self._record_reads = RecordReads(self._get_records)
         self._longest_bytes = 0  # of the entries sent: the first and the last come with what is known of the stream
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
         self._create_head = _head(8 - 1, "XADD", self._keys.journal)
@@ -161,10 +163,13 @@ class RedisStore:
         return known
 
     async def get_record(self, request_id: str) -> bytes | None:
-        payload: bytes | None = await self._side.call(pack("GET", self._keys.record(request_id)))
-        return payload
+        return await self._record_reads.get(request_id)
+
+    async def _get_records(self, request_ids: Sequence[str]) -> Sequence[bytes | None]:
+        return await self._side.call_many([pack("GET", self._keys.record(each)) for each in request_ids])
 
     async def close(self) -> None:
+        self._record_reads.close()
         await self._journal.close()
         await self._side.close()
 

@@ -1,0 +1,65 @@
+"""Reads of records, those of concurrent callers together: while one read is under way, the next is gathered.
+
+A store that syncs its file on every write answers nobody meanwhile, so that reads one after the other would take a
+sync each, and a burst of newcomers seconds. Knows no commands and no keys.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+MAX_AT_ONCE = 500
+
+ReadMany = Callable[[Sequence[str]], Awaitable[Sequence[bytes | None]]]
+
+
+class RecordReads:
+    """Owned by the loop's thread."""
+
+    def __init__(self, read_many: ReadMany) -> None:
+        """`read_many` returns the records of so many ids, in their order."""
+        self._read_many = read_many
+        self._waiting: dict[str, asyncio.Future[bytes | None]] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self, request_id: str) -> bytes | None:
+        """Raises what `read_many` raised."""
+        record = self._waiting.get(request_id)
+        if record is None:
+            record = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+            record.add_done_callback(_look_at)
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(record)  # others may wait for it too
+
+    def close(self) -> None:
+        """Reads no more; who waits is cancelled."""
+        if self._reading is not None:
+            self._reading.cancel()
+        for record in self._waiting.values():
+            record.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while self._waiting:
+                request_ids = list(self._waiting)[:MAX_AT_ONCE]
+                records = [self._waiting.pop(request_id) for request_id in request_ids]
+                try:
+                    payloads = await self._read_many(request_ids)
+                except Exception as error:
+                    for record in records:
+                        record.set_exception(error)
+                except asyncio.CancelledError:
+                    for record in records:
+                        record.cancel()
+                    raise
+                else:
+                    for record, payload in zip(records, payloads, strict=True):
+                        record.set_result(payload)
+        finally:
+            self._reading = None
+
+
+def _look_at(record: "asyncio.Future[bytes | None]") -> None:
+    """What went wrong is nobody's concern if nobody waits any more."""
+    if not record.cancelled():
+        record.exception()
