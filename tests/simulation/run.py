@@ -1,10 +1,13 @@
 """One seed, from nothing to its verdict."""
 
+import asyncio
 import gc
 from dataclasses import dataclass
 from random import Random
 
 from common.errors import NotFoundError
+from protos import inference_pb2 as pb
+from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.requests.computations import SAMPLING
 from tests.simulation.faults import draw_faults
 from tests.simulation.history import History, keep_log
@@ -50,6 +53,8 @@ def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Out
                 loop.run(_run(world, Inflicting(world, faults)))
             except (StuckError, TimeoutError) as error:
                 history.violate(f"P1: {type(error).__name__} {error}: {world.unserved()}")
+            except Exception as error:  # whatever it is: the seed is to be named
+                history.violate(f"the run itself failed: {error!r}")
             for fault in loop.faults:
                 history.violate(f"nobody caught: {fault}")
             virtual_s = (clock.now_ns - START_NS) / 1e9
@@ -95,6 +100,15 @@ async def _run(world: World, inflicting: Inflicting) -> None:
         await world.life.process.spawn(_audit(world, world.life))
 
 
+async def _answered(life: SchedulerLife, request_id: str) -> pb.GetRequestResponse:
+    """A client would ask again, too: the connection may turn out to have broken long ago."""
+    while True:
+        try:
+            return await life.admission.response(request_id)
+        except StoreUnavailableError:
+            await asyncio.sleep(0.1)
+
+
 async def _audit(world: World, life: SchedulerLife) -> None:
     """Everything accepted has an end, and its record says what was seen."""
     for order in world.orders:
@@ -106,7 +120,7 @@ async def _audit(world: World, life: SchedulerLife) -> None:
                 world.history.violate(f"P1: {order.request_id} was accepted, and is not in the journal")
             continue
         try:
-            response = await life.admission.response(order.request_id)
+            response = await _answered(life, order.request_id)
         except NotFoundError:
             if not world.store.has_lost_data:
                 world.history.violate(f"P1: {order.request_id} has no record")
