@@ -71,4 +71,6 @@ def _main(module: str, arguments: Sequence[str], cwd: Path, log: Connection) -> 
     os.chdir(cwd)
     os.dup2(log.fileno(), sys.stderr.fileno())
     sys.argv = [module, *arguments]
-    importlib.import_module(f"{module}.__main__").main()
+    if hasattr(importlib.import_module(module), "__path__"):
+        module += ".__main__"
+    importlib.import_module(module).main()
