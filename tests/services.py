@@ -1,6 +1,8 @@
 """Real service processes for tests: started, awaited, killed. Nothing here sleeps to synchronise.
 
-A process's readiness is read from its own log lines; its whole log is shown when it fails.
+A process's readiness is read from its own log lines; its whole log is shown when it fails. Schedulers and workers of
+`start_scheduler` and `start_worker` are forked from a process that has imported them, unless coverage is traced, which
+does not follow a fork.
 """
 
 import json
@@ -15,26 +17,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.forked_process import ForkedProcess
+
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "demo" / "model"
 START_TIMEOUT_S = 90.0  # torch is slow to import on a busy machine
+_IS_TRACED = any(name.startswith("COVERAGE_") for name in os.environ)
 
 
 class Service:
     """One process and its JSON log lines."""
 
-    def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, *arguments: str, env: Mapping[str, str] | None = None, may_fork: bool = False
+    ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self._changed = threading.Condition()
         self._closed = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
+        self.process: ForkedProcess | subprocess.Popen[str]
+        if may_fork and not _IS_TRACED:
+            self.process = ForkedProcess(module, arguments, ROOT)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **(env or {})},
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -96,7 +107,7 @@ class Service:
 
 def start_scheduler(*arguments: str, listen: str = "127.0.0.1:0") -> tuple[Service, str]:
     """A scheduler that listens, and its address."""
-    service = Service("scheduler_svc", "--listen", listen, *arguments)
+    service = Service("scheduler_svc", "--listen", listen, *arguments, may_fork=True)
     try:
         return service, str(service.wait_for("listening")["address"])
     except BaseException:
@@ -113,4 +124,4 @@ def free_address() -> str:
 
 def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> Service:
     """A worker that has been told where its scheduler is; wait for "worker ready" in the scheduler's log."""
-    return Service("worker_svc", "--model", str(model), "--scheduler", scheduler, *arguments)
+    return Service("worker_svc", "--model", str(model), "--scheduler", scheduler, *arguments, may_fork=True)

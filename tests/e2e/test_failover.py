@@ -14,14 +14,14 @@ from common.slot_sampling import SlotSampling
 from quire.params import GenerateParams
 from scheduler_svc.journal.journal_entry import read_journal
 from tests.e2e.beam_searches import Searches, search
+from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.sampled_reference import Drawing, assert_drawn
 from tests.e2e.watched import Watched, until_more_has_come
-from tests.equality import assert_equal_greedy
 from tests.scheduler.journal_setup import redis_store
 from tests.services import Service, free_address, start_scheduler
 from tests.valkey import ValkeyProcess
-from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
+from tests.worker.tiny_models import random_prompts, write_tiny_model
 
 LEASE_S = 1.5
 NUM_TOKENS = 90
@@ -43,7 +43,6 @@ class Pair(ModelSite):
         self.store = stack.enter_context(ValkeyProcess())
         self.worker = stack.enter_context(self.start_worker("only", "--num-blocks", "600"))
         self.searches = Searches(self, SEARCHES)
-        self.greedy: GreedyReference = reference_greedy(self.folder, PROMPTS, NUM_TOKENS)
 
     @asynccontextmanager
     async def led(self) -> AsyncIterator[tuple[Service, Service]]:
@@ -87,7 +86,7 @@ class Load:
         completions = await asyncio.gather(*self.runs)
         num_greedy, num_drawn = len(PROMPTS), len(DRAWINGS)
         outputs = [completion.token_ids for completion in completions[:num_greedy]]
-        assert_equal_greedy(self._pair.greedy.tokens, self._pair.greedy.margins, outputs)
+        assert_greedy(self._pair.reference, PROMPTS, outputs, NUM_TOKENS)
         assert_drawn(self._pair.reference, DRAWINGS, completions[num_greedy : num_greedy + num_drawn])
         self._pair.searches.compare(completions[num_greedy + num_drawn :]).assert_cuts_are_rare()
 

@@ -40,7 +40,7 @@ class MortalWorkers:
     def _start(self, name: str) -> Service:
         options = ("--worker-id", name, "--dtype", "float32", "--threads", "1", "--num-blocks", "400")
         place = ("--model", str(self._site.folder), "--scheduler", self._site.address)
-        return self._stack.enter_context(Service("tests.e2e.poisoned_worker", *place, *options))
+        return self._stack.enter_context(Service("tests.e2e.poisoned_worker", *place, *options, may_fork=True))
 
     async def _keep(self, name: str, service: Service) -> None:
         while True:

@@ -11,13 +11,13 @@ import quire
 from common.slot_sampling import SlotSampling
 from quire.params import GenerateParams
 from tests.e2e.beam_searches import Searches, search
+from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.sampled_reference import Drawing, assert_drawn
 from tests.e2e.watched import Watched, until_more_has_come
-from tests.equality import assert_equal_greedy
 from tests.services import Service, start_scheduler
 from tests.valkey import ValkeyProcess
-from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
+from tests.worker.tiny_models import random_prompts, write_tiny_model
 
 NUM_TOKENS = 130  # long enough that nothing ends before the first death
 NUM_DEATHS = 3
@@ -60,7 +60,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 async def test_thirty_mixed_requests_survive_a_scheduler_that_is_killed_three_times(site: Site) -> None:
     searches = Searches(site, SEARCHES)
-    greedy = reference_greedy(site.folder, PROMPTS, NUM_TOKENS)
     site.begin()
     async with quire.AsyncClient(site.address) as client:
         await client.wait_ready(60)
@@ -77,7 +76,7 @@ async def test_thirty_mixed_requests_survive_a_scheduler_that_is_killed_three_ti
             await asyncio.to_thread(site.kill)
             await asyncio.to_thread(site.begin)
         outputs = [completion.token_ids for completion in await asyncio.gather(*greedy_runs)]
-        assert_equal_greedy(greedy.tokens, greedy.margins, outputs)
+        assert_greedy(site.reference, PROMPTS, outputs, NUM_TOKENS)
         assert_drawn(site.reference, DRAWINGS, await asyncio.gather(*drawn))
         searches.compare(await asyncio.gather(*searched)).assert_cuts_are_rare()
         await all_free(client)

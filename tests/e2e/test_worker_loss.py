@@ -5,14 +5,16 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import quire
-from tests.equality import assert_equal_greedy
+from tests.e2e.greedy_reference import assert_greedy
 from tests.services import Service, free_address, start_scheduler, start_worker
-from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
+from tests.worker.tiny_models import random_prompts, write_tiny_model
 
 NUM_TOKENS = 100
 WORKER = ("--dtype", "float32", "--threads", "1", "--num-blocks", "80")
@@ -43,9 +45,9 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(model: Path, prompts: list[list[int]]) -> GreedyReference:
+def reference(model: Path) -> Any:
     torch.set_num_threads(1)
-    return reference_greedy(model, prompts, NUM_TOKENS)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
 
 @pytest.fixture
@@ -56,9 +58,7 @@ def site(model: Path) -> Iterator[Site]:
         yield Site(scheduler, address, model, stack)
 
 
-async def run_with_fault(
-    address: str, prompts: list[list[int]], reference: GreedyReference, fault: Callable[[], None]
-) -> None:
+async def run_with_fault(address: str, prompts: list[list[int]], reference: Any, fault: Callable[[], None]) -> None:
     """Runs all prompts, calls `fault` once every one of them has streamed some tokens, and compares the outputs."""
     started = [asyncio.Event() for _ in prompts]
 
@@ -77,7 +77,7 @@ async def run_with_fault(
         for event in started:
             await event.wait()
         await asyncio.to_thread(fault)
-        assert_equal_greedy(reference.tokens, reference.margins, await asyncio.gather(*runs))
+        assert_greedy(reference, prompts, await asyncio.gather(*runs), NUM_TOKENS)
         stats = await client.stats()
         assert all(worker.blocks.used == 0 for worker in stats.workers)
 
@@ -89,9 +89,7 @@ async def checked(stream: quire.CompletionStream, tokens: list[int]) -> AsyncIte
         yield chunk
 
 
-def test_sequences_move_when_one_of_two_workers_is_killed(
-    site: Site, prompts: list[list[int]], reference: GreedyReference
-) -> None:
+def test_sequences_move_when_one_of_two_workers_is_killed(site: Site, prompts: list[list[int]], reference: Any) -> None:
     first, _second = site.start_worker("first"), site.start_worker("second")
     site.scheduler.wait_for("worker ready", 2)
     asyncio.run(run_with_fault(site.address, prompts, reference, lambda: first.signal(signal.SIGKILL)))
@@ -99,7 +97,7 @@ def test_sequences_move_when_one_of_two_workers_is_killed(
 
 
 def test_sequences_wait_when_the_only_worker_is_killed_and_go_on_when_it_is_back(
-    site: Site, prompts: list[list[int]], reference: GreedyReference
+    site: Site, prompts: list[list[int]], reference: Any
 ) -> None:
     worker = site.start_worker("only")
     site.scheduler.wait_for("worker ready")
@@ -112,9 +110,7 @@ def test_sequences_wait_when_the_only_worker_is_killed_and_go_on_when_it_is_back
     site.scheduler.wait_for("worker ready", 2)
 
 
-def test_a_frozen_worker_is_given_up_within_seconds(
-    site: Site, prompts: list[list[int]], reference: GreedyReference
-) -> None:
+def test_a_frozen_worker_is_given_up_within_seconds(site: Site, prompts: list[list[int]], reference: Any) -> None:
     frozen, _other = site.start_worker("frozen"), site.start_worker("other")
     site.scheduler.wait_for("worker ready", 2)
 
@@ -135,7 +131,7 @@ def test_a_worker_of_another_model_is_refused(site: Site, tmp_path: Path) -> Non
 
 
 def test_what_runs_on_a_worker_that_drains_moves_and_it_gets_nothing_new(
-    site: Site, prompts: list[list[int]], reference: GreedyReference
+    site: Site, prompts: list[list[int]], reference: Any
 ) -> None:
     site.start_worker("first")
     site.start_worker("second")
@@ -152,7 +148,7 @@ def test_what_runs_on_a_worker_that_drains_moves_and_it_gets_nothing_new(
 
 
 def test_a_worker_that_is_told_to_end_hands_its_sequences_over_first(
-    site: Site, prompts: list[list[int]], reference: GreedyReference
+    site: Site, prompts: list[list[int]], reference: Any
 ) -> None:
     first, _second = site.start_worker("first"), site.start_worker("second")
     site.scheduler.wait_for("worker ready", 2)

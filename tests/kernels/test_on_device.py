@@ -11,11 +11,10 @@ import torch
 
 FOLDER = Path(__file__).parent / "on_device"
 FILES = {path.name for path in FOLDER.glob("test_*.py")}
-# What takes longest apart, about as long each, and all others together: a process imports for seconds before it tests.
+# In parts that take about as long each: a process imports for seconds before it tests.
 LONG = {
-    "decode": {"test_decode_attention.py"},
-    "cascade and prefill": {"test_cascade_attention.py", "test_prefill_attention.py"},
-    "models": {"test_forward.py", "test_device_runner.py"},
+    "decode and cascade": {"test_decode_attention.py", "test_cascade_attention.py"},
+    "prefill and models": {"test_prefill_attention.py", "test_forward.py", "test_device_runner.py"},
 }
 PARTS = {**LONG, "others": FILES.difference(*LONG.values())}
 TIMEOUT_S = 900
@@ -26,7 +25,8 @@ def interpret(names: Set[str]) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     paths = [str(FOLDER / name) for name in sorted(names)]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
+    plugins = ("-p", "no:cacheprovider", "-p", "tests.kernels.on_device.quick_interpreter")
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *paths]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 

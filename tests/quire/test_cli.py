@@ -318,10 +318,15 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 
 
 async def interrupt(command: asyncio.subprocess.Process) -> tuple[int | None, bytes]:
-    """Ctrl-C, then exit code and standard error."""
+    """Ctrl-C, then exit code and standard error. What does not end by it is ended: it would ask a server that stops."""
     command.send_signal(signal.SIGINT)
-    async with asyncio.timeout(20):
-        _, errors = await command.communicate()
+    try:
+        async with asyncio.timeout(20):
+            _, errors = await command.communicate()
+    finally:
+        if command.returncode is None:
+            command.kill()
+            await command.wait()
     return command.returncode, errors
 
 

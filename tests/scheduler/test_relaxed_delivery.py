@@ -73,10 +73,14 @@ async def test_an_end_waits_for_the_journal_and_so_does_an_admission() -> None:
         await until(lambda: site.engine.live["r"].ended_state is not None)
         assert not client.is_done and all(each.finish is None for each in client.seen.samples)
         late = Client(counting(10, 3, "late"))
-        await late.come(site)
-        assert not late.is_accepted
+        num_pending = site.journal.stats.pending
+        coming = asyncio.create_task(late.come(site))
+        await until(lambda: site.journal.stats.pending > num_pending)  # its admission waits there
+        assert not late.is_accepted and not client.is_done
         store.may_append.set()
-        await until(lambda: client.is_done)
+        await coming
+        assert late.is_accepted
+        await until(lambda: client.is_done and late.is_done)
     finally:
         store.may_append.set()
         await lives.close()

@@ -17,6 +17,7 @@ from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
 
 RULE = ScoreRule(0.2)
 AWKWARD_LENGTHS = (1, 15, 16, 17, 63, 0, 47, 48, 49, 130)
+FEWER_LENGTHS = (1, 17, 0, 49, 130)
 E4M3 = torch.float8_e4m3fn
 
 
@@ -54,7 +55,8 @@ def num_splits(plan: DecodePlan) -> dict[int, int]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (5, 1), (20, 1)])
 def test_rows_of_awkward_lengths_whole_and_split(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    case = decode_case(AWKWARD_LENGTHS, heads=heads, dtype=dtype).to(DEVICE)
+    lengths = AWKWARD_LENGTHS if HAS_GPU or (heads, dtype) == ((4, 2), torch.float32) else FEWER_LENGTHS
+    case = decode_case(lengths, heads=heads, dtype=dtype).to(DEVICE)
     whole, split = filled_plan(case, 1), filled_plan(case, 60)
     assert max(num_splits(whole).values()) == 1
     assert max(num_splits(split).values()) > 1

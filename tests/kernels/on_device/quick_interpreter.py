@@ -1,0 +1,44 @@
+"""Triton's interpreter without work that it repeats, as a plugin of pytest.
+
+At every call of a device function it prepares `triton.language` anew, which takes a third of its time. Within a launch
+once is enough: what it changes stays until the launch ends.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+
+class Scope:
+    """What one preparation changed, until `restore`, which ends a launch."""
+
+    def __init__(self, changes: Any, prepared: set[frozenset[int]]) -> None:
+        self._changes = changes
+        self._prepared = prepared
+
+    def restore(self) -> None:
+        self._prepared.clear()
+        self._changes.restore()
+
+
+class PrepareOnce:
+    """In the interpreter's place of the same: the modules that a function sees, unless this launch has had them."""
+
+    def __init__(self, prepare: Callable[[Any], Any]) -> None:
+        self._prepare = prepare
+        self._prepared: set[frozenset[int]] = set()
+
+    def __call__(self, function: Any) -> Scope | None:
+        modules = frozenset(id(each) for each in function.__globals__.values() if each is tl or each is tl.core)
+        if modules in self._prepared:
+            return None
+        self._prepared.add(modules)
+        return Scope(self._prepare(function), self._prepared)
+
+
+def pytest_configure() -> None:
+    """Before any kernel runs. Another Triton may work otherwise, and keeps its own way."""
+    if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_lang = PrepareOnce(interpreter._patch_lang)
