@@ -29,6 +29,7 @@ class Setting:
     depth: int
     step_ms: float
     max_num_seqs: int
+    per_seq_us: float = 0.0
     has_spans: bool = False
     max_batched_tokens: int = MAX_BATCHED_TOKENS
     num_blocks: int = 32_768
@@ -108,6 +109,7 @@ def _worker_arguments(setting: Setting, folder: Path, address: str) -> list[str]
     flags = {
         "--scheduler": address,
         "--step-ms": setting.step_ms,
+        "--per-seq-us": setting.per_seq_us,
         "--trace": folder / "worker",
         "--tokenizer": TOKENIZER,
         "--vocab-size": VOCAB_SIZE,
