@@ -15,7 +15,7 @@ import uvloop
 
 from benchmarks.processes import Process, embedded_valkey, started
 from benchmarks.traced_services import TOKENIZER, VOCAB_SIZE
-from quire import AsyncClient
+from quire import AsyncClient, OnDisconnect
 from quire.stream import CompletionStream
 
 PROMPT_TOKENS = 128
@@ -88,7 +88,7 @@ class _Queue:
         async with self._room:
             prompt = [self._random.randrange(3, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
             began_s = time.monotonic()
-            stream = self._client.stream(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, on_disconnect="continue")
+            stream = self._client.stream(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, on_disconnect=OnDisconnect.CONTINUE)
             await stream.accepted()
             self._streams.append(stream)
             return time.monotonic() - began_s
