@@ -88,7 +88,9 @@ class _Queue:
         async with self._room:
             prompt = [self._random.randrange(3, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
             began_s = time.monotonic()
-            stream = self._client.stream(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, on_disconnect=OnDisconnect.CONTINUE)
+            stream = self._client.stream(
+                prompt, max_tokens=MAX_TOKENS, ignore_eos=True, on_disconnect=OnDisconnect.CONTINUE
+            )
             await stream.accepted()
             self._streams.append(stream)
             return time.monotonic() - began_s
