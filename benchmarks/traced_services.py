@@ -101,6 +101,7 @@ def _scheduler_arguments(setting: Setting, folder: Path, store: str) -> list[str
         "--max-num-seqs": setting.max_num_seqs,
         "--max-batched-tokens": setting.max_batched_tokens,
         "--max-queue-requests": max(1000, 2 * setting.max_num_seqs),
+        "--drain-timeout-s": 0,  # what its readers have let go of may not have heard of it yet
     }
     return [*own, str(folder / "scheduler"), "--", *_words(flags)]
 
