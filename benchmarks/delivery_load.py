@@ -16,6 +16,7 @@ from itertools import accumulate
 from statistics import linear_regression
 
 from benchmarks.overhead_table import Spread, spread_of
+from benchmarks.steady_load import RETRIES
 from benchmarks.step_trace import WorkerMoments
 from quire import AsyncClient
 
@@ -59,7 +60,7 @@ class Delivery:
 async def run_load(address: str, load: Load) -> Received:
     """Every reader has one request after the other, all over one session."""
     received = Received()
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, retries=RETRIES) as client:
         await client.wait_ready(10.0)
         end_s = time.monotonic() + load.seconds
         async with asyncio.TaskGroup() as tasks:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from quire import AsyncClient
 
 MAX_TOKENS = 8000  # more than any request comes to
+RETRIES = 100  # on a busy machine a store may be late, and the scheduler refuses meanwhile
 
 
 async def run_steadily(
     address: str, num_requests: int, prompt_tokens: int, num_tokens: int, vocab_size: int, on_read: "OnRead"
 ) -> None:
     """Each of the requests puts out `num_tokens` after the last of them has begun, and is then let go."""
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, retries=RETRIES) as client:
         await client.wait_ready(10.0)
         readers = _Readers(client, num_requests, num_tokens, on_read)
         async with asyncio.TaskGroup() as tasks:
