@@ -14,6 +14,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.processes import Process, embedded_valkey, started
+from benchmarks.steady_load import RETRIES
 from benchmarks.traced_services import TOKENIZER, VOCAB_SIZE
 from quire import AsyncClient, OnDisconnect
 from quire.stream import CompletionStream
@@ -50,7 +51,7 @@ def measure_memory(counts: Sequence[int]) -> list[QueuedMemory]:
 async def _grow(address: str, scheduler: Process, counts: Sequence[int]) -> list[QueuedMemory]:
     gc.disable()  # of this process, whose pauses are nobody's concern here
     rows = []
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, retries=RETRIES) as client:
         await client.wait_ready(10.0)
         queue = _Queue(client)
         await queue.grow_to(1)
