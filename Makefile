@@ -75,7 +75,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.durability_cost
 	$(BIN)/python -m benchmarks.recovery_time
 	$(BIN)/python -m benchmarks.failover_time
-	$(BIN)/python -m benchmarks.step_overhead
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.schedule_cost
 	$(BIN)/python -m benchmarks.kv_utilisation
 	$(BIN)/python -m benchmarks.memory_saving

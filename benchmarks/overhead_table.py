@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from benchmarks.report import percentile, table
 from benchmarks.step_trace import SteadySteps
@@ -121,3 +122,20 @@ def print_verdicts(rows: Sequence[Row]) -> None:
                 f"depth {row.depth}, batch {row.batch}: {worst_ms:.3f} ms is {verdict} the budget of "
                 f"{row.budget_ms} ms (goal {row.goal_ms} ms)"
             )
+
+
+def summary_of(result: dict[str, Any]) -> dict[str, Any]:
+    """What the history keeps of a result: p50 of each row, and the delivery. Older ones had rows alone."""
+    parts = result.get("parts", {"steps": {"rows": result.get("rows", [])}})
+    rows = [
+        {
+            **{key: row[key] for key in ("depth", "batch", "step_ms")},
+            "worker_idle_p50": row["medians"]["worker_idle"]["p50"],
+            "iteration_p50": row["medians"]["iteration"]["p50"],
+            "scheduler_cpu_ms": row["medians"]["scheduler_cpu_ms"],
+        }
+        for row in parts.get("steps", {}).get("rows", [])
+    ]
+    delivery = parts.get("delivery", {})
+    kept = {key: delivery[key] for key in ("tokens_per_s", "lag", "cpu_us_per_token") if key in delivery}
+    return {"rows": rows, **({"delivery": kept} if kept else {})}

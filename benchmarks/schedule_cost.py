@@ -9,7 +9,6 @@ Prints a table, writes JSON and a plot; takes about a minute.
 
 import argparse
 import gc
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,9 @@ from dataclasses import asdict, astuple, dataclass, field
 from itertools import count
 from pathlib import Path
 from random import Random
-from statistics import linear_regression
 from typing import Literal, TypeVar
 
+from benchmarks.growth import exponent_of
 from benchmarks.report import RESULTS, percentile, table, write_result
 from benchmarks.saturated_pool import BLOCK_SIZE, WORKER
 from benchmarks.svg_chart import Line, log_log_chart
@@ -156,8 +155,7 @@ def measure(workload: Workload, batch: int, num_steps: int) -> Cost:
 
 def growth_of(costs: Sequence[Cost]) -> float:
     """The exponent with which the cost grows with the batch, fitted over all batches; 1 is linear."""
-    batches = [math.log(cost.batch) for cost in costs]
-    return linear_regression(batches, [math.log(cost.schedule_p50_ms) for cost in costs]).slope
+    return exponent_of([(cost.batch, cost.schedule_p50_ms) for cost in costs])
 
 
 def is_no_worse_than_linear(costs: Sequence[Cost]) -> bool:

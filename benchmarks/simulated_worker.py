@@ -17,7 +17,9 @@ import numpy as np
 import uvloop
 
 import common.grpc_poller  # noqa: F401 - as in a real worker
+from benchmarks.stage_spans import SpanLog
 from benchmarks.step_trace import StepTrace, WorkerMoments
+from benchmarks.worker_probes import probe_worker
 from common.log import set_up_logging
 from common.process import refuse_to_start
 from common.serving import ListenError
@@ -47,15 +49,16 @@ class SimulatedRunner:
 
     def launch(self, step: Step) -> StepResult:
         """Raises InvalidStepError exactly where a real worker does."""
-        began_ns = time.perf_counter_ns()
         rows = self._slots.apply(step).rows
+        began_ns = time.perf_counter_ns()
         token_ids = simulated_tokens(rows, self._slots.limits.vocab_size)
         self._slots.advance(rows, token_ids)
         num_rows, num_tokens = len(rows.slots), int(rows.num_tokens.sum())
         if num_rows:
             cost_ns = num_rows * self._per_seq_ns + num_tokens * self._per_token_ns
             _sleep_until(began_ns + self._step_ns + cost_ns)
-        self.trace.add(WorkerMoments(step.step_id, num_rows, num_tokens, began_ns, time.perf_counter_ns()))
+        ended_ns = time.perf_counter_ns()
+        self.trace.add(WorkerMoments(step.step_id, num_rows, num_tokens, len(token_ids), began_ns, ended_ns))
         return StepResult(epoch=step.epoch, step_id=step.step_id, token_ids=token_ids.tolist())
 
 
@@ -144,6 +147,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer.json, for a scheduler that makes text")
     parser.add_argument("--trace", type=Path, help="file for the moments of each step, written at the end")
+    parser.add_argument("--spans", type=Path, help="file for the spans of what is around the execution, the same")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(arguments)
 
@@ -153,6 +157,9 @@ def main() -> None:
     arguments = parse_arguments(sys.argv[1:])
     set_up_logging("simulated_worker", arguments.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    spans = SpanLog()
+    if arguments.spans is not None:
+        probe_worker(spans)
     options = ServiceOptions(
         listen=arguments.listen,
         advertise=arguments.advertise,
@@ -168,6 +175,8 @@ def main() -> None:
         refuse_to_start("simulated_worker", str(error))
     if arguments.trace is not None:
         runner.trace.write(arguments.trace)
+    if arguments.spans is not None:
+        spans.write(arguments.spans)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ class WorkerMoments(NamedTuple):
     step_id: int
     num_rows: int
     num_tokens: int
-    began_ns: int  # of its execution
+    num_samples: int
+    began_ns: int  # of its execution, behind its check
     ended_ns: int
 
 

@@ -1,6 +1,6 @@
 """The scheduler's process as it is, with a note of each step's moments; optionally under a profiler.
 
-    python -m benchmarks.traced_scheduler [--profile FILE] TRACE -- [flags of scheduler_svc]
+    python -m benchmarks.traced_scheduler [--profile FILE] [--spans FILE] TRACE -- [flags of scheduler_svc]
 
 The trace is written at the end. Without the profiler the notes cost a microsecond or two a step.
 """
@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import common.grpc_poller  # noqa: F401 - as in `scheduler_svc`
+from benchmarks.scheduler_probes import probe_scheduler
+from benchmarks.stage_spans import SpanLog
 from benchmarks.step_trace import SchedulerMoments, StepTrace
 from common.step import Step, StepResult
 from scheduler_svc import __main__ as scheduler_main
@@ -48,11 +50,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--profile", type=Path, help="write the event loop's profile here, in the form of cProfile")
+    parser.add_argument("--spans", type=Path, help="write the spans of an iteration's stages here")
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     sys.argv[1:] = arguments.flags
     setattr(scheduler_main, "Workers", partial(workers.Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
     setattr(workers, "WorkerLoop", TracedLoop)  # noqa: B010
+    spans = SpanLog()
+    if arguments.spans is not None:
+        probe_scheduler(spans)
     try:
         if arguments.profile is None:
             scheduler_main.main()
@@ -62,6 +68,8 @@ def main() -> None:
             profiler.dump_stats(arguments.profile)
     finally:
         trace.write(arguments.trace)
+        if arguments.spans is not None:
+            spans.write(arguments.spans)
 
 
 if __name__ == "__main__":

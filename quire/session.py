@@ -161,10 +161,7 @@ class Session:
         call = self._stub.Session(_until_none(outgoing))
         try:
             async for response in call:
-                self._was_reached = True
-                self._pace.note_reached(self._loop.time())
-                for event in response.events:
-                    self._dispatch(event)
+                self._take_response(response)
         except grpc.aio.AioRpcError as error:
             return error
         finally:
@@ -173,6 +170,12 @@ class Session:
             call.cancel()
             outgoing.put_nowait(None)  # a call that ended by itself leaves its task waiting for our next message
         return None
+
+    def _take_response(self, response: pb.SessionResponse) -> None:
+        self._was_reached = True
+        self._pace.note_reached(self._loop.time())
+        for event in response.events:
+            self._dispatch(event)
 
     def _introduce(self, entry: Entry) -> None:
         """Makes a request known on the current stream under a fresh handle."""

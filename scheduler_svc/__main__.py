@@ -1,6 +1,7 @@
 """Composition root of the scheduler: reads the settings, builds the parts, serves until it is told to end."""
 
 import asyncio
+import gc
 import socket
 import sys
 import uuid
@@ -61,6 +62,8 @@ def main() -> None:
         sys.stdout.write(to_toml(settings) + "\n")
         return
     set_up_logging("scheduler", settings.log_level)
+    gc.collect()
+    gc.freeze()  # what was imported stays for good: a full collection, which stops everything, need not walk it
     try:
         uvloop.run(serve(settings))
     except (SupersededError, FencedError) as error:

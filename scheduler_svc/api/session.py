@@ -174,7 +174,9 @@ class Session:
 
 def add_chunk(response: pb.SessionResponse, handle: int) -> pb.Chunk:
     """An empty chunk for this handle, in its place in the response."""
-    return response.events.add(handle=handle).chunk
+    event = response.events.add()
+    event.handle = handle  # given to `add` by name it would cost twice as much
+    return event.chunk
 
 
 def _violation(field: str, description: str) -> InvalidRequestError:

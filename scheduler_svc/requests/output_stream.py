@@ -114,7 +114,10 @@ class Subscription:
     Close it when the reader is gone: the request's fate may hang on its having readers.
     """
 
-    __slots__ = ("_from_positions", "_may_be_ahead", "_notify", "_num_known", "_on_close", "_open", "stream")
+    __slots__ = (
+        *("_from_positions", "_may_be_ahead", "_notify", "_num_known", "_on_close", "_open", "_wants_token_ids"),
+        "stream",
+    )
 
     def __init__(
         self,
@@ -136,6 +139,7 @@ class Subscription:
         self._notify = notify
         self._on_close = on_close
         self._may_be_ahead = may_be_ahead
+        self._wants_token_ids = stream.wanted.token_ids
         self._learn_samples()
         beyond = next((i for i, each in enumerate(from_positions) if each and i >= self._num_known), None)
         if beyond is not None and not may_be_ahead:
@@ -197,10 +201,11 @@ class Subscription:
 
     def _fill(self, chunk: pb.Chunk, place: _Place, max_tokens: int) -> int:
         stream, sample = self.stream, place.sample
-        start = min(place.position, sample.num_released)  # they differ only if it ended before the reader's place
+        start, end = place.position, sample.num_released
+        if start > end:  # it ended before the reader's place
+            start = end
         if place.text_position is None:
             place.text_position = sample.text_end(start)
-        end = sample.num_released
         if end - start > max_tokens:
             end = start + max_tokens
         text_end = sample.text_end(end)
@@ -209,9 +214,14 @@ class Subscription:
         chunk.position = place.position
         chunk.num_tokens = num_taken = end - start
         chunk.text = sample.text_log.text[place.text_position : text_end]
-        place.position, place.text_position = max(place.position, end), text_end
-        if stream.wanted.token_ids:
-            chunk.token_ids.extend(sample.token_ids[start:end])
+        if end > place.position:
+            place.position = end
+        place.text_position = text_end
+        if self._wants_token_ids:
+            if num_taken == 1:
+                chunk.token_ids.append(sample.token_ids[start])
+            else:
+                chunk.token_ids.extend(sample.token_ids[start:end])
         if sample.logprobs and stream.wanted.HasField("logprobs"):
             chunk.logprobs.extend(sample.logprobs[start:end])
         if stream.prompt_logprobs and not start and not place.index and stream.wanted.HasField("prompt_logprobs"):

@@ -18,7 +18,9 @@ from benchmarks.step_trace import (
 def worker_step(step_id: int, num_rows: int, num_tokens: int | None = None) -> WorkerMoments:
     """Executed for 800 of every 1000 ns."""
     began_ns = 1000 * step_id
-    return WorkerMoments(step_id, num_rows, num_rows if num_tokens is None else num_tokens, began_ns, began_ns + 800)
+    return WorkerMoments(
+        step_id, num_rows, num_rows if num_tokens is None else num_tokens, num_rows, began_ns, began_ns + 800
+    )
 
 
 def scheduler_step(step_id: int) -> SchedulerMoments:
