@@ -10,9 +10,9 @@ from functools import partial
 
 from benchmarks.lengths import Dataset
 from benchmarks.paper.capacity import capacity
+from benchmarks.paper.cost_model import SWAP_TOKENS
 from benchmarks.paper.jobs import Job, Row, Scale
 from benchmarks.paper.published import BLOCK_SIZES, FIG18B, FIG19A_RECOMPUTE, FIG19A_SWAP, FIG19B
-from benchmarks.paper.cost_model import SWAP_TOKENS
 from benchmarks.paper.served_model import MODELS
 from benchmarks.paper.systems import serve
 from benchmarks.paper.trace import paper_lengths, poisson_trace
@@ -24,16 +24,18 @@ GUESSES: dict[Dataset, float] = {"sharegpt": 2.2, "alpaca": 28.0}
 
 def jobs(scale: Scale) -> Iterator[Job]:
     for dataset in FIG18B:
-        yield Job(figure="fig18b", run=partial(fig18b_row, dataset, scale.short_s[dataset]), is_long=True)
+        yield Job(
+            figure="fig18b", run=partial(fig18b_row, dataset, scale.short_s[dataset], scale.precision), is_long=True
+        )
     for index in range(len(BLOCK_SIZES)):
         yield Job(figure="fig19a", run=partial(fig19a_row, index))
-    yield Job(figure="fig19b", run=partial(fig19b_row, scale.short_s["sharegpt"]), is_long=True)
+    yield Job(figure="fig19b", run=partial(fig19b_row, scale.short_s["sharegpt"], scale.precision), is_long=True)
 
 
-def fig18b_row(dataset: Dataset, duration_s: float) -> Row:
+def fig18b_row(dataset: Dataset, duration_s: float, precision: float) -> Row:
     """All block sizes at one rate."""
     paper = dict(zip(BLOCK_SIZES, FIG18B[dataset], strict=True))
-    rate = _rate(dataset, duration_s, paper[USUAL])
+    rate = _rate(dataset, duration_s, paper[USUAL], precision)
     return {
         "dataset": dataset,
         "rate": round(rate, 4),
@@ -62,9 +64,9 @@ def fig19a_row(index: int) -> Row:
     }
 
 
-def fig19b_row(duration_s: float) -> Row:
+def fig19b_row(duration_s: float, precision: float) -> Row:
     """Both ways of giving way, at one rate."""
-    rate = _rate("sharegpt", duration_s, FIG19B[USUAL][0])
+    rate = _rate("sharegpt", duration_s, FIG19B[USUAL][0], precision)
     return {
         "rate": round(rate, 4),
         "duration_s": duration_s,
@@ -81,16 +83,14 @@ def fig19b_row(duration_s: float) -> Row:
     }
 
 
-def _rate(dataset: Dataset, duration_s: float, bound_s: float) -> float:
+def _rate(dataset: Dataset, duration_s: float, bound_s: float, precision: float) -> float:
     """At which block size 16 has that latency."""
     return capacity(
-        partial(_latency_s, dataset, duration_s, USUAL, "recompute"), GUESSES[dataset], bound_s=bound_s
+        partial(_latency_s, dataset, duration_s, USUAL, "recompute"), GUESSES[dataset], precision, bound_s=bound_s
     ).rate
 
 
-def _latency_s(
-    dataset: Dataset, duration_s: float, block_size: int, preemption: PreemptionMode, rate: float
-) -> float:
+def _latency_s(dataset: Dataset, duration_s: float, block_size: int, preemption: PreemptionMode, rate: float) -> float:
     served = MODELS["opt-13b"]
     trace = poisson_trace(paper_lengths(dataset), rate, duration_s)
     outcome = serve("quire", trace, served.num_slots, served.costs, block_size=block_size, preemption=preemption)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log
 
 BOUND_S = 0.5  # a token: where the paper's figures are read
-PRECISION = 0.01  # of the rate; between the last two rates the crossing is interpolated
+FIRST_STRIDE = 1.15
 LatencyAt = Callable[[float], float]  # requests a second -> s/token
 
 
@@ -21,8 +21,11 @@ class Capacity:
     points: list[tuple[float, float]]
 
 
-def capacity(latency_at: LatencyAt, guess: float, *, bound_s: float = BOUND_S) -> Capacity:
-    """Where the latency is `bound_s`."""
+def capacity(latency_at: LatencyAt, guess: float, precision: float, *, bound_s: float = BOUND_S) -> Capacity:
+    """Where the latency is `bound_s`, to within `precision` of the rate, and interpolated in between.
+
+    Steps away from the guess grow until the bound lies behind.
+    """
     points: dict[float, float] = {}
 
     def is_beyond(rate: float) -> bool:
@@ -30,13 +33,14 @@ def capacity(latency_at: LatencyAt, guess: float, *, bound_s: float = BOUND_S) -
         return points[rate] > bound_s
 
     low = high = guess
+    stride = FIRST_STRIDE
     if is_beyond(guess):
-        while is_beyond(low := low / 1.15):
-            high = low
+        while is_beyond(low := low / stride):
+            high, stride = low, stride**2
     else:
-        while not is_beyond(high := high * 1.15):
-            low = high
-    while high - low > PRECISION * high:
+        while not is_beyond(high := high * stride):
+            low, stride = high, stride**2
+    while high - low > precision * high:
         part = min(0.8, max(0.2, _crossing(points[low], points[high], bound_s)))  # never only one side comes nearer
         middle = low + part * (high - low)
         if is_beyond(middle):

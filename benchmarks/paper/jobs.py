@@ -20,19 +20,22 @@ class Scale:
     short_s: dict[Dataset, float]  # where figures are only reported
     num_sampled: dict[Dataset, int]  # requests whose blocks are counted: parallel sampling
     num_searched: dict[Dataset, int]  # likewise: beam search
+    precision: float  # of rates that are searched for
 
 
 FULL = Scale(
     duration_s={"sharegpt": 3600, "alpaca": 900},
-    short_s={"sharegpt": 1800, "alpaca": 300},
+    short_s={"sharegpt": 1800, "alpaca": 400},
     num_sampled={"sharegpt": 600, "alpaca": 6000},
     num_searched={"sharegpt": 60, "alpaca": 600},
+    precision=0.01,
 )
 QUICK = Scale(
-    duration_s={"sharegpt": 60, "alpaca": 10},
-    short_s={"sharegpt": 40, "alpaca": 6},
+    duration_s={"sharegpt": 100, "alpaca": 10},
+    short_s={"sharegpt": 60, "alpaca": 6},
     num_sampled={"sharegpt": 20, "alpaca": 100},
     num_searched={"sharegpt": 10, "alpaca": 20},
+    precision=0.5,
 )
 
 

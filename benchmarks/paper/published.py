@@ -47,12 +47,18 @@ FIG2: dict[System, tuple[float, float, float, float]] = {
 
 # Requests a second at which the normalised latency is 0.5 s/token.
 FIG12: dict[tuple[ModelName, Dataset], dict[System, float]] = {
-    ("opt-13b", "sharegpt"): dict(fastertransformer=0.231, max=0.525, pow2=0.774, oracle=1.099, quire=1.929),
-    ("opt-66b", "sharegpt"): dict(fastertransformer=0.100, max=0.203, pow2=0.269, oracle=0.403, quire=0.939),
-    ("opt-175b", "sharegpt"): dict(fastertransformer=0.115, max=0.918, pow2=1.277, oracle=1.622, quire=2.377),
-    ("opt-13b", "alpaca"): dict(fastertransformer=2.53, max=3.85, pow2=16.11, oracle=21.08, quire=28.05),
-    ("opt-66b", "alpaca"): dict(fastertransformer=1.26, max=1.25, pow2=6.29, oracle=10.50, quire=18.71),
-    ("opt-175b", "alpaca"): dict(fastertransformer=0.87, max=5.11, pow2=17.11, oracle=19.17, quire=20.17),
+    ("opt-13b", "sharegpt"): {"fastertransformer": 0.231, "max": 0.525, "pow2": 0.774, "oracle": 1.099, "quire": 1.929},
+    ("opt-66b", "sharegpt"): {"fastertransformer": 0.100, "max": 0.203, "pow2": 0.269, "oracle": 0.403, "quire": 0.939},
+    ("opt-175b", "sharegpt"): {
+        "fastertransformer": 0.115,
+        "max": 0.918,
+        "pow2": 1.277,
+        "oracle": 1.622,
+        "quire": 2.377,
+    },
+    ("opt-13b", "alpaca"): {"fastertransformer": 2.53, "max": 3.85, "pow2": 16.11, "oracle": 21.08, "quire": 28.05},
+    ("opt-66b", "alpaca"): {"fastertransformer": 1.26, "max": 1.25, "pow2": 6.29, "oracle": 10.50, "quire": 18.71},
+    ("opt-175b", "alpaca"): {"fastertransformer": 0.87, "max": 5.11, "pow2": 17.11, "oracle": 19.17, "quire": 20.17},
 }
 
 FIG13_RATES: dict[Dataset, float] = {"sharegpt": 2.0, "alpaca": 30.0}

@@ -24,25 +24,27 @@ def jobs(scale: Scale) -> Iterator[Job]:
     for model, dataset in FIG12:
         for system in SYSTEMS:
             for factor in (1.0, SLOWER) if model == "opt-13b" else (1.0,):
-                run = partial(fig12_row, model, dataset, system, factor, scale.duration_s[dataset])
+                run = partial(fig12_row, model, dataset, system, factor, scale.duration_s[dataset], scale.precision)
                 yield Job(figure="fig12", run=run, is_long=system == "quire")
     for sharing, per_width in FIG14.items():
         for width in per_width:
             for system in AGAINST_ORACLE:
-                run = partial(fig14_row, sharing, width, system, scale.short_s["alpaca"])
+                run = partial(fig14_row, sharing, width, system, scale.short_s["alpaca"], scale.precision)
                 yield Job(figure="fig14", run=run, is_long=system == "quire")
     for num_prefix in FIG16:
         for lengths in TRANSLATIONS:
             for system in AGAINST_ORACLE:
-                run = partial(fig16_row, num_prefix, lengths, system, scale.short_s["alpaca"])
+                run = partial(fig16_row, num_prefix, lengths, system, scale.short_s["alpaca"], scale.precision)
                 yield Job(figure="fig16", run=run, is_long=system == "quire")
     for conversations in CHATS:
         for system in IN_CHATS:
-            run = partial(fig17_row, conversations, system, scale.short_s["sharegpt"])
+            run = partial(fig17_row, conversations, system, scale.short_s["sharegpt"], scale.precision)
             yield Job(figure="fig17", run=run, is_long=system == "quire")
 
 
-def fig12_row(model: ModelName, dataset: Dataset, system: System, factor: float, duration_s: float) -> Row:
+def fig12_row(
+    model: ModelName, dataset: Dataset, system: System, factor: float, duration_s: float, precision: float
+) -> Row:
     """Of the baselines at half the duration too: whether the rate has settled."""
     served = MODELS[model]
     costs = served.costs.scaled(factor)
@@ -52,11 +54,11 @@ def fig12_row(model: ModelName, dataset: Dataset, system: System, factor: float,
         return serve(system, trace, served.num_slots, costs).normalized_latency_s
 
     guess = FIG12[model, dataset][system]
-    found = capacity(partial(latency_s, duration_s), guess)
+    found = capacity(partial(latency_s, duration_s), guess, precision)
     curve = [(part * found.rate, latency_s(duration_s / CURVE_PART, part * found.rate)) for part in CURVE]
     row = _row(found.rate, [*curve, *found.points])
     if system != "quire":
-        row["rate_in_half"] = round(capacity(partial(latency_s, duration_s / 2), found.rate).rate, 4)
+        row["rate_in_half"] = round(capacity(partial(latency_s, duration_s / 2), found.rate, precision).rate, 4)
     return {
         "model": model,
         "dataset": dataset,
@@ -68,7 +70,7 @@ def fig12_row(model: ModelName, dataset: Dataset, system: System, factor: float,
     }
 
 
-def fig14_row(sharing: Sharing, width: int, system: System, duration_s: float) -> Row:
+def fig14_row(sharing: Sharing, width: int, system: System, duration_s: float, precision: float) -> Row:
     """Requests with several samples or beams, on Alpaca's lengths."""
     served = MODELS["opt-13b"]
     concentration = CONCENTRATIONS[0]
@@ -80,34 +82,36 @@ def fig14_row(sharing: Sharing, width: int, system: System, duration_s: float) -
         return serve(system, trace, served.num_slots, served.costs, beams=beams).normalized_latency_s
 
     paper = FIG14[sharing][width][system == "quire"]
-    found = capacity(latency_s, paper)
+    found = capacity(latency_s, paper, precision)
     own = {"sharing": sharing, "width": width, "system": system, "duration_s": duration_s, "paper": paper}
     return {**own, **_row(found.rate, found.points)}
 
 
-def fig16_row(num_prefix: int, lengths: str, system: System, duration_s: float) -> Row:
+def fig16_row(num_prefix: int, lengths: str, system: System, duration_s: float, precision: float) -> Row:
     """LLaMA-13B is of OPT-13B's size: the same memory and costs."""
     paper = FIG16[num_prefix][system == "quire"]
-    found = _rate(system, partial(translation_lengths, lengths), paper, duration_s, num_prefix=num_prefix)
+    found = _rate(system, partial(translation_lengths, lengths), paper, duration_s, precision, num_prefix=num_prefix)
     own = {"prefix": num_prefix, "lengths": lengths, "system": system, "duration_s": duration_s, "paper": paper}
     return {**own, **found}
 
 
-def fig17_row(conversations: str, system: System, duration_s: float) -> Row:
+def fig17_row(conversations: str, system: System, duration_s: float, precision: float) -> Row:
     paper = FIG17.get(system)
-    found = _rate(system, partial(chat_lengths, conversations), paper or FIG17["oracle"], duration_s)
+    found = _rate(system, partial(chat_lengths, conversations), paper or FIG17["oracle"], duration_s, precision)
     own = {"conversations": conversations, "system": system, "duration_s": duration_s, "paper": paper}
     return {**own, **found}
 
 
-def _rate(system: System, draw: Callable[[], Draw], guess: float, duration_s: float, *, num_prefix: int = 0) -> Row:
+def _rate(
+    system: System, draw: Callable[[], Draw], guess: float, duration_s: float, precision: float, *, num_prefix: int = 0
+) -> Row:
     served = MODELS["opt-13b"]
 
     def latency_s(rate: float) -> float:
         trace = poisson_trace(draw(), rate, duration_s, num_prefix=num_prefix)
         return serve(system, trace, served.num_slots, served.costs).normalized_latency_s
 
-    found = capacity(latency_s, guess)
+    found = capacity(latency_s, guess, precision)
     return _row(found.rate, found.points)
 
 

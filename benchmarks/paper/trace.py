@@ -39,12 +39,12 @@ Draw = Callable[[int], list[Lengths]]
 def poisson_trace(
     draw: Draw, rate: float, duration_s: float, *, width: int = 1, num_prefix: int = 0, seed: int = SEED
 ) -> Trace:
-    """`draw` makes that many lengths; `rate` requests a second."""
+    """`draw` makes that many lengths; `rate` requests a second, at least one in all."""
     random = Random(seed)
     requests: list[Request] = []
     lengths: list[Lengths] = []
     arrival_s = random.expovariate(1.0) / rate
-    while arrival_s < duration_s:
+    while not requests or arrival_s < duration_s:
         if not lengths:
             lengths = draw(BATCH)
         each = lengths.pop()

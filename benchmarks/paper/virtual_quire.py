@@ -141,9 +141,7 @@ class VirtualQuire:
             for group in dict.fromkeys(plan.sequences[row].group for row in plan.candidate_rows):
                 self._decide(scheduler, self._beams, group, outcome, now_s)
 
-    def _decide(
-        self, scheduler: Scheduler, beams: Beams, group: SequenceGroup, outcome: Outcome, now_s: float
-    ) -> None:
+    def _decide(self, scheduler: Scheduler, beams: Beams, group: SequenceGroup, outcome: Outcome, now_s: float) -> None:
         if not group.awaits_decision:
             return
         live = group.live[0]
