@@ -1,6 +1,6 @@
 """The figures of the paper's evaluation from one command: rows to JSON, and the page and its plots made of that.
 
-Time is virtual, so nothing disturbs the figures and two runs give the same. Takes some ten minutes on two cores.
+Time is virtual, so nothing disturbs the figures and two runs give the same. Takes some five minutes on two cores.
 
     python -m benchmarks.paper [--only fig12,fig13] [--quick] [--processes N] [--output FILE] [--docs FOLDER]
     python -m benchmarks.paper --render    # the page and the plots again, from the file alone
@@ -20,7 +20,7 @@ from benchmarks.paper.jobs import FULL, QUICK
 from benchmarks.paper.page import write_page
 from benchmarks.paper.verdicts import verdicts
 from benchmarks.paper.virtual_quire import MAX_BATCHED_TOKENS, MAX_NUM_SEQS, WATERMARK
-from benchmarks.report import RESULTS, ROOT, table, write_result
+from benchmarks.report import RESULTS, ROOT, circumstances, table, write_result
 
 
 def main() -> None:
@@ -35,9 +35,14 @@ def main() -> None:
 
 
 def measure(only: list[str], output: Path, *, is_quick: bool, num_processes: int) -> None:
-    """The file is replaced when all of it is there."""
+    """The file is replaced when all of it is there. What it has of other figures, at this scale, stays as it is."""
     scale = QUICK if is_quick else FULL
-    figures = {
+    before: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
+    if before.get("scale") != asdict(scale):
+        before = {}
+    rows = before.get("figures", {}) | rows_of(only, scale, num_processes)
+    how = {key: value for key, value in circumstances().items() if key in ("command", "commit")}
+    result = {
         "unit": "virtual seconds; rates in requests a second",
         "is_quick": is_quick,
         "lengths": trace_source(),
@@ -51,17 +56,20 @@ def measure(only: list[str], output: Path, *, is_quick: bool, num_processes: int
             "watermark": WATERMARK,
             "block_size": 16,
         },
-        "figures": rows_of(only, scale, num_processes),
+        "made_by": before.get("made_by", {}) | dict.fromkeys(only, how),
+        "figures": {name: rows[name] for name in FIGURES if name in rows},
     }
     partial = output.with_suffix(".partial")
-    write_result(partial, "paper", figures)
+    write_result(partial, "paper", result)
     os.replace(partial, output)
 
 
 def parse_arguments() -> argparse.Namespace:
     """Defaults are those of the kept result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=_figures, default=list(FIGURES), help=f"some of {','.join(FIGURES)}")
+    parser.add_argument(
+        "--only", type=_figures, default=list(FIGURES), help=f"some of {','.join(FIGURES)}; the others stay"
+    )
     parser.add_argument("--quick", action="store_true", help="short traces, to see that it runs")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS / "paper.json")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log
 
 BOUND_S = 0.5  # a token: where the paper's figures are read
-FIRST_STRIDE = 1.15
+FIRST_STRIDE = 1.06
 LatencyAt = Callable[[float], float]  # requests a second -> s/token
 
 

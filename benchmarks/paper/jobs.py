@@ -24,11 +24,11 @@ class Scale:
 
 
 FULL = Scale(
-    duration_s={"sharegpt": 3600, "alpaca": 900},
-    short_s={"sharegpt": 1800, "alpaca": 400},
-    num_sampled={"sharegpt": 600, "alpaca": 6000},
-    num_searched={"sharegpt": 60, "alpaca": 600},
-    precision=0.01,
+    duration_s={"sharegpt": 1800, "alpaca": 450},
+    short_s={"sharegpt": 900, "alpaca": 200},
+    num_sampled={"sharegpt": 250, "alpaca": 3000},
+    num_searched={"sharegpt": 40, "alpaca": 300},
+    precision=0.02,
 )
 QUICK = Scale(
     duration_s={"sharegpt": 100, "alpaca": 10},

@@ -19,25 +19,24 @@ def jobs(scale: Scale) -> Iterator[Job]:
     for sharing, dataset in FIG15:
         for width in WIDTHS:
             if sharing == "parallel":
-                for opposite_halves in sorted({PAIRED.get(dataset, INDEPENDENT), INDEPENDENT}, reverse=True):
-                    run = partial(parallel_row, dataset, width, opposite_halves, scale.num_sampled[dataset])
-                    yield Job(figure="fig15", run=run, is_long=True)
+                run = partial(parallel_row, dataset, width, scale.num_sampled[dataset])
+                yield Job(figure="fig15", run=run, is_long=True)
             else:
                 for concentration in CONCENTRATIONS:
                     run = partial(beam_row, dataset, width, concentration, scale.num_searched[dataset])
                     yield Job(figure="fig15", run=run)
 
 
-def parallel_row(dataset: Dataset, width: int, opposite_halves: float, num_requests: int) -> Row:
+def parallel_row(dataset: Dataset, width: int, num_requests: int) -> Row:
     """Lengths alone decide."""
-    groups = sampled_groups(_lengths(dataset, opposite_halves, num_requests), width)
+    groups = sampled_groups(_lengths(dataset, num_requests), width)
     pool = SaturatedPool(PoolConfig(), groups, NoModel())
-    return {**_row("parallel", dataset, width, pool), "opposite_halves": opposite_halves}
+    return _row("parallel", dataset, width, pool)
 
 
 def beam_row(dataset: Dataset, width: int, concentration: int, num_requests: int) -> Row:
     """Beams part and die at random."""
-    lengths = _lengths(dataset, PAIRED.get(dataset, INDEPENDENT), num_requests)
+    lengths = _lengths(dataset, num_requests)
     execution = BeamsWithoutModel(RandomBeams(width, concentration, SEED))
     pool = SaturatedPool(PoolConfig(), beam_groups(lengths, width), execution)
     return {**_row("beam", dataset, width, pool), "nats": round(entropy(concentration), 2)}
@@ -56,8 +55,8 @@ def _row(sharing: Sharing, dataset: Dataset, width: int, pool: SaturatedPool) ->
     }
 
 
-def _lengths(dataset: Dataset, opposite_halves: float, num_requests: int) -> Iterator[Lengths]:
+def _lengths(dataset: Dataset, num_requests: int) -> Iterator[Lengths]:
     """The same requests for every width."""
-    sampler = LengthSampler(dataset, SEED, opposite_halves=opposite_halves)
+    sampler = LengthSampler(dataset, SEED, opposite_halves=PAIRED.get(dataset, INDEPENDENT))
     for _ in range(NUM_BATCHES):
         yield from sampler.draw(num_requests // NUM_BATCHES)

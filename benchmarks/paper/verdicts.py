@@ -86,20 +86,12 @@ def _fig15(rows: list[Row]) -> list[Verdict]:
     for row in rows:
         if row["paper"] is None:
             continue
-        reading = _fig15_reading(row)
+        reading = f", {row['nats']} nats a token" if row["sharing"] == "beam" else ""
         claim = f"Fig. 15, {row['sharing']} {row['width']}, {row['dataset']}{reading}: blocks saved, %"
-        is_claimed = row["sharing"] == "parallel" and row["dataset"] == "alpaca" and row["opposite_halves"] != 0.5
+        is_claimed = row["sharing"] == "parallel" and row["dataset"] == "alpaca"
         allowed = FIG15_POINTS if is_claimed else None
         found.append(_points("fig15", claim, row["paper"], row["saving"], allowed))
     return found
-
-
-def _fig15_reading(row: Row) -> str:
-    if row["sharing"] == "beam":
-        return f", {row['nats']} nats a token"
-    if row["dataset"] == "alpaca":
-        return ", lengths independent" if row["opposite_halves"] == 0.5 else ", lengths paired as in its data"
-    return ""
 
 
 def _fig16(rows: list[Row]) -> list[Verdict]:
