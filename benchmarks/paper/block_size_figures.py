@@ -23,16 +23,15 @@ GUESSES: dict[Dataset, float] = {"sharegpt": 2.2, "alpaca": 28.0}
 
 
 def jobs(scale: Scale) -> Iterator[Job]:
+    precision = scale.precision if scale.finds_usual_rate else None
     for dataset in FIG18B:
-        yield Job(
-            figure="fig18b", run=partial(fig18b_row, dataset, scale.short_s[dataset], scale.precision), is_long=True
-        )
+        yield Job(figure="fig18b", run=partial(fig18b_row, dataset, scale.short_s[dataset], precision), is_long=True)
     for index in range(len(BLOCK_SIZES)):
         yield Job(figure="fig19a", run=partial(fig19a_row, index))
-    yield Job(figure="fig19b", run=partial(fig19b_row, scale.short_s["sharegpt"], scale.precision), is_long=True)
+    yield Job(figure="fig19b", run=partial(fig19b_row, scale.short_s["sharegpt"], precision), is_long=True)
 
 
-def fig18b_row(dataset: Dataset, duration_s: float, precision: float) -> Row:
+def fig18b_row(dataset: Dataset, duration_s: float, precision: float | None) -> Row:
     """All block sizes at one rate."""
     paper = dict(zip(BLOCK_SIZES, FIG18B[dataset], strict=True))
     rate = _rate(dataset, duration_s, paper[USUAL], precision)
@@ -64,7 +63,7 @@ def fig19a_row(index: int) -> Row:
     }
 
 
-def fig19b_row(duration_s: float, precision: float) -> Row:
+def fig19b_row(duration_s: float, precision: float | None) -> Row:
     """Both ways of giving way, at one rate."""
     rate = _rate("sharegpt", duration_s, FIG19B[USUAL][0], precision)
     return {
@@ -83,8 +82,10 @@ def fig19b_row(duration_s: float, precision: float) -> Row:
     }
 
 
-def _rate(dataset: Dataset, duration_s: float, bound_s: float, precision: float) -> float:
-    """At which block size 16 has that latency."""
+def _rate(dataset: Dataset, duration_s: float, bound_s: float, precision: float | None) -> float:
+    """At which block size 16 has that latency; without a precision one near it."""
+    if precision is None:
+        return GUESSES[dataset]
     return capacity(
         partial(_latency_s, dataset, duration_s, USUAL, "recompute"), GUESSES[dataset], precision, bound_s=bound_s
     ).rate

@@ -62,6 +62,7 @@ class Orca:
                 waiting.append(coming.popleft())
             num_prompt_tokens = self._admit(waiting, trace.width)
             if not self._running:
+                assert coming, "a request needs more than all of the memory"
                 now_s = coming[0].arrival_s
                 continue
             num_requests = len(self._running)
