@@ -35,10 +35,10 @@ def main() -> None:
 
 
 def measure(only: list[str], output: Path, *, is_quick: bool, num_processes: int) -> None:
-    """The file is replaced when all of it is there. What it has of other figures, at this scale, stays as it is."""
+    """The file is replaced when all of it is there. What it has of other figures stays as it is."""
     scale = QUICK if is_quick else FULL
     before: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
-    if before.get("scale") != asdict(scale):
+    if before.get("is_quick") != is_quick:
         before = {}
     rows = before.get("figures", {}) | rows_of(only, scale, num_processes)
     how = {key: value for key, value in circumstances().items() if key in ("command", "commit")}

@@ -27,8 +27,8 @@ class Scale:
 FULL = Scale(
     duration_s={"sharegpt": 1800, "alpaca": 450},
     short_s={"sharegpt": 900, "alpaca": 200},
-    num_sampled={"sharegpt": 250, "alpaca": 3000},
-    num_searched={"sharegpt": 40, "alpaca": 300},
+    num_sampled={"sharegpt": 150, "alpaca": 2000},
+    num_searched={"sharegpt": 30, "alpaca": 200},
     precision=0.02,
 )
 QUICK = Scale(
