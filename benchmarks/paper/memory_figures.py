@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.lengths import PAPER_MEANS, Dataset, read_histograms
+from benchmarks.lengths import MAX_MODEL_LEN, PAPER_MEANS, Dataset, read_histograms
 from benchmarks.paper.cost_model import SLOWER, largest_residual_s
 from benchmarks.paper.jobs import Job, Row, Scale
 from benchmarks.paper.published import (
@@ -64,11 +64,11 @@ def fig1_row(duration_s: float) -> Row:
     model = MODELS["opt-13b"]
     costs = model.costs
     memory = {}
-    for kind, system in (("existing", "max"), ("paged", "quire")):
+    systems: dict[str, System] = {"existing": "max", "paged": "quire"}
+    for kind, system in systems.items():
         trace = poisson_trace(paper_lengths("sharegpt"), SATURATED_RATE, duration_s)
-        outcome = serve("max" if system == "max" else "quire", trace, model.num_slots, costs)
-        num_fit = outcome.mean_batch
-        num_slots = model.num_slots / num_fit if system == "quire" else 2048.0
+        num_fit = serve(system, trace, model.num_slots, costs).mean_batch
+        num_slots = model.num_slots / num_fit if system == "quire" else MAX_MODEL_LEN
         memory[kind] = {
             "gb_per_request": round(num_slots * model.bytes_per_token / 1e9, 3),
             "paper_gb_per_request": FIG1_GB_PER_REQUEST[kind],

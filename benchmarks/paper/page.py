@@ -21,6 +21,13 @@ their memory and in who is admitted when.
 This page is made by `python -m benchmarks.paper` from `benchmarks/results/paper.json`; nobody edits it. Time is \
 virtual and everything random has a seed: two runs give the same numbers, whatever the machine."""
 
+BOUNDS = """\
+They are: 4 points in Fig. 2, 15 % in the ratios of Fig. 12 to the three Orcas and in Orca's batches of Fig. 13 \
+(OPT-13B), 1 point in Fig. 15 (parallel sampling, Alpaca); every other line is reported further below. Where two \
+readings are possible both are counted. Figs. 2 and 13 are of a load of 2 requests/s on ShareGPT, which was more than \
+the paper's vLLM bore (1.93). With the plain costs Quire bears more than 2, so its memory is not full there; with \
+costs × 1.17, and at 4 requests/s, it is short of memory as the paper's was."""
+
 ASSUMPTIONS = (
     "**One cost model**, for every system and figure: a step takes {step_ms:.2f} ms + {sequence_ms:.3f} ms × sequences "
     "+ {prompt_us:.0f} µs × prompt tokens. The first two are the line through Fig. 1, the third is 26 GFLOP at "
@@ -94,24 +101,27 @@ def _page(result: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
     yield from (f"- {text}" for text in DISAGREEMENTS)
     for figure, caption in CAPTIONS.items():
         yield f"\n## {caption}\n"
+        if not any(_belongs(name, figure) for name in figures):
+            yield "Not in this result.\n"
         yield from tables(figure, figures)
         own = [verdict for verdict in found if verdict.figure == figure]
         if own:
             yield from markdown(("", "paper", "ours", "difference", ""), [_cells(each) for each in own])
         yield from (f"![{name}]({PLOTS}/{name}.svg)\n" for name in names if _belongs(name, figure))
     yield "## How it was made\n"
-    machine, versions = result["machine"], result["versions"]
-    yield f"`{result['command']}`, commit {result['commit']}, Python {versions['python']} on {machine['cpu']}; seconds "
-    yield "there decide nothing."
+    yield f"Python {result['versions']['python']} on {result['machine']['cpu']}, {result['machine']['cpus']} cores.\n"
+    made_by: dict[str, list[str]] = {}
+    for name, how in result["made_by"].items():
+        made_by.setdefault(f"| `{how['command']}` | {how['commit']} |", []).append(name)
+    yield "| command | commit | figures |\n|---|---|---|"
+    yield from (f"{how} {', '.join(names)} |" for how, names in made_by.items())
 
 
 def _summary(found: Sequence[Verdict]) -> Iterator[str]:
     """Claim by claim, in the order of figures; a figure is met where all of its lines are."""
     held = [verdict for verdict in found if verdict.verdict != "reported"]
     num_met = sum(verdict.verdict == "met" for verdict in held)
-    yield f"{num_met} of {len(held)} figures that were to be met are. Within 4 points in Fig. 2, within 15 % in the "
-    yield "ratios of Fig. 12 and Orca's batches of Fig. 13 (OPT-13B), within 1 point in Fig. 15 (parallel, Alpaca); "
-    yield "every other line is reported below. Both readings of the costs are counted.\n"
+    yield f"{num_met} of {len(held)} comparisons are within their bounds. " + BOUNDS + "\n"
     yield from markdown(("", "paper", "ours", "difference", ""), [_cells(each) for each in held])
 
 

@@ -7,7 +7,7 @@ from benchmarks.paper.jobs import Row
 from benchmarks.paper.published import BLOCK_SIZES, FIG12, NAMES, SYSTEMS
 from benchmarks.paper.verdicts import Figures, fig2_reading
 
-LATENCY = Axis(label="normalised latency, s/token", ticks=(0.01, 0.03, 0.1, 0.3, 1, 3, 10), is_log=True)
+LATENCY = Axis(label="normalised latency, s/token", ticks=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30), is_log=True)
 SIZES = Axis(label="block size, tokens", ticks=BLOCK_SIZES, is_log=True)
 PARTS = ("token states", "reservation", "internal fragmentation", "external and other")
 
