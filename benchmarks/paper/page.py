@@ -1,6 +1,5 @@
 """`docs/paper.md` and its plots, made of the result file alone: the same file gives the same page."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,10 +75,11 @@ CAPTIONS = {
 
 
 def write_page(result: dict[str, Any], docs: Path) -> None:
-    """The page, and the plots in a folder of their own, which is made anew."""
+    """The page, and the plots in a folder of their own; what it had of plots goes."""
     folder = docs / PLOTS
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
     made = plots(result["figures"])
     for name, document in made.items():
         (folder / f"{name}.svg").write_text(document)
