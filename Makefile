@@ -22,7 +22,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench soak chaos simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench bench-paper soak chaos simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -81,6 +81,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.kv_utilisation
 	$(BIN)/python -m benchmarks.memory_saving
 	$(BIN)/python -m benchmarks.prefix_reuse
+
+# The figures of the paper's evaluation, in virtual time: docs/paper.md and its plots. Some minutes.
+bench-paper: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.paper
 
 # The memory manager under long random loads: the core alone, the core on real KV, and real services. About an hour.
 soak: $(VENV)/.dev

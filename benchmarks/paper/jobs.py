@@ -1,0 +1,50 @@
+"""A figure is made of jobs, each of which gives one row; jobs depend on nothing but their arguments.
+
+How long the traces are, and how many requests, is their scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.lengths import Dataset
+
+Row = dict[str, Any]  # plain JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Seconds of arrivals, and requests."""
+
+    duration_s: dict[Dataset, float]  # where a system is held against the paper
+    short_s: dict[Dataset, float]  # where figures are only reported
+    num_sampled: dict[Dataset, int]  # requests whose blocks are counted: parallel sampling
+    num_searched: dict[Dataset, int]  # likewise: beam search
+    precision: float  # of rates that are searched for
+    finds_usual_rate: bool = True  # of Figs. 18b and 19b; else they are at one near it, as short traces never get there
+
+
+FULL = Scale(
+    duration_s={"sharegpt": 1800, "alpaca": 450},
+    short_s={"sharegpt": 900, "alpaca": 200},
+    num_sampled={"sharegpt": 150, "alpaca": 2000},
+    num_searched={"sharegpt": 30, "alpaca": 200},
+    precision=0.02,
+)
+QUICK = Scale(
+    duration_s={"sharegpt": 100, "alpaca": 10},
+    short_s={"sharegpt": 60, "alpaca": 6},
+    num_sampled={"sharegpt": 20, "alpaca": 100},
+    num_searched={"sharegpt": 10, "alpaca": 20},
+    precision=0.5,
+    finds_usual_rate=False,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`run` can be pickled; what takes long is begun first."""
+
+    figure: str
+    run: Callable[[], Row]
+    is_long: bool = False
