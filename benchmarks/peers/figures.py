@@ -5,6 +5,7 @@ Knows neither processes nor files.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Self
 
@@ -27,13 +28,11 @@ class Figures:
     peak_memory_mib: float
 
     @classmethod
-    def of(
-        cls, arrivals_s: Sequence[float], token_s: Sequence[Sequence[float]], peak_memory_bytes: int
-    ) -> Self:
+    def of(cls, arrivals_s: Sequence[float], token_s: Sequence[Sequence[float]], peak_memory_bytes: int) -> Self:
         """`token_s` are the moments of each request's tokens, on the clock of its arrival."""
         first = [times[0] - arrival for arrival, times in zip(arrivals_s, token_s, strict=True)]
         whole = [(times[-1] - arrival) / len(times) for arrival, times in zip(arrivals_s, token_s, strict=True)]
-        gaps = [later - sooner for times in token_s for sooner, later in zip(times, times[1:], strict=False)] or [0.0]
+        gaps = [later - sooner for times in token_s for sooner, later in pairwise(times)] or [0.0]
         seconds = max(times[-1] for times in token_s)
         return cls(
             tokens_per_s=round(sum(map(len, token_s)) / seconds, 1),
@@ -83,7 +82,7 @@ def verdicts(tokens_per_s: Mapping[str, float], ours: str, targets: Mapping[str,
 
 
 def num_equal(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How many requests have the same output, token for token, and how many tokens stand before the first difference."""
+    """How many requests have the same output, token for token; how many tokens stand before a first difference."""
     agreed = [_common(one, other) for one, other in zip(tokens, reference, strict=True)]
     return {
         "requests": len(reference),

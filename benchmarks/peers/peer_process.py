@@ -1,4 +1,4 @@
-"""A runner as we see it: a process in its own environment that loads a model, runs loads, and ends with all its children.
+"""A runner as we see it: a process in its own environment that loads a model, runs loads, and ends with its children.
 
 Knows the protocol, not the peers.
 """
@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,16 +29,18 @@ class PeerProcess:
     """Requests go in lines of JSON, one at a time; each is answered by a line."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._output = tempfile.TemporaryFile(mode="w+")
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            start_new_session=True,  # so that its children end with it
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-peer-")
+        self._printed = Path(self._folder.name) / "stderr"
+        with self._printed.open("w") as printed:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                start_new_session=True,  # so that its children end with it
+            )
         self._unread = b""
 
     @property
@@ -57,6 +60,10 @@ class PeerProcess:
             raise PeerError(self._with_output(answer["error"]))
         return answer
 
+    def peak_memory_bytes(self) -> int:
+        """Of the process and all below it: the sum of their peaks, less what they share now (counted once)."""
+        return _peak_memory_bytes(self.pid)
+
     def close(self) -> None:
         """Ends it in peace, and by force what is left of its process group."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -69,7 +76,7 @@ class PeerProcess:
             self._kill_group()
             self._process.wait()
             self._process.stdout.close()
-            self._output.close()
+            self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -93,18 +100,15 @@ class PeerProcess:
         return line
 
     def _kill_group(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def _with_output(self, reason: str) -> str:
-        self._output.seek(0)
-        return f"{reason}\n{self._output.read()[-_KEPT_OUTPUT:]}".strip()
+        printed = self._printed.read_text(errors="replace")[-_KEPT_OUTPUT:]
+        return f"{reason}\n{printed}".strip()
 
 
-def peak_memory_bytes(pid: int) -> int:
-    """Of a process and all below it: the sum of their peaks, less what they share now (counted once)."""
+def _peak_memory_bytes(pid: int) -> int:
     total = 0
     for each in _tree(pid):
         status, rollup = _fields(each, "status"), _fields(each, "smaps_rollup")

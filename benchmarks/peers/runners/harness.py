@@ -89,6 +89,8 @@ class Recorder:
 class Engine(Protocol):
     """A peer with its model loaded."""
 
+    computes_in: str  # what it has in fact of the precision that was asked for
+
     def run(self, recorder: Recorder) -> None:
         """Sends every request when its time has come and returns when all have ended."""
 
@@ -149,7 +151,8 @@ def serve(load: Callable[[Setup], Engine], packages: Sequence[str]) -> None:
                 case "load":
                     began_s = time.perf_counter()
                     engine = load(Setup.of(message["setup"]))
-                    answer = {"seconds": time.perf_counter() - began_s, "versions": _versions(packages)}
+                    seconds = time.perf_counter() - began_s
+                    answer = {"seconds": seconds, "computes_in": engine.computes_in, "versions": _versions(packages)}
                 case "run":
                     assert engine is not None, "a load comes behind the model"
                     answer = _run(engine, message["requests"])

@@ -1,4 +1,4 @@
-"""Runner: llama.cpp, one batch of all sequences a step, each with a KV stream of its own. The checkpoint becomes a GGUF.
+"""Runner: llama.cpp, one batch of all sequences a step, each with a KV stream of its own, the checkpoint as GGUF.
 
 It keeps KV in half precision where weights are bfloat16, its default, and in float32 where they are that.
 """
@@ -32,6 +32,7 @@ class LlamaCpp:
     """Greedy: the largest of the logits, found by numpy."""
 
     def __init__(self, setup: Setup) -> None:
+        self.computes_in = setup.dtype
         llama_cpp.llama_backend_init()
         file = Path(setup.cache) / f"{setup.dtype}.gguf"
         if not file.is_file():

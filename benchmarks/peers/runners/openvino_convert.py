@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openvino
 import torch
 from optimum.exporters.openvino import export_from_model
 from transformers import AutoModelForCausalLM

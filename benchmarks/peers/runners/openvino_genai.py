@@ -1,6 +1,6 @@
 """Runner: the continuous batching of OpenVINO GenAI. The checkpoint is converted once, by optimum-intel.
 
-Its weights are kept in the precision of the run, and inference and KV memory are asked to be in it too.
+Its weights are kept in the precision of the run; it computes and keeps KV in it where the CPU can, else in float32.
 """
 
 import subprocess
@@ -23,7 +23,9 @@ class OpenVino:
     """Its pipeline, stepped from here."""
 
     def __init__(self, setup: Setup) -> None:
-        precision = _PRECISION[setup.dtype]
+        can = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        precision = "bf16" if setup.dtype == "bfloat16" and "BF16" in can else "f32"
+        self.computes_in = {"bf16": "bfloat16", "f32": "float32"}[precision]
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.num_kv_blocks = -(-setup.pool_tokens // _BLOCK_SIZE)
         scheduler.max_num_seqs = setup.max_num_seqs

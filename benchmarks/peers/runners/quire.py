@@ -18,6 +18,7 @@ class Quire:
     """Store, scheduler and worker, each a process."""
 
     def __init__(self, setup: Setup) -> None:
+        self.computes_in = setup.dtype
         flags = ["--num-blocks", str(-(-setup.pool_tokens // _BLOCK_SIZE)), "--threads", str(setup.threads)]
         self._services = ExitStack()
         site = self._services.enter_context(

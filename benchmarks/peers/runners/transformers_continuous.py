@@ -16,11 +16,13 @@ class Continuous:
     """One manager for all loads; it says when each token was made."""
 
     def __init__(self, setup: Setup) -> None:
+        self.computes_in = setup.dtype
         torch.set_num_threads(setup.threads)
         model: Any = AutoModelForCausalLM.from_pretrained(
             setup.model, dtype=getattr(torch, setup.dtype), attn_implementation="paged|sdpa"
         )
-        generation: Any = GenerationConfig(do_sample=False, max_new_tokens=1)
+        untyped: Any = GenerationConfig
+        generation = untyped(do_sample=False, max_new_tokens=1)
         generation.eos_token_id, generation.pad_token_id = -1, 0  # nothing ends before its length
         config = ContinuousBatchingConfig(
             **{"page_size": _PAGE_SIZE, "allow_block_sharing": False, "auto_switch_to_flash": False}

@@ -16,9 +16,10 @@ class Static:
     """A token counts as come with the step that makes it, though `generate` returns only at the end of the batch."""
 
     def __init__(self, setup: Setup) -> None:
+        self.computes_in = setup.dtype
         torch.set_num_threads(setup.threads)
         self._model: Any = AutoModelForCausalLM.from_pretrained(setup.model, dtype=getattr(torch, setup.dtype))
-        self._model.eval()
+        self._model.train(False)
         self._size = setup.options.get("batch_size", _BATCH_SIZE)
 
     def run(self, recorder: Recorder) -> None:

@@ -17,6 +17,7 @@ class Vllm:
     """Its cores are named by VLLM_CPU_OMP_THREADS_BIND in our environment, or chosen by itself."""
 
     def __init__(self, setup: Setup) -> None:
+        self.computes_in = setup.dtype
         arguments = EngineArgs(
             model=setup.model,
             dtype=setup.dtype,
