@@ -11,11 +11,12 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.campaign import Campaign, Entrant, Setup
-from benchmarks.peers.environments import SetUpError, our_python, python_of
+from benchmarks.peers.environments import SetUpError, install_with_pip, our_python, python_of
 from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import RunsFile
@@ -79,13 +80,12 @@ def main() -> None:
 def set_up(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, str]]:
     """The Pythons of systems, and reasons why there is none."""
     pythons, reasons = {}, {}
+    install = partial(install_with_pip, torch_index=options.torch_index)
     for name in options.only:
         recipe = SYSTEMS[name].recipe
         try:
             pythons[name] = (
-                our_python()
-                if recipe is None
-                else python_of(recipe, RECIPES[recipe], options.cache, options.torch_index)
+                our_python() if recipe is None else python_of(recipe, RECIPES[recipe], options.cache, install)
             )
         except SetUpError as error:
             reasons[name] = str(error)

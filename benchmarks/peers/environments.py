@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -45,7 +45,7 @@ class Recipe:
     variables: Mapping[str, str] = dataclass_field(default_factory=dict)  # of the process that builds
 
 
-def python_of(name: str, recipe: Recipe, folder: Path, torch_index: str | None = None) -> Path:
+def python_of(name: str, recipe: Recipe, folder: Path, install: Callable[[Path, Recipe], None]) -> Path:
     """The Python of an environment, which is made where it is not there. Raises SetUpError."""
     place, wanted = folder / name, json.loads(json.dumps(asdict(recipe)))
     python, done = place / "bin" / "python", place / _DONE_FILE
@@ -53,8 +53,7 @@ def python_of(name: str, recipe: Recipe, folder: Path, torch_index: str | None =
         return python
     shutil.rmtree(place, ignore_errors=True)
     try:
-        venv.create(place, with_pip=True)
-        _install(python, recipe, torch_index)
+        install(place, recipe)
     except (OSError, subprocess.SubprocessError) as error:
         raise SetUpError(_reason(error)) from error
     done.write_text(json.dumps(wanted))
@@ -66,7 +65,10 @@ def our_python() -> Path:
     return Path(sys.executable)
 
 
-def _install(python: Path, recipe: Recipe, torch_index: str | None) -> None:
+def install_with_pip(place: Path, recipe: Recipe, torch_index: str | None) -> None:
+    """Makes the environment. `torch_index`: where torch comes from; None: pip's own configuration."""
+    venv.create(place, with_pip=True)
+    python = place / "bin" / "python"
     if recipe.torch is not None:
         index = ["--index-url", torch_index] if torch_index else []
         _pip(python, recipe, *index, recipe.torch)
@@ -74,10 +76,8 @@ def _install(python: Path, recipe: Recipe, torch_index: str | None) -> None:
         _pip(python, recipe, *recipe.requirements)
     for requirement, left_out in recipe.without.items():
         _pip(python, recipe, "--no-deps", requirement)
-        name = requirement.partition("==")[0]
-        needs = subprocess.run(
-            [python, "-c", _NEEDS, name, *left_out], check=True, capture_output=True, text=True
-        ).stdout.split("\n")
+        command = [str(python), "-c", _NEEDS, requirement.partition("==")[0], *left_out]
+        needs = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
         _pip(python, recipe, *filter(None, needs))
 
 
