@@ -9,6 +9,7 @@ interrupted campaign goes on with --resume.
 
 import argparse
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -32,6 +33,7 @@ _LEN_STEP = 64
 
 def main() -> None:
     """Reads the command line, sets up, measures."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a runner and its services end with us
     options = parse_arguments()
     pythons, not_set_up = set_up(options)
     for name, reason in not_set_up.items():
