@@ -120,7 +120,7 @@ def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> lis
 
 
 def _starter(command: Sequence[str], variables: Mapping[str, str]) -> Callable[[], PeerProcess]:
-    return lambda: PeerProcess(command, variables)
+    return lambda: PeerProcess(command, {"HF_HUB_OFFLINE": "1", **variables})
 
 
 def _with_pool(options: Mapping[str, Any], shape: ModelShape, dtype: str) -> dict[str, Any]:

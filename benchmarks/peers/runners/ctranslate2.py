@@ -17,8 +17,10 @@ class Translate:
 
     def __init__(self, setup: Setup) -> None:
         folder = converted(setup)
+        can = ctranslate2.get_supported_compute_types("cpu")
+        compute_type = setup.dtype if setup.dtype in can else "float32"
         self._generator: Any = ctranslate2.Generator(
-            str(folder), device="cpu", compute_type=setup.dtype, inter_threads=1, intra_threads=setup.threads
+            str(folder), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=setup.threads
         )
         self.computes_in = self._generator.compute_type
         self._vocabulary: list[str] = json.loads((folder / "vocabulary.json").read_text())
