@@ -61,6 +61,7 @@ def main() -> None:
         tell=lambda line: print(line, flush=True),
     )
     campaign.run()
+    about = {run.system: run.about for run in runs.runs.values() if run.about is not None}
     outcome = Outcome(list(runs.runs.values()), not_set_up)
     print(outcome.as_text(options.loads))
     figures = {
@@ -71,7 +72,7 @@ def main() -> None:
         "rounds": rounds,
         "pool_tokens": POOL_TOKENS,
         "loads": _loads_in_words(options.loads, MODELS[options.model].vocab_size),
-        "peers": {name: _peer_in_words(system, campaign.loaded.get(name)) for name, system in SYSTEMS.items()},
+        "peers": {name: _peer_in_words(system, about.get(name)) for name, system in SYSTEMS.items()},
         **outcome.as_json(options.loads),
     }
     write_result(options.out / f"{label}.json", "peers", figures)

@@ -4,7 +4,7 @@ Knows the protocol and the order; not how environments are made or how results a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from benchmarks.peers.figures import Figures
@@ -62,7 +62,6 @@ class Campaign:
     vocab_size: int
     runs: RunsFile
     tell: Callable[[str], None]
-    loaded: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each said of itself
 
     def run(self) -> None:
         """Whatever a system does wrong is noted, and the others go on."""
@@ -78,10 +77,10 @@ class Campaign:
     def _run_system(self, number: int, entrant: Entrant, loads: Sequence[str]) -> None:
         peer = entrant.start()
         try:
-            self.loaded[entrant.name] = peer.ask({"op": "load", "setup": asdict(entrant.setup)}, LOAD_LIMIT_S)
+            about = peer.ask({"op": "load", "setup": asdict(entrant.setup)}, LOAD_LIMIT_S)
             _ask_run(peer, warm_up(self.loads[loads[0]], self.vocab_size))
             for load in loads:
-                self._run_load(number, entrant.name, load, peer)
+                self._run_load(number, entrant.name, load, peer, about)
         except PeerError as error:
             for load in loads:
                 if (number, entrant.name, load) not in self.runs.runs:
@@ -89,7 +88,7 @@ class Campaign:
         finally:
             peer.close()
 
-    def _run_load(self, number: int, system: str, load: str, peer: Peer) -> None:
+    def _run_load(self, number: int, system: str, load: str, peer: Peer, about: dict[str, Any]) -> None:
         requests = self.loads[load].requests(self.vocab_size)
         answers = _ask_run(peer, requests)
         for request, answer in zip(requests, answers, strict=True):
@@ -99,7 +98,7 @@ class Campaign:
             [each.arrival_s for each in requests], [each["token_s"] for each in answers], peer.peak_memory_bytes()
         )
         tokens = [each["token_ids"] for each in answers]
-        self._note(Run(round=number, system=system, load=load, figures=figures, token_ids=tokens))
+        self._note(Run(round=number, system=system, load=load, figures=figures, token_ids=tokens, about=about))
 
     def _note(self, run: Run) -> None:
         self.runs.add(run)

@@ -22,6 +22,7 @@ class Run:
     figures: Figures | None
     error: str | None = None
     token_ids: list[list[int]] | None = None  # None: not kept
+    about: dict[str, Any] | None = None  # what the runner said of itself; None: it never did
 
     @property
     def key(self) -> tuple[int, str, str]:
