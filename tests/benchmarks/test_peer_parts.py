@@ -1,4 +1,4 @@
-"""Parts of the comparison with peers: how runners drive engines, loads and models, environments, the list of systems."""
+"""Parts of the comparison with peers: how runners drive engines, loads and models, environments, systems."""
 
 import subprocess
 from collections.abc import Sequence
