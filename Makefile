@@ -8,6 +8,7 @@
 #   OUT          folder of the report, for `make gpu-check`.
 #   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
 #   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
+#   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
@@ -15,6 +16,7 @@ TORCH_INDEX ?=
 VENV ?= .venv
 SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
+BENCH_PEERS_ARGS ?=
 SEEDS ?= 20000
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
@@ -22,7 +24,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench bench-paper soak chaos simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench bench-paper bench-peers soak chaos simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -85,6 +87,10 @@ bench: $(VENV)/.dev
 # The figures of the paper's evaluation, in virtual time: docs/paper.md and its plots. Some minutes.
 bench-paper: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.paper
+
+# Beside other engines on this CPU, each installed into an environment of its own: gigabytes, and about an hour.
+bench-peers: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.peers $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(BENCH_PEERS_ARGS)
 
 # The memory manager under long random loads: the core alone, the core on real KV, and real services. About an hour.
 soak: $(VENV)/.dev

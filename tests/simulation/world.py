@@ -97,12 +97,12 @@ class World:
         self.loop.outside(PING_TIMEOUT_S, self._note_silence, life)
 
     def is_quiet(self) -> bool:
-        """Whether nothing is live, waiting, or on its way to the store."""
+        """Whether nothing is live, waiting, on its way in or to the store."""
         life = self.life
         if not life.serves or not life.process.runs:
             return False
         return (
-            not life.engine.live
+            not life.admission.is_in_use
             and not life.recovery.num_waiting
             and not life.records.num_pending
             and not life.journal.stats.pending

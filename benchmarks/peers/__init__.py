@@ -1,0 +1,1 @@
+"""Quire against its peers: the same checkpoint, requests and machine, each in an environment of its own."""

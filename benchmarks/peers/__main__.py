@@ -1,0 +1,173 @@
+"""Quire against its peers on this machine's CPU: one model, the same requests, round by round. Table, JSON, plots.
+
+    python -m benchmarks.peers [--model 125m] [--dtype bfloat16] [--only NAMES] [--loads NAMES] [--rounds 5] [--resume]
+    python -m benchmarks.peers --set-up     # makes the environments, and measures nothing
+
+Each peer has a virtual environment under the cache folder; what cannot be set up is reported with its reason. An
+interrupted campaign goes on with --resume.
+"""
+
+import argparse
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.campaign import Campaign, Entrant, Setup
+from benchmarks.peers.environments import SetUpError, install_with_pip, our_python, python_of
+from benchmarks.peers.peer_process import PeerProcess
+from benchmarks.peers.rendering import Outcome
+from benchmarks.peers.runs_file import RunsFile
+from benchmarks.peers.systems import OFFLINE, OPEN_LOOP, PARITY, POOL_BYTES, RECIPES, SYSTEMS, System
+from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint
+from benchmarks.random_models import ModelShape
+from benchmarks.report import RESULTS, ROOT, write_result
+
+POOL_TOKENS = 16_384  # about twice what the largest load needs at its peak
+_ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+_LEN_STEP = 64
+
+
+def main() -> None:
+    """Reads the command line, sets up, measures."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a runner and its services end with us
+    options = parse_arguments()
+    pythons, not_set_up = set_up(options)
+    for name, reason in not_set_up.items():
+        print(f"{SYSTEMS[name].title} cannot be set up: {reason}", flush=True)
+    if options.set_up:
+        return
+    rounds = {load: options.rounds if load in OFFLINE else options.open_rounds for load in options.loads}
+    rounds |= {PARITY: 1} if PARITY in rounds else {}
+    entrants = entrants_of(pythons, options)
+    plan = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "systems": {each.name: [asdict(SYSTEMS[each.name]), asdict(each.setup)] for each in entrants},
+        "loads": {load: asdict(LOADS[load]) for load in options.loads},
+        "recipes": {name: asdict(recipe) for name, recipe in RECIPES.items()},
+    }
+    label = f"peers_{options.model}_{options.dtype}"
+    runs = RunsFile(options.cache / "runs" / f"{label}.jsonl", plan, resume=options.resume)
+    campaign = Campaign(
+        entrants=entrants,
+        loads=LOADS,
+        rounds=rounds,
+        vocab_size=MODELS[options.model].vocab_size,
+        runs=runs,
+        tell=lambda line: print(line, flush=True),
+    )
+    campaign.run()
+    about = {run.system: run.about for run in runs.runs.values() if run.about is not None}
+    outcome = Outcome(list(runs.runs.values()), not_set_up)
+    print(outcome.as_text(options.loads))
+    figures = {
+        "model": options.model,
+        "shape": asdict(MODELS[options.model]),
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "rounds": rounds,
+        "pool_tokens": POOL_TOKENS,
+        "loads": _loads_in_words(options.loads, MODELS[options.model].vocab_size),
+        "peers": {name: _peer_in_words(system, about.get(name)) for name, system in SYSTEMS.items()},
+        **outcome.as_json(options.loads),
+    }
+    write_result(options.out / f"{label}.json", "peers", figures)
+    for name, document in outcome.charts(f"{options.model}, {options.dtype}", options.loads).items():
+        (options.out / f"{label}_{name}.svg").write_text(document)
+
+
+def set_up(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, str]]:
+    """The Pythons of systems, and reasons why there is none."""
+    pythons, reasons = {}, {}
+    install = partial(install_with_pip, torch_index=options.torch_index)
+    for name in options.only:
+        recipe = SYSTEMS[name].recipe
+        try:
+            pythons[name] = (
+                our_python() if recipe is None else python_of(recipe, RECIPES[recipe], options.cache, install)
+            )
+        except SetUpError as error:
+            reasons[name] = str(error)
+    return pythons, reasons
+
+
+def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> list[Entrant]:
+    shape = MODELS[options.model]
+    model = checkpoint(options.model, options.dtype, options.cache / "models")
+    longest = max(
+        len(each.prompt) + each.num_output for load in options.loads for each in LOADS[load].requests(shape.vocab_size)
+    )
+    entrants = []
+    for name, python in pythons.items():
+        system = SYSTEMS[name]
+        setup = Setup(
+            model=str(model),
+            cache=str(model),
+            dtype=options.dtype,
+            threads=options.threads,
+            max_num_seqs=NUM_REQUESTS,
+            pool_tokens=POOL_TOKENS,
+            max_len=-(-longest // _LEN_STEP) * _LEN_STEP,
+            options=_with_pool(system.options, shape, options.dtype),
+        )
+        command = [str(python), "-m", f"benchmarks.peers.runners.{system.runner}"]
+        loads = [load for load in options.loads if load in system.loads]
+        entrants.append(Entrant(name=name, start=_starter(command, system.variables), setup=setup, loads=loads))
+    return entrants
+
+
+def _starter(command: Sequence[str], variables: Mapping[str, str]) -> Callable[[], PeerProcess]:
+    return lambda: PeerProcess(command, {"HF_HUB_OFFLINE": "1", **variables})
+
+
+def _with_pool(options: Mapping[str, Any], shape: ModelShape, dtype: str) -> dict[str, Any]:
+    """What is to be the size of the KV pool in bytes is that of its tokens."""
+    num_bytes = POOL_TOKENS * shape.kv_values_per_token * _ITEM_BYTES[dtype]
+    return {name: num_bytes if value == POOL_BYTES else value for name, value in options.items()}
+
+
+def _peer_in_words(system: System, loaded: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`loaded`: what it said of itself, if it ran."""
+    about = {"versions": loaded["versions"], "computes_in": loaded["computes_in"]} if loaded is not None else {}
+    return {"title": system.title, "variables": dict(system.variables), **about}
+
+
+def _loads_in_words(loads: Sequence[str], vocab_size: int) -> dict[str, Any]:
+    words = {}
+    for name in loads:
+        requests = LOADS[name].requests(vocab_size)
+        words[name] = {
+            **asdict(LOADS[name]),
+            "prompt_tokens": sum(len(each.prompt) for each in requests),
+            "output_tokens": sum(each.num_output for each in requests),
+        }
+    return words
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Defaults are those of the targets."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="125m")
+    parser.add_argument("--dtype", choices=_ITEM_BYTES, default="bfloat16")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, help="default: all, parity in float32 alone")
+    parser.add_argument("--rounds", type=int, default=5, help="of the loads that come all at once")
+    parser.add_argument("--open-rounds", type=int, default=3, help="of the loads that come one by one")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--resume", action="store_true", help="keep the runs of the same plan that have ended")
+    parser.add_argument("--set-up", action="store_true", help="make the environments, and no more")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".quire" / "peers", help="environments, models, runs")
+    parser.add_argument("--torch-index", help="where torch comes from; default: pip's own configuration")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    options = parser.parse_args()
+    options.loads = options.loads or [*OFFLINE, *OPEN_LOOP, *([PARITY] if options.dtype == "float32" else [])]
+    options.cache = options.cache.resolve()
+    return options
+
+
+if __name__ == "__main__":
+    main()

