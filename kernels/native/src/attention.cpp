@@ -1,0 +1,317 @@
+// Attention of an iteration's units over keys and values in their blocks: tiles of keys, an online softmax, and a merge
+// of what was split. Knows a plan, no model; which slots a unit reads is all in the plan.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention_plan.h"
+#include "attention_tiles.h"
+#include "cache.h"
+
+namespace quire {
+
+namespace {
+
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+template <class S>
+struct Call {
+  const S* query;
+  int64_t query_stride;
+  S* out;
+  int64_t out_stride;
+  const S* keys;
+  const S* values;
+  int64_t key_block_stride, value_block_stride;
+  float scale;
+};
+
+// Calls f(number of rows as a constant, first row) for rows in chunks whose sums fit in registers.
+template <class F>
+QUIRE_INLINE void in_chunks(int num_rows, F f) {
+  int num_chunks = (num_rows + MAX_SUM_ROWS - 1) / MAX_SUM_ROWS;
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    int first = num_rows * chunk / num_chunks, last = num_rows * (chunk + 1) / num_chunks;
+    switch (last - first) {
+      case 1: f(std::integral_constant<int, 1>(), first); break;
+      case 2: f(std::integral_constant<int, 2>(), first); break;
+      case 3: f(std::integral_constant<int, 3>(), first); break;
+      default: f(std::integral_constant<int, 4>(), first);
+    }
+  }
+}
+
+struct Softmax {
+  float greatest = LOWEST;
+  float sum = 0.0f;
+};
+
+// Turns a row's scores into weights relative to the greatest score so far, zero outside first to last. Returns by what
+// earlier results are to be multiplied.
+float weights_of(float* scores, int first, int last, float scale, Softmax& row) {
+  if (first >= last) {
+    for (int i = 0; i < TILE; i += LANES) store(scores + i, vfloat{});
+    return 1.0f;
+  }
+  vfloat greatest = all(LOWEST);
+  for (int i = 0; i < TILE; i += LANES) {
+    vfloat score = load<vfloat>(scores + i) * scale;
+    if (first > i || last < i + LANES) {
+      vint token = lane_numbers() + i;
+      score = (token >= first) & (token < last) ? score : all(LOWEST);
+    }
+    store(scores + i, score);
+    greatest = greater(score, greatest);
+  }
+  float before = row.greatest, now = std::max(max_of(greatest), before);
+  vfloat sums = {};
+  for (int i = 0; i < TILE; i += LANES) {
+    vfloat weight = exp_of(load<vfloat>(scores + i) - now);
+    store(scores + i, weight);
+    sums += weight;
+  }
+  float factor = before == now ? 1.0f : exp_of(before - now);
+  row.greatest = now;
+  row.sum = row.sum * factor + sum_of(sums);
+  return factor;
+}
+
+// One unit's work. PACKED blocks are read in place; plain ones are gathered into packed tiles of floats.
+template <class S, bool PACKED>
+class UnitAttention {
+ public:
+  UnitAttention(const Plan& plan, const Unit& unit, const Call<S>& call, float* scratch)
+      : plan_(plan), unit_(unit), call_(call), dims_(plan.padded_dim()), num_rows_(unit.num_heads * unit.num_queries) {
+    table_ = plan.block_tables + unit.row * plan.table_stride;
+    int64_t kv_head = unit.first_head / (plan.num_heads / plan.num_kv_heads);
+    head_offset_ = kv_head * plan.block_size * plan.head_dim;
+    results_ = scratch;
+    queries_ = reinterpret_cast<Factor*>(results_ + MAX_UNIT_ROWS * dims_);
+    scores_ = reinterpret_cast<float*>(queries_) + MAX_UNIT_ROWS * dims_;
+    weights_ = reinterpret_cast<Factor*>(P::ROUNDS ? scores_ + MAX_UNIT_ROWS * TILE : scores_);
+    gathered_ = scores_ + 2 * MAX_UNIT_ROWS * TILE;
+  }
+
+  void attend() {
+    take_queries();
+    std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
+    for (int key = unit_.first_key / GROUP * GROUP; key < unit_.last_key; key += TILE) attend_tile(key);
+    if (unit_.partial < 0)
+      give_results();
+    else
+      keep_partial();
+  }
+
+ private:
+  typedef Products<typename std::conditional<PACKED, S, float>::type> P;
+  typedef typename P::Word Word;
+  typedef typename P::Factor Factor;
+  static constexpr int ROW_FACTORS = P::FACTORS;
+
+  int64_t query_factors() const { return dims_ / P::STEP * P::FACTORS; }
+  static constexpr int64_t weight_factors() { return TILE / P::STEP * P::FACTORS; }
+
+  void take_queries() {
+    for (int row = 0; row < num_rows_; ++row) {
+      const S* from = call_.query + (unit_.first_token + row / unit_.num_heads) * call_.query_stride +
+                      (unit_.first_head + row % unit_.num_heads) * plan_.head_dim;
+      Factor* to = queries_ + row * query_factors();
+      if constexpr (P::ROUNDS) {
+        std::memcpy(to, from, plan_.head_dim * sizeof(S));
+      } else {
+        for (int d = 0; d < plan_.head_dim; ++d) to[d] = to_float(from[d]);
+        for (int64_t d = plan_.head_dim; d < dims_; ++d) to[d] = 0.0f;
+      }
+    }
+  }
+
+  void attend_tile(int key) {
+    int first = std::max(0, unit_.first_key - key), last = std::min(TILE, unit_.last_key - key);
+    int num_groups = (last + GROUP - 1) / GROUP;
+    const Word *keys[TILE_GROUPS], *values[TILE_GROUPS];
+    int64_t word_stride;
+    if constexpr (PACKED) {
+      find_groups(key, num_groups, keys, values);
+      word_stride = plan_.block_size;
+    } else {
+      gather_groups(key, first, last, keys, values);
+      word_stride = TILE;
+    }
+    in_chunks(num_rows_, [&](auto rows, int row) {
+      score_tile<P, rows()>(keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
+                            queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
+    });
+    for (int row = 0; row < num_rows_; ++row) weigh_scores(row, key);
+    weigh(values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+    if (first % P::STEP) weigh_half(values, first / P::STEP, 0xffff0000u);
+    if (last % P::STEP) weigh_half(values, last / P::STEP, 0x0000ffffu);
+  }
+
+  void find_groups(int key, int num_groups, const Word** keys, const Word** values) const {
+    for (int g = 0; g < TILE_GROUPS; ++g) {
+      // Groups that are not there stand for the last one, so that addresses are valid; none is read.
+      int position = key + std::min(g, num_groups - 1) * GROUP;
+      int64_t block = table_[position / plan_.block_size];
+      int offset = position % plan_.block_size;
+      const S* k = call_.keys + block * call_.key_block_stride + head_offset_;
+      const S* v = call_.values + block * call_.value_block_stride + head_offset_;
+      keys[g] = reinterpret_cast<const Word*>(k) + offset;
+      values[g] = reinterpret_cast<const Word*>(v) + offset / P::STEP * plan_.head_dim;
+    }
+  }
+
+  // Copies the tile's own slots and puts zeros for the others.
+  void gather_groups(int key, int first, int last, const float** keys, const float** values) {
+    float *k = gathered_, *v = gathered_ + TILE * dims_;  // [dims, TILE] and [TILE, dims]
+    std::fill(k, v + TILE * dims_, 0.0f);
+    for (int i = first; i < last; ++i) {
+      int64_t block = table_[(key + i) / plan_.block_size];
+      int64_t slot = head_offset_ + (key + i) % plan_.block_size * plan_.head_dim;
+      const S* from_k = call_.keys + block * call_.key_block_stride + slot;
+      const S* from_v = call_.values + block * call_.value_block_stride + slot;
+      for (int d = 0; d < plan_.head_dim; ++d) {
+        k[d * TILE + i] = to_float(from_k[d]);
+        v[i * dims_ + d] = to_float(from_v[d]);
+      }
+    }
+    for (int g = 0; g < TILE_GROUPS; ++g) {
+      keys[g] = k + g * GROUP;
+      values[g] = v + g * GROUP * dims_;
+    }
+  }
+
+  void weigh_scores(int row, int key) {
+    int position = unit_.first_position + row / unit_.num_heads;
+    int first = unit_.first_key;
+    if (plan_.window) first = std::max(first, position - plan_.window + 1);
+    int last = std::min(position + 1, unit_.last_key);
+    first = std::max(0, first - key);
+    last = std::min(TILE, last - key);
+    float factor = weights_of(scores_ + row * TILE, first, last, call_.scale, softmax_[row]);
+    if (factor != 1.0f)
+      for (int64_t d = 0; d < dims_; d += LANES)
+        store(results_ + row * dims_ + d, load<vfloat>(results_ + row * dims_ + d) * factor);
+    if constexpr (P::ROUNDS) {
+      bf16* to = reinterpret_cast<bf16*>(weights_ + row * weight_factors());
+      for (int i = 0; i < TILE; i += LANES) store_floats(to + i, load<vfloat>(scores_ + row * TILE + i));
+    }
+  }
+
+  void weigh(const Word* const* values, int first_word, int last_word) {
+    if (first_word >= last_word) return;
+    in_chunks(num_rows_, [&](auto rows, int row) {
+      weigh_tile<P, rows()>(values, first_word, last_word, dims_, weights_ + row * weight_factors(), weight_factors(),
+                            results_ + row * dims_);
+    });
+  }
+
+  // A pair of tokens of which one must not be read: its half is cleared first.
+  void weigh_half(const Word* const* values, int word, uint32_t mask) {
+    constexpr int GROUP_WORDS = GROUP / P::STEP;
+    const Word* from = values[word / GROUP_WORDS] + word % GROUP_WORDS * dims_;
+    uint32_t* cleared = reinterpret_cast<uint32_t*>(gathered_);
+    for (int64_t d = 0; d < dims_; ++d) cleared[d] = bits_as<uint32_t>(from[d]) & mask;
+    const Word* cleared_values[TILE_GROUPS];
+    for (const Word*& group : cleared_values) group = reinterpret_cast<const Word*>(gathered_);
+    in_chunks(num_rows_, [&](auto rows, int row) {
+      weigh_tile<P, rows()>(cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
+                            weight_factors(), results_ + row * dims_);
+    });
+  }
+
+  void give_results() const {
+    for (int row = 0; row < num_rows_; ++row) {
+      S* to = call_.out + (unit_.first_token + row / unit_.num_heads) * call_.out_stride +
+              (unit_.first_head + row % unit_.num_heads) * plan_.head_dim;
+      float inverse = 1.0f / softmax_[row].sum;
+      for (int d = 0; d < plan_.head_dim; ++d) set_float(to[d], results_[row * dims_ + d] * inverse);
+    }
+  }
+
+  void keep_partial() const {
+    float* to = const_cast<float*>(plan_.partials.data()) + unit_.partial * plan_.partial_floats();
+    for (int row = 0; row < num_rows_; ++row, to += dims_ + 2) {
+      to[0] = softmax_[row].greatest;
+      to[1] = softmax_[row].sum;
+      std::memcpy(to + 2, results_ + row * dims_, dims_ * sizeof(float));
+    }
+  }
+
+  const Plan& plan_;
+  const Unit& unit_;
+  const Call<S>& call_;
+  const int64_t dims_;
+  const int num_rows_;
+  const int32_t* table_;
+  int64_t head_offset_;
+  float* results_;    // [num_rows, dims]
+  Factor* queries_;   // [num_rows, query_factors]
+  float* scores_;     // [num_rows, TILE]
+  Factor* weights_;   // [num_rows, weight_factors], the scores' memory where they are not rounded
+  float* gathered_;
+  Softmax softmax_[MAX_UNIT_ROWS];
+};
+
+template <class S>
+void merge(const Plan& plan, const Merge& merge, const Call<S>& call) {
+  const Unit& unit = plan.units[merge.unit];
+  int64_t dims = plan.padded_dim();
+  for (int row = 0; row < unit.num_heads * unit.num_queries; ++row) {
+    const float* parts = plan.partials.data() + merge.first * plan.partial_floats() + row * (dims + 2);
+    float greatest = LOWEST;
+    for (int i = 0; i < merge.count; ++i) greatest = std::max(greatest, parts[i * plan.partial_floats()]);
+    float results[1 + MAX_DIM] = {};  // the sum of weights, then the results
+    for (int i = 0; i < merge.count; ++i) {
+      const float* part = parts + i * plan.partial_floats();
+      float factor = exp_of(part[0] - greatest);
+      for (int d = 0; d <= plan.head_dim; ++d) results[d] += part[1 + d] * factor;
+    }
+    S* to = call.out + (unit.first_token + row / unit.num_heads) * call.out_stride +
+            (unit.first_head + row % unit.num_heads) * plan.head_dim;
+    for (int d = 0; d < plan.head_dim; ++d) set_float(to[d], results[1 + d] / results[0]);
+  }
+}
+
+template <class S, bool PACKED>
+void attend(Plan& plan, const Call<S>& call) {
+  int64_t num_units = static_cast<int64_t>(plan.order.size()), num_merges = static_cast<int64_t>(plan.merges.size());
+#pragma omp parallel num_threads(plan.num_threads) if (num_units > 1)
+  {
+    float* scratch = plan.scratch.data() + omp_get_thread_num() * plan.scratch_floats();
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_units; ++i)
+      UnitAttention<S, PACKED>(plan, plan.units[plan.order[i]], call, scratch).attend();
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_merges; ++i) merge(plan, plan.merges[i], call);
+  }
+}
+
+}  // namespace
+
+}  // namespace quire
+
+extern "C" void quire_attend(quire::Plan* plan, const quire::Cache* cache, const void* query, int64_t query_stride,
+                             void* out, int64_t out_stride, float scale) {
+  auto run = [&](auto zero) {
+    typedef decltype(zero) S;
+    quire::Call<S> call = {static_cast<const S*>(query),
+                           query_stride,
+                           static_cast<S*>(out),
+                           out_stride,
+                           static_cast<const S*>(cache->keys),
+                           static_cast<const S*>(cache->values),
+                           cache->key_block_stride,
+                           cache->value_block_stride,
+                           scale};
+    if (quire::is_packed(*cache))
+      quire::attend<S, true>(*plan, call);
+    else
+      quire::attend<S, false>(*plan, call);
+  };
+  if (cache->half)
+    run(quire::bf16());
+  else
+    run(0.0f);
+}
