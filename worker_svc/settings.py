@@ -40,6 +40,11 @@ class WorkerSettings(Settings):
         description="what executes steps: device keeps an accelerator busy, cpu does one thing after the other; "
         "auto: device on cuda",
     )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="what a CPU computes with beside matrix products: native code, compiled at first use, or torch; "
+        "auto: native, or torch with a warning where there is no compiler",
+    )
     graphs: bool = Field(
         True, description="capture decode steps as CUDA graphs; without, starts are quicker and steps slower"
     )
