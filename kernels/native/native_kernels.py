@@ -161,6 +161,10 @@ class NativeKernels:
         )
         return GreedyTokens(tokens, finite)
 
+    def num_units(self, plan: NativePlan) -> int:
+        """Into how many units of work a plan divides its rows."""
+        return int(self._library.quire_plan_num_units(plan.handle))
+
     def _activate(self, x: Tensor, activation: Activation, gated: bool, out: Tensor) -> None:
         self._library.quire_activate(
             _ACTIVATIONS[activation],
