@@ -1,4 +1,4 @@
-"""Ragged rows over scattered, poisoned blocks of kernels whose layout is their own, and what attention makes of them."""
+"""Ragged rows over scattered, poisoned blocks whose layout is the kernels' own, and what attention makes of them."""
 
 import math
 from collections.abc import Sequence
