@@ -35,7 +35,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
     if choice.kind == "cpu" and choice.device.type == "cpu":
         assert choice.dtype is not None, "on a CPU the dtype is settled"
         with clock.phase("kernels"):
-            host = choose_host(settings.kernels, choice.dtype)
+            host = choose_host(settings.kernels, choice.dtype, int8_weights=settings.weight_dtype == "int8")
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
         decoder = load_decoder(folder, choice.dtype, choice.device, make_product)

@@ -32,6 +32,11 @@ class WorkerSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights; auto: the checkpoint's on cuda, float32 on cpu"
     )
+    weight_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="of matrices as kept on a CPU; int8: rounded for each output, which takes less memory and time; "
+        "auto: as --dtype",
+    )
     kv_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="of KV memory; fp8: half of it for a token, with the device runner; auto: as the weights"
     )

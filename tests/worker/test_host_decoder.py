@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.native.torch_kernels import TorchKernels
 from tests.equality import assert_equal_greedy
 from tests.worker.paged_runner import PagedRunner
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.packing import choose_packing
+from worker_svc.host.start import choose_host
 from worker_svc.model.decoder import load_decoder
 
 CPU = torch.device("cpu")
@@ -24,16 +23,20 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def host_decoder(folder: Path, dtype: torch.dtype) -> HostDecoder:
-    return HostDecoder(load_decoder(folder, dtype, CPU, choose_packing(dtype).make_product), TorchKernels())
+def host_decoder(folder: Path, dtype: torch.dtype, kernels: str) -> HostDecoder:
+    host = choose_host(kernels, dtype, int8_weights=False)
+    return HostDecoder(load_decoder(folder, dtype, CPU, host.packing.make_product), host.kernels)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("name", TINY_MODELS)
-def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_prefill(name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_prefill(
+    name: str, kernels: str, tmp_path: Path
+) -> None:
     folder = write_tiny_model(name, tmp_path)
     prompts = random_prompts(PROMPT_LENGTHS)
     reference = reference_greedy(folder, prompts, NUM_TOKENS)
-    decoder = host_decoder(folder, torch.float32)
+    decoder = host_decoder(folder, torch.float32, kernels)
     for batch_size, chunk in ((1, 1000), (7, 7)):
         runner = PagedRunner(decoder, num_blocks=NUM_BLOCKS, block_size=16)
         ours = runner.generate(prompts, NUM_TOKENS, batch_size=batch_size, chunk=chunk)
