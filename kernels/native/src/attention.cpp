@@ -45,36 +45,34 @@ QUIRE_INLINE void in_chunks(int num_rows, F f) {
 
 struct Softmax {
   float greatest = LOWEST;
-  float sum = 0.0f;
+  vfloat sums = vfloat{};
 };
 
 // Turns a row's scores into weights relative to the greatest score so far, zero outside first to last. Returns by what
-// earlier results are to be multiplied.
+// earlier results are to be multiplied. The scale is positive.
 float weights_of(float* scores, int first, int last, float scale, Softmax& row) {
   if (first >= last) {
     for (int i = 0; i < TILE; i += LANES) store(scores + i, vfloat{});
     return 1.0f;
   }
-  vfloat greatest = all(LOWEST);
-  for (int i = 0; i < TILE; i += LANES) {
-    vfloat score = load<vfloat>(scores + i) * scale;
-    if (first > i || last < i + LANES) {
+  if (first > 0 || last < TILE)
+    for (int i = 0; i < TILE; i += LANES) {
       vint token = lane_numbers() + i;
-      score = (token >= first) & (token < last) ? score : all(LOWEST);
+      vfloat score = load<vfloat>(scores + i);
+      store(scores + i, (token >= first) & (token < last) ? score : all(LOWEST));
     }
-    store(scores + i, score);
-    greatest = greater(score, greatest);
-  }
-  float before = row.greatest, now = std::max(max_of(greatest), before);
+  vfloat greatest = load<vfloat>(scores);
+  for (int i = LANES; i < TILE; i += LANES) greatest = greater(load<vfloat>(scores + i), greatest);
+  float before = row.greatest, now = std::max(max_of(greatest) * scale, before);
   vfloat sums = {};
   for (int i = 0; i < TILE; i += LANES) {
-    vfloat weight = exp_of(load<vfloat>(scores + i) - now);
+    vfloat weight = exp_below(load<vfloat>(scores + i) * scale - now);
     store(scores + i, weight);
     sums += weight;
   }
   float factor = before == now ? 1.0f : exp_of(before - now);
   row.greatest = now;
-  row.sum = row.sum * factor + sum_of(sums);
+  row.sums = row.sums * factor + sums;
   return factor;
 }
 
@@ -225,7 +223,7 @@ class UnitAttention {
     for (int row = 0; row < num_rows_; ++row) {
       S* to = call_.out + (unit_.first_token + row / unit_.num_heads) * call_.out_stride +
               (unit_.first_head + row % unit_.num_heads) * plan_.head_dim;
-      float inverse = 1.0f / softmax_[row].sum;
+      float inverse = 1.0f / sum_of(softmax_[row].sums);
       for (int d = 0; d < plan_.head_dim; ++d) set_float(to[d], results_[row * dims_ + d] * inverse);
     }
   }
@@ -234,7 +232,7 @@ class UnitAttention {
     float* to = const_cast<float*>(plan_.partials.data()) + unit_.partial * plan_.partial_floats();
     for (int row = 0; row < num_rows_; ++row, to += dims_ + 2) {
       to[0] = softmax_[row].greatest;
-      to[1] = softmax_[row].sum;
+      to[1] = sum_of(softmax_[row].sums);
       std::memcpy(to + 2, results_ + row * dims_, dims_ * sizeof(float));
     }
   }

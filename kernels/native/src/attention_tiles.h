@@ -23,6 +23,7 @@ struct Products<float> {
   static constexpr int STEP = 1;  // dimensions of keys, or tokens of values, in a word
   static constexpr int FACTORS = 1;
   static constexpr bool ROUNDS = false;
+  static constexpr bool KEEPS_WORDS = true;  // in registers for all rows; else halves are taken from memory
   typedef float Word;
   typedef float Factor;
   typedef vfloat Words;
@@ -44,6 +45,7 @@ struct Products<bf16> {
   // Products of bfloat16 are exact in float32. Queries are bfloat16 already; weights are rounded to it.
   static constexpr int FACTORS = 1;
   static constexpr bool ROUNDS = true;  // factors are pairs of bfloat16
+  static constexpr bool KEEPS_WORDS = true;
   typedef uint32_t Factor;
 
   template <int R, int N>
@@ -57,6 +59,7 @@ struct Products<bf16> {
 #else
   static constexpr int FACTORS = 2;
   static constexpr bool ROUNDS = false;
+  static constexpr bool KEEPS_WORDS = false;
   typedef float Factor;
 
   template <int R, int N>
@@ -83,12 +86,15 @@ template <class P, int R, int G>
 QUIRE_INLINE void score_rows(const typename P::Word* const* keys, int64_t word_stride, int num_words,
                              const typename P::Factor* factors, int64_t factor_stride, float* scores) {
   constexpr int N = G * GROUP_VECTORS;
-  vfloat sums[R][N] = {};
+  vfloat sums[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) sums[r][n] = vfloat{};
   for (int i = 0; i < num_words; ++i) {
     typename P::Words words[N];
-    for (int n = 0; n < N; ++n)
-      words[n] = load<typename P::Words>(keys[n / GROUP_VECTORS] + i * word_stride +
-                                                   n % GROUP_VECTORS * LANES);
+    for (int n = 0; n < N; ++n) {
+      words[n] = load<typename P::Words>(keys[n / GROUP_VECTORS] + i * word_stride + n % GROUP_VECTORS * LANES);
+      if (P::KEEPS_WORDS && R > 1) QUIRE_KEEP(words[n]);
+    }
     P::add(sums, words, factors + i * P::FACTORS, factor_stride);
   }
   for (int r = 0; r < R; ++r)
@@ -128,7 +134,10 @@ QUIRE_INLINE void weigh_dims(const typename P::Word* const* values, int first_wo
     end = end < last_word ? end : last_word;
     for (; i < end; ++i, p += dims) {
       typename P::Words words[N];
-      for (int n = 0; n < N; ++n) words[n] = load<typename P::Words>(p + n * LANES);
+      for (int n = 0; n < N; ++n) {
+        words[n] = load<typename P::Words>(p + n * LANES);
+        if (P::KEEPS_WORDS && R > 1) QUIRE_KEEP(words[n]);
+      }
       P::add(sums, words, factors + i * P::FACTORS, factor_stride);
     }
   }

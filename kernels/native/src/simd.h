@@ -23,6 +23,15 @@
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
+// Keeps a vector in a register: else compilers read it from memory again for every product.
+#if (defined(__AVX512F__) && QUIRE_LANES == 16) || (defined(__AVX__) && QUIRE_LANES == 8)
+#define QUIRE_KEEP(vector) asm("" : "+v"(vector))
+#elif defined(__aarch64__) && QUIRE_LANES == 4
+#define QUIRE_KEEP(vector) asm("" : "+w"(vector))
+#else
+#define QUIRE_KEEP(vector) (void)0
+#endif
+
 namespace quire {
 
 constexpr int LANES = QUIRE_LANES;
@@ -120,14 +129,17 @@ QUIRE_INLINE void set_float(bf16& to, float x) {
   to.bits = static_cast<uint16_t>(rounded);
 }
 
-// e^x to about 2 units in the last place; 0 below -87, infinity above 88.7, NaN for NaN.
-QUIRE_INLINE vfloat exp_of(vfloat x) {
+// What exp_of and exp_below share: e^x = 2^whole * fraction, for x between -87 and 88.7.
+struct Power {
+  vint whole;
+  vfloat fraction;
+};
+
+QUIRE_INLINE Power power_of(vfloat x) {
   const float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is in the low bits
-  vfloat bounded = x < -87.0f ? all(-87.0f) : x;
-  bounded = bounded > 88.7f ? all(88.7f) : bounded;
-  vfloat shifted = bounded * 1.44269504088896341f + MAGIC;
+  vfloat shifted = x * 1.44269504088896341f + MAGIC;
   vfloat n = shifted - MAGIC;
-  vfloat r = bounded - n * 0.693359375f;
+  vfloat r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
   vfloat p = all(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -135,13 +147,27 @@ QUIRE_INLINE vfloat exp_of(vfloat x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  return {bits_as<vint>(shifted) - bits_as<int32_t>(MAGIC), p * (r * r) + r + 1.0f};
+}
+
+// e^x to about 2 units in the last place; 0 below -87, infinity above 88.7, NaN for NaN.
+QUIRE_INLINE vfloat exp_of(vfloat x) {
+  vfloat bounded = x < -87.0f ? all(-87.0f) : x;
+  bounded = bounded > 88.7f ? all(88.7f) : bounded;
+  Power power = power_of(bounded);
   // In two steps, since 2^128 is no float though 2^127 times 1.99 is.
-  vint whole = bits_as<vint>(shifted) - bits_as<int32_t>(MAGIC);
-  vint half = whole >> 1;
-  p = p * bits_as<vfloat>((half + 127) << 23) * bits_as<vfloat>((whole - half + 127) << 23);
-  p = x < -87.0f ? vfloat{} : p;
-  return x > 88.7f ? all(std::numeric_limits<float>::infinity()) : p;
+  vint half = power.whole >> 1;
+  vfloat y = power.fraction * bits_as<vfloat>((half + 127) << 23);
+  y *= bits_as<vfloat>((power.whole - half + 127) << 23);
+  y = x < -87.0f ? vfloat{} : y;
+  return x > 88.7f ? all(std::numeric_limits<float>::infinity()) : y;
+}
+
+// The same for x that is not above 0.
+QUIRE_INLINE vfloat exp_below(vfloat x) {
+  Power power = power_of(x < -87.0f ? all(-87.0f) : x);
+  vfloat y = power.fraction * bits_as<vfloat>((power.whole + 127) << 23);
+  return x < -87.0f ? vfloat{} : y;
 }
 
 QUIRE_INLINE float exp_of(float x) { return exp_of(all(x))[0]; }
