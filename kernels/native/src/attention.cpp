@@ -26,6 +26,7 @@ struct Call {
   const S* values;
   int64_t key_block_stride, value_block_stride;
   float scale;
+  float* partials;
 };
 
 // Calls f(number of rows as a constant, first row) for rows in chunks whose sums fit in registers.
@@ -76,6 +77,26 @@ float weights_of(float* scores, int first, int last, float scale, Softmax& row) 
   return factor;
 }
 
+// Adds a part to what was merged before it: greatest score, sum of weights, and results of one row.
+QUIRE_OUTLINE void merge_part(float* merged, float greatest, float sum, const float* results, int64_t dims) {
+  if (greatest == LOWEST) return;  // the row sees nothing of it
+  float now = std::max(greatest, merged[0]);
+  float before = merged[0] == LOWEST ? 0.0f : exp_of(merged[0] - now), added = exp_of(greatest - now);
+  merged[0] = now;
+  merged[1] = merged[1] * before + sum * added;
+  for (int64_t d = 0; d < dims; ++d) merged[2 + d] = merged[2 + d] * before + results[d] * added;
+}
+
+template <class S>
+void give_results(const Plan& plan, const Unit& unit, const Call<S>& call, const float* merged) {
+  for (int row = 0; row < unit.num_heads * unit.num_queries; ++row, merged += plan.padded_dim() + 2) {
+    S* to = call.out + (unit.first_token + row / unit.num_heads) * call.out_stride +
+            (unit.first_head + row % unit.num_heads) * plan.head_dim;
+    float inverse = 1.0f / merged[1];
+    for (int d = 0; d < plan.head_dim; ++d) set_float(to[d], merged[2 + d] * inverse);
+  }
+}
+
 // One unit's work. PACKED blocks are read in place; plain ones are gathered into packed tiles of floats.
 template <class S, bool PACKED>
 class UnitAttention {
@@ -86,7 +107,8 @@ class UnitAttention {
     int64_t kv_head = unit.first_head / (plan.num_heads / plan.num_kv_heads);
     head_offset_ = kv_head * plan.block_size * plan.head_dim;
     results_ = scratch;
-    queries_ = reinterpret_cast<Factor*>(results_ + MAX_UNIT_ROWS * dims_);
+    merged_ = results_ + MAX_UNIT_ROWS * dims_;
+    queries_ = reinterpret_cast<Factor*>(merged_ + MAX_UNIT_ROWS * (dims_ + 2));
     scores_ = reinterpret_cast<float*>(queries_) + MAX_UNIT_ROWS * dims_;
     weights_ = reinterpret_cast<Factor*>(P::ROUNDS ? scores_ + MAX_UNIT_ROWS * TILE : scores_);
     gathered_ = scores_ + 2 * MAX_UNIT_ROWS * TILE;
@@ -94,12 +116,23 @@ class UnitAttention {
 
   void attend() {
     take_queries();
-    std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
-    for (int key = unit_.first_key / GROUP * GROUP; key < unit_.last_key; key += TILE) attend_tile(key);
-    if (unit_.partial < 0)
-      give_results();
-    else
-      keep_partial();
+    int first_part = unit_.first_key / PART_KEYS, part = first_part;
+    for (; part * PART_KEYS < unit_.last_key; ++part) {
+      attend_part(std::max(unit_.first_key, part * PART_KEYS), std::min(unit_.last_key, (part + 1) * PART_KEYS));
+      float* to = merged_;
+      if (unit_.partial >= 0) to = call_.partials + (unit_.partial + part - first_part) * plan_.partial_floats();
+      for (int row = 0; row < num_rows_; ++row, to += dims_ + 2) {
+        float greatest = softmax_[row].greatest, sum = sum_of(softmax_[row].sums);
+        if (unit_.partial < 0 && part > first_part) {
+          merge_part(to, greatest, sum, results_ + row * dims_, dims_);
+        } else {
+          to[0] = greatest;
+          to[1] = sum;
+          std::memcpy(to + 2, results_ + row * dims_, dims_ * sizeof(float));
+        }
+      }
+    }
+    if (unit_.partial < 0) give_results(plan_, unit_, call_, merged_);
   }
 
  private:
@@ -125,13 +158,20 @@ class UnitAttention {
     }
   }
 
-  void attend_tile(int key) {
-    int first = std::max(0, unit_.first_key - key), last = std::min(TILE, unit_.last_key - key);
+  void attend_part(int first_key, int last_key) {
+    std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
+    std::fill(softmax_, softmax_ + num_rows_, Softmax());
+    for (int key = first_key / TILE * TILE; key < last_key; key += TILE)
+      attend_tile(key, std::max(0, first_key - key), std::min(TILE, last_key - key));
+  }
+
+  // The keys from key + first to key + last, the last one not included.
+  void attend_tile(int key, int first, int last) {
     int num_groups = (last + GROUP - 1) / GROUP;
     const Word *keys[TILE_GROUPS], *values[TILE_GROUPS];
     int64_t word_stride;
     if constexpr (PACKED) {
-      find_groups(key, num_groups, keys, values);
+      find_groups(key, first / GROUP, num_groups - 1, keys, values);
       word_stride = plan_.block_size;
     } else {
       gather_groups(key, first, last, keys, values);
@@ -141,16 +181,16 @@ class UnitAttention {
       score_tile<P, rows()>(keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
                             queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
     });
-    for (int row = 0; row < num_rows_; ++row) weigh_scores(row, key);
-    weigh(values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+    for (int row = 0; row < num_rows_; ++row) weigh_scores(row, key, first, last);
     if (first % P::STEP) weigh_half(values, first / P::STEP, 0xffff0000u);
+    weigh(values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
     if (last % P::STEP) weigh_half(values, last / P::STEP, 0x0000ffffu);
   }
 
-  void find_groups(int key, int num_groups, const Word** keys, const Word** values) const {
+  void find_groups(int key, int first, int last, const Word** keys, const Word** values) const {
     for (int g = 0; g < TILE_GROUPS; ++g) {
-      // Groups that are not there stand for the last one, so that addresses are valid; none is read.
-      int position = key + std::min(g, num_groups - 1) * GROUP;
+      // In place of a group that must not be read there is one that may; what comes of it is not used.
+      int position = key + std::clamp(g, first, last) * GROUP;
       int64_t block = table_[position / plan_.block_size];
       int offset = position % plan_.block_size;
       const S* k = call_.keys + block * call_.key_block_stride + head_offset_;
@@ -180,13 +220,10 @@ class UnitAttention {
     }
   }
 
-  void weigh_scores(int row, int key) {
-    int position = unit_.first_position + row / unit_.num_heads;
-    int first = unit_.first_key;
+  void weigh_scores(int row, int key, int first, int last) {
+    int position = unit_.first_position + row / unit_.num_heads - key;
     if (plan_.window) first = std::max(first, position - plan_.window + 1);
-    int last = std::min(position + 1, unit_.last_key);
-    first = std::max(0, first - key);
-    last = std::min(TILE, last - key);
+    last = std::min(last, position + 1);
     float factor = weights_of(scores_ + row * TILE, first, last, call_.scale, softmax_[row]);
     if (factor != 1.0f)
       for (int64_t d = 0; d < dims_; d += LANES)
@@ -219,24 +256,6 @@ class UnitAttention {
     });
   }
 
-  void give_results() const {
-    for (int row = 0; row < num_rows_; ++row) {
-      S* to = call_.out + (unit_.first_token + row / unit_.num_heads) * call_.out_stride +
-              (unit_.first_head + row % unit_.num_heads) * plan_.head_dim;
-      float inverse = 1.0f / sum_of(softmax_[row].sums);
-      for (int d = 0; d < plan_.head_dim; ++d) set_float(to[d], results_[row * dims_ + d] * inverse);
-    }
-  }
-
-  void keep_partial() const {
-    float* to = const_cast<float*>(plan_.partials.data()) + unit_.partial * plan_.partial_floats();
-    for (int row = 0; row < num_rows_; ++row, to += dims_ + 2) {
-      to[0] = softmax_[row].greatest;
-      to[1] = sum_of(softmax_[row].sums);
-      std::memcpy(to + 2, results_ + row * dims_, dims_ * sizeof(float));
-    }
-  }
-
   const Plan& plan_;
   const Unit& unit_;
   const Call<S>& call_;
@@ -244,7 +263,8 @@ class UnitAttention {
   const int num_rows_;
   const int32_t* table_;
   int64_t head_offset_;
-  float* results_;    // [num_rows, dims]
+  float* results_;    // [num_rows, dims], of a part
+  float* merged_;     // [num_rows, 2 + dims], as a partial
   Factor* queries_;   // [num_rows, query_factors]
   float* scores_;     // [num_rows, TILE]
   Factor* weights_;   // [num_rows, weight_factors], the scores' memory where they are not rounded
@@ -252,24 +272,18 @@ class UnitAttention {
   Softmax softmax_[MAX_UNIT_ROWS];
 };
 
+// Merges the parts of several units, in their order, into the first of them.
 template <class S>
 void merge(const Plan& plan, const Merge& merge, const Call<S>& call) {
   const Unit& unit = plan.units[merge.unit];
   int64_t dims = plan.padded_dim();
-  for (int row = 0; row < unit.num_heads * unit.num_queries; ++row) {
-    const float* parts = plan.partials.data() + merge.first * plan.partial_floats() + row * (dims + 2);
-    float greatest = LOWEST;
-    for (int i = 0; i < merge.count; ++i) greatest = std::max(greatest, parts[i * plan.partial_floats()]);
-    float results[1 + MAX_DIM] = {};  // the sum of weights, then the results
-    for (int i = 0; i < merge.count; ++i) {
-      const float* part = parts + i * plan.partial_floats();
-      float factor = exp_of(part[0] - greatest);
-      for (int d = 0; d <= plan.head_dim; ++d) results[d] += part[1 + d] * factor;
+  float* merged = call.partials + merge.first * plan.partial_floats();
+  for (int row = 0; row < unit.num_heads * unit.num_queries; ++row)
+    for (int i = 1; i < merge.count; ++i) {
+      const float* part = merged + i * plan.partial_floats() + row * (dims + 2);
+      merge_part(merged + row * (dims + 2), part[0], part[1], part + 2, dims);
     }
-    S* to = call.out + (unit.first_token + row / unit.num_heads) * call.out_stride +
-            (unit.first_head + row % unit.num_heads) * plan.head_dim;
-    for (int d = 0; d < plan.head_dim; ++d) set_float(to[d], results[1 + d] / results[0]);
-  }
+  give_results(plan, unit, call, merged);
 }
 
 template <class S, bool PACKED>
@@ -302,7 +316,8 @@ extern "C" void quire_attend(quire::Plan* plan, const quire::Cache* cache, const
                            static_cast<const S*>(cache->values),
                            cache->key_block_stride,
                            cache->value_block_stride,
-                           scale};
+                           scale,
+                           plan->partials.data()};
     if (quire::is_packed(*cache))
       quire::attend<S, true>(*plan, call);
     else

@@ -1,7 +1,7 @@
 // Divides the ragged rows of an iteration into units of about equal work, for any number of threads.
 //
-// A unit is some queries of one row with the heads of one key-value head. Keys are split only where whole units would
-// leave threads idle: parts cost a merge.
+// A unit is some queries of one row with the heads of one key-value head. Keys are divided among units only where whole
+// units would leave threads idle.
 
 #include "attention_plan.h"
 
@@ -15,7 +15,6 @@ namespace quire {
 namespace {
 
 constexpr int UNITS_PER_THREAD = 4;  // so that the last ones to end differ little
-constexpr int MIN_PART_KEYS = 256;
 
 int64_t cost(const Unit& unit) {
   // The queries' own work, and a start.
@@ -45,33 +44,34 @@ void add_row(Plan& plan, int row, int64_t first_token, int num_queries, int cont
   }
 }
 
-// Splits the longest units until no part is more than a fair share.
+int num_parts(const Unit& unit) { return (unit.last_key - 1) / PART_KEYS - unit.first_key / PART_KEYS + 1; }
+
+// Divides the keys of the longest units until none has much more than a fair share.
 void split_long_units(Plan& plan) {
   int64_t total = 0;
   for (const Unit& unit : plan.units) total += cost(unit);
   int64_t share = std::max<int64_t>(1, total / (plan.num_threads * UNITS_PER_THREAD));
   size_t num_whole = plan.units.size();
   int num_partials = 0;
-  for (size_t i = 0; i < num_whole; ++i) {
+  for (size_t i = 0; i < num_whole && plan.num_threads > 1; ++i) {
     Unit whole = plan.units[i];
-    int keys = whole.last_key - whole.first_key;
-    int parts = static_cast<int>(std::min<int64_t>(cost(whole) / share, keys / MIN_PART_KEYS));
-    if (parts < 2 || plan.num_threads < 2) continue;
-    // Parts begin where tiles do.
-    int part_keys = (keys / parts + TILE - 1) / TILE * TILE;
-    int first = whole.first_key, begin = num_partials;
-    while (first < whole.last_key) {
-      Unit part = whole;
-      part.first_key = first;
-      part.last_key = std::min(whole.last_key, (first + part_keys) / TILE * TILE);
-      first = part.last_key;
-      part.partial = num_partials++;
-      if (part.partial == begin)
-        plan.units[i] = part;
+    int parts = num_parts(whole);
+    int splits = static_cast<int>(std::min<int64_t>(cost(whole) / share, parts));
+    if (splits < 2) continue;
+    plan.merges.push_back({num_partials, parts, static_cast<int>(i)});
+    for (int split = 0; split < splits; ++split) {
+      int begin = parts * split / splits, end = parts * (split + 1) / splits;
+      int first_part = whole.first_key / PART_KEYS;
+      Unit unit = whole;
+      unit.first_key = std::max(whole.first_key, (first_part + begin) * PART_KEYS);
+      unit.last_key = std::min(whole.last_key, (first_part + end) * PART_KEYS);
+      unit.partial = num_partials + begin;
+      if (split == 0)
+        plan.units[i] = unit;
       else
-        plan.units.push_back(part);
+        plan.units.push_back(unit);
     }
-    plan.merges.push_back({begin, num_partials - begin, static_cast<int>(i)});
+    num_partials += parts;
   }
   size_t floats = num_partials * plan.partial_floats();
   if (plan.partials.size() < floats) plan.partials.resize(floats);
@@ -81,7 +81,7 @@ void split_long_units(Plan& plan) {
 
 int64_t Plan::scratch_floats() const {
   int64_t dims = padded_dim();
-  int64_t queries_and_results = 2 * MAX_UNIT_ROWS * dims;
+  int64_t queries_and_results = 2 * MAX_UNIT_ROWS * dims + MAX_UNIT_ROWS * (dims + 2);
   int64_t scores_and_weights = 2 * MAX_UNIT_ROWS * TILE;
   int64_t gathered = 2 * TILE * dims;  // plain blocks, and rows of values of which half is not to be read
   return queries_and_results + scores_and_weights + gathered + 64;

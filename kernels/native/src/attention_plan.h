@@ -7,6 +7,9 @@
 namespace quire {
 
 constexpr int MAX_UNIT_ROWS = 32;  // query heads times tokens
+// Keys are attended in parts that begin at multiples of this, and parts are merged in order, whoever attends them. So a
+// row's result does not depend on the rows beside it, on how its prompt is cut or on the number of threads.
+constexpr int PART_KEYS = 256;
 
 struct Unit {
   int row;
@@ -15,13 +18,13 @@ struct Unit {
   int64_t first_token;            // of these queries, in the query tensor
   int first_position;             // of the first query in its row's context
   int first_key, last_key;        // keys, the last one not included
-  int partial;                    // index of its results to be merged, or -1: it is the whole
+  int partial;                    // index of its first part's results, to be merged; or -1: it is the whole
 };
 
-// A unit's keys in several parts: the partial results from `first` on are merged.
+// Keys of the same queries in several units: the results of their parts from `first` on are merged.
 struct Merge {
   int first, count;
-  int unit;  // any of the parts
+  int unit;  // any of them
 };
 
 struct Plan {
@@ -33,7 +36,7 @@ struct Plan {
   std::vector<Unit> units;
   std::vector<int> order;  // of units, the longest first
   std::vector<Merge> merges;
-  std::vector<float> partials;  // [partial][MAX_UNIT_ROWS][greatest score, sum, head_dim results]
+  std::vector<float> partials;  // [partial][MAX_UNIT_ROWS][greatest score, sum of weights, padded_dim results]
   std::vector<float> scratch;   // [thread][scratch_floats]
 
   int padded_dim() const { return (head_dim + 15) / 16 * 16; }

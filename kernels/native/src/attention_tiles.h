@@ -103,7 +103,7 @@ QUIRE_INLINE void score_rows(const typename P::Word* const* keys, int64_t word_s
 
 // All groups of a tile for R rows.
 template <class P, int R>
-QUIRE_INLINE void score_tile(const typename P::Word* const* keys, int num_groups, int64_t word_stride,
+QUIRE_OUTLINE void score_tile(const typename P::Word* const* keys, int num_groups, int64_t word_stride,
                              int num_words, const typename P::Factor* factors, int64_t factor_stride,
                              float* scores) {
   constexpr int FIT = NUM_SUMS / (R * GROUP_VECTORS);
@@ -147,7 +147,7 @@ QUIRE_INLINE void weigh_dims(const typename P::Word* const* values, int first_wo
 
 // All dimensions, which are a multiple of GROUP, for R rows.
 template <class P, int R>
-QUIRE_INLINE void weigh_tile(const typename P::Word* const* values, int first_word, int last_word,
+QUIRE_OUTLINE void weigh_tile(const typename P::Word* const* values, int first_word, int last_word,
                              int64_t dims, const typename P::Factor* factors, int64_t factor_stride,
                              float* out) {
   constexpr int FIT = NUM_SUMS / R;

@@ -23,6 +23,9 @@
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
+// Compiled once for all who call it.
+#define QUIRE_OUTLINE static __attribute__((noinline))
+
 // Keeps a vector in a register: else compilers read it from memory again for every product.
 #if (defined(__AVX512F__) && QUIRE_LANES == 16) || (defined(__AVX__) && QUIRE_LANES == 8)
 #define QUIRE_KEEP(vector) asm("" : "+v"(vector))

@@ -1,5 +1,8 @@
 """The CPU's attention follows its formula, over awkward lengths, scattered blocks and poisoned memory."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -96,3 +99,26 @@ def test_one_plan_serves_step_after_step(native: NativeKernels) -> None:
         case = attention_case(native, spans, seed=len(spans))
         error, own = case.error(native)
         assert error <= 2 * own + SLACK[torch.float32]
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("block_size", [16, 12])
+def test_a_query_gets_the_same_bits_whoever_is_beside_it_and_however_its_prompt_is_cut(
+    native: NativeKernels, block_size: int, window: int | None, dtype: torch.dtype
+) -> None:
+    length = 1100
+    case = attention_case(native, [(length, length)], heads=(3, 1), block_size=block_size, dtype=dtype)
+    whole = case.attend(native, window)
+    for cuts in ([0, 1, 2, 37, 600, 601, length - 1, length], [0, length - 40, length]):
+        for begin, end in pairwise(cuts):
+            piece = replace(
+                case,
+                qkv=case.qkv[begin:end],
+                rows=replace(
+                    case.rows,
+                    query_start=torch.tensor([0, end - begin], dtype=torch.int32),
+                    context_lens=torch.tensor([end], dtype=torch.int32),
+                ),
+            )
+            assert torch.equal(piece.attend(native, window), whole[begin:end]), (begin, end)
