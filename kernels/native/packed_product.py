@@ -52,6 +52,11 @@ class PackedProduct:
             None if bias is None else bias.data_ptr(),
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the weight takes."""
+        return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
+
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The product, in `out` if that is given. x: [T, in], float32 or bfloat16, as bias and out are."""
         num_rows = len(x)

@@ -179,6 +179,7 @@ void panels(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t be
 
 template <class S, class W>
 void product(const Call<S>& call, int num_threads) {
+  if (call.num_rows == 0) return;
   int64_t num_panels = (call.num_outputs + PANEL - 1) / PANEL, row_bytes = call.num_inputs * sizeof(float);
   int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, ROWS, MAX_BLOCK);
   int64_t num_blocks = (call.num_rows + most - 1) / most;
