@@ -8,6 +8,10 @@
 
 #include "simd.h"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace quire {
 
 constexpr int TILE_GROUPS = 4;

@@ -6,10 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 // The number of floats in a vector; may be set beyond what the host has, then the compiler splits each vector.
 #ifndef QUIRE_LANES
 #if defined(__AVX512F__)
@@ -111,9 +107,21 @@ QUIRE_INLINE float to_float(float x) { return x; }
 QUIRE_INLINE float to_float(bf16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 QUIRE_INLINE vfloat load_floats(const float* p) { return load<vfloat>(p); }
-QUIRE_INLINE vfloat load_floats(const bf16* p) {
-  return bits_as<vfloat>(__builtin_convertvector(load<vhalf>(p), vuint) << 16);
+// GCC makes four instructions of a conversion that is one.
+QUIRE_INLINE vuint widened_halves(vhalf x) {
+#if defined(__AVX512F__) && QUIRE_LANES == 16 && !defined(__clang__)
+  typedef short shorts __attribute__((vector_size(32)));
+  typedef int ints __attribute__((vector_size(64)));
+  return (vuint)__builtin_ia32_pmovzxwd512_mask((shorts)x, ints{}, 0xffff);
+#elif defined(__AVX2__) && QUIRE_LANES == 8 && !defined(__clang__)
+  typedef short shorts __attribute__((vector_size(16)));
+  return (vuint)__builtin_ia32_pmovzxwd256((shorts)x);
+#else
+  return __builtin_convertvector(x, vuint);
+#endif
 }
+
+QUIRE_INLINE vfloat load_floats(const bf16* p) { return bits_as<vfloat>(widened_halves(load<vhalf>(p)) << 16); }
 
 // To the nearest, ties to even; NaN stays NaN.
 QUIRE_INLINE vuint rounded_bits(vfloat x) {
