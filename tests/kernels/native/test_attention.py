@@ -10,9 +10,9 @@ from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.native_kernels import NativeKernels
 from tests.kernels.native.attention_cases import attention_case
 
-AWKWARD_LENGTHS = (1, 15, 16, 17, 31, 63, 64, 65, 33, 127, 128, 129)
+AWKWARD_LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 129)
 DECODE = [(1, length) for length in AWKWARD_LENGTHS]
-PREFILL = [(2, 2), (15, 15), (17, 17), (64, 64), (3, 80), (33, 66), (1, 1), (7, 100)]
+PREFILL = [(2, 2), (17, 17), (64, 64), (33, 66), (1, 1), (7, 100)]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 # For a sum in another order.
 SLACK = {torch.float32: 2e-6, torch.bfloat16: 2e-3}
@@ -30,7 +30,7 @@ def test_attention_is_as_good_as_the_formula_in_its_dtype(
 
 
 @DTYPES
-@pytest.mark.parametrize("block_size", [1, 2, 5, 8, 32, 48, 256])
+@pytest.mark.parametrize("block_size", [1, 5, 8, 48, 256])
 def test_blocks_of_any_size_are_read_in_place(kernels: CpuKernels, block_size: int, dtype: torch.dtype) -> None:
     case = attention_case(kernels, [*DECODE, *PREFILL], block_size=block_size, dtype=dtype)
     error, own = case.error(kernels)
@@ -38,7 +38,7 @@ def test_blocks_of_any_size_are_read_in_place(kernels: CpuKernels, block_size: i
 
 
 @DTYPES
-@pytest.mark.parametrize("head_dim", [16, 20, 40, 48, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 256])
 def test_heads_of_any_size_are_attended(kernels: CpuKernels, head_dim: int, dtype: torch.dtype) -> None:
     case = attention_case(kernels, [(1, 65), (19, 19), (1, 7), (5, 40)], heads=(3, 1), head_dim=head_dim, dtype=dtype)
     error, own = case.error(kernels)
@@ -47,7 +47,7 @@ def test_heads_of_any_size_are_attended(kernels: CpuKernels, head_dim: int, dtyp
 
 @DTYPES
 @pytest.mark.parametrize("block_size", [16, 12])
-@pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 40, 1000])
+@pytest.mark.parametrize("window", [1, 7, 17, 40])
 def test_a_window_hides_what_is_before_it(
     kernels: CpuKernels, window: int, block_size: int, dtype: torch.dtype
 ) -> None:
