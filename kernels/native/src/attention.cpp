@@ -168,22 +168,27 @@ class UnitAttention {
   // The keys from key + first to key + last, the last one not included.
   void attend_tile(int key, int first, int last) {
     int num_groups = (last + GROUP - 1) / GROUP;
-    const Word *keys[TILE_GROUPS], *values[TILE_GROUPS];
+    const Word *keys[TILE_GROUPS], *values[TILE_GROUPS], *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS];
     int64_t word_stride;
     if constexpr (PACKED) {
       find_groups(key, first / GROUP, num_groups - 1, keys, values);
+      int next = key + TILE < unit_.last_key ? key + TILE : key;
+      int next_last = std::min(TILE, unit_.last_key - next);
+      find_groups(next, next == key ? first / GROUP : 0, (next_last - 1) / GROUP, next_keys, next_values);
       word_stride = plan_.block_size;
     } else {
       gather_groups(key, first, last, keys, values);
+      std::copy(keys, keys + TILE_GROUPS, next_keys);
+      std::copy(values, values + TILE_GROUPS, next_values);
       word_stride = TILE;
     }
     in_chunks(num_rows_, [&](auto rows, int row) {
-      score_tile<P, rows()>(keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
+      score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
                             queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
     });
     for (int row = 0; row < num_rows_; ++row) weigh_scores(row, key, first, last);
     if (first % P::STEP) weigh_half(values, first / P::STEP, 0xffff0000u);
-    weigh(values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+    weigh(values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
     if (last % P::STEP) weigh_half(values, last / P::STEP, 0x0000ffffu);
   }
 
@@ -234,11 +239,11 @@ class UnitAttention {
     }
   }
 
-  void weigh(const Word* const* values, int first_word, int last_word) {
+  void weigh(const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
     if (first_word >= last_word) return;
     in_chunks(num_rows_, [&](auto rows, int row) {
-      weigh_tile<P, rows()>(values, first_word, last_word, dims_, weights_ + row * weight_factors(), weight_factors(),
-                            results_ + row * dims_);
+      weigh_tile<P, rows()>(values, ahead, first_word, last_word, dims_, weights_ + row * weight_factors(),
+                            weight_factors(), results_ + row * dims_);
     });
   }
 
@@ -251,7 +256,7 @@ class UnitAttention {
     const Word* cleared_values[TILE_GROUPS];
     for (const Word*& group : cleared_values) group = reinterpret_cast<const Word*>(gathered_);
     in_chunks(num_rows_, [&](auto rows, int row) {
-      weigh_tile<P, rows()>(cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
+      weigh_tile<P, rows()>(cleared_values, cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
                             weight_factors(), results_ + row * dims_);
     });
   }

@@ -84,16 +84,19 @@ struct Products<bf16> {
 // scores[row][group * 16 + token] = sum over dimensions of q[row][d] * k[group][d][token]
 //
 // keys:    G groups; word (d / STEP, token) lies at d / STEP * word_stride + token
+// ahead:   groups of the next tile, fetched into the caches meanwhile
 // factors: [R, words of dimensions], the queries
 // scores:  [R, TILE], from the first of the groups on
 template <class P, int R, int G>
-QUIRE_INLINE void score_rows(const typename P::Word* const* keys, int64_t word_stride, int num_words,
+QUIRE_INLINE void score_rows(const typename P::Word* const* keys, const typename P::Word* const* ahead,
+                             int64_t word_stride, int num_words,
                              const typename P::Factor* factors, int64_t factor_stride, float* scores) {
   constexpr int N = G * GROUP_VECTORS;
   vfloat sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = vfloat{};
   for (int i = 0; i < num_words; ++i) {
+    for (int g = 0; g < G; ++g) __builtin_prefetch(ahead[g] + i * word_stride);
     typename P::Words words[N];
     for (int n = 0; n < N; ++n) {
       words[n] = load<typename P::Words>(keys[n / GROUP_VECTORS] + i * word_stride + n % GROUP_VECTORS * LANES);
@@ -107,16 +110,16 @@ QUIRE_INLINE void score_rows(const typename P::Word* const* keys, int64_t word_s
 
 // All groups of a tile for R rows.
 template <class P, int R>
-QUIRE_OUTLINE void score_tile(const typename P::Word* const* keys, int num_groups, int64_t word_stride,
-                             int num_words, const typename P::Factor* factors, int64_t factor_stride,
+QUIRE_OUTLINE void score_tile(const typename P::Word* const* keys, const typename P::Word* const* ahead,
+                              int num_groups, int64_t word_stride, int num_words, const typename P::Factor* factors, int64_t factor_stride,
                              float* scores) {
   constexpr int FIT = NUM_SUMS / (R * GROUP_VECTORS);
   constexpr int G = FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
   int group = 0;
   for (; group + G <= num_groups; group += G)
-    score_rows<P, R, G>(keys + group, word_stride, num_words, factors, factor_stride, scores + group * GROUP);
+    score_rows<P, R, G>(keys + group, ahead + group, word_stride, num_words, factors, factor_stride, scores + group * GROUP);
   for (; group < num_groups; ++group)
-    score_rows<P, R, 1>(keys + group, word_stride, num_words, factors, factor_stride, scores + group * GROUP);
+    score_rows<P, R, 1>(keys + group, ahead + group, word_stride, num_words, factors, factor_stride, scores + group * GROUP);
 }
 
 // out[row][d] += sum over tokens of weight[row][token] * v[token][d], for N vectors of dimensions
@@ -125,8 +128,8 @@ QUIRE_OUTLINE void score_tile(const typename P::Word* const* keys, int num_group
 // factors: [R, words of a tile's tokens], the weights
 // out:     [R, dims], at the first of the dimensions
 template <class P, int R, int N>
-QUIRE_INLINE void weigh_dims(const typename P::Word* const* values, int first_word, int last_word,
-                             int64_t dims, const typename P::Factor* factors, int64_t factor_stride,
+QUIRE_INLINE void weigh_dims(const typename P::Word* const* values, const typename P::Word* const* ahead,
+                             int first_word, int last_word, int64_t dims, const typename P::Factor* factors, int64_t factor_stride,
                              float* out) {
   constexpr int GROUP_WORDS = GROUP / P::STEP;
   vfloat sums[R][N];
@@ -134,9 +137,11 @@ QUIRE_INLINE void weigh_dims(const typename P::Word* const* values, int first_wo
     for (int n = 0; n < N; ++n) sums[r][n] = load<vfloat>(out + r * dims + n * LANES);
   for (int i = first_word; i < last_word;) {
     const typename P::Word* p = values[i / GROUP_WORDS] + i % GROUP_WORDS * dims;
+    const typename P::Word* next = ahead[i / GROUP_WORDS] + i % GROUP_WORDS * dims;
     int end = (i / GROUP_WORDS + 1) * GROUP_WORDS;
     end = end < last_word ? end : last_word;
-    for (; i < end; ++i, p += dims) {
+    for (; i < end; ++i, p += dims, next += dims) {
+      for (int n = 0; n < N; n += GROUP_VECTORS) __builtin_prefetch(next + n * LANES);
       typename P::Words words[N];
       for (int n = 0; n < N; ++n) {
         words[n] = load<typename P::Words>(p + n * LANES);
@@ -151,21 +156,21 @@ QUIRE_INLINE void weigh_dims(const typename P::Word* const* values, int first_wo
 
 // All dimensions, which are a multiple of GROUP, for R rows.
 template <class P, int R>
-QUIRE_OUTLINE void weigh_tile(const typename P::Word* const* values, int first_word, int last_word,
-                             int64_t dims, const typename P::Factor* factors, int64_t factor_stride,
+QUIRE_OUTLINE void weigh_tile(const typename P::Word* const* values, const typename P::Word* const* ahead,
+                              int first_word, int last_word, int64_t dims, const typename P::Factor* factors, int64_t factor_stride,
                              float* out) {
   constexpr int FIT = NUM_SUMS / R;
   constexpr int N = FIT >= 4 * GROUP_VECTORS ? 4 * GROUP_VECTORS : FIT >= 2 * GROUP_VECTORS ? 2 * GROUP_VECTORS
                                                                                             : GROUP_VECTORS;
-  const typename P::Word* at[TILE_GROUPS];
+  const typename P::Word *at[TILE_GROUPS], *next[TILE_GROUPS];
   int64_t d = 0;
   for (; d + N * LANES <= dims; d += N * LANES) {
-    for (int g = 0; g < TILE_GROUPS; ++g) at[g] = values[g] + d;
-    weigh_dims<P, R, N>(at, first_word, last_word, dims, factors, factor_stride, out + d);
+    for (int g = 0; g < TILE_GROUPS; ++g) at[g] = values[g] + d, next[g] = ahead[g] + d;
+    weigh_dims<P, R, N>(at, next, first_word, last_word, dims, factors, factor_stride, out + d);
   }
   for (; d < dims; d += GROUP) {
-    for (int g = 0; g < TILE_GROUPS; ++g) at[g] = values[g] + d;
-    weigh_dims<P, R, GROUP_VECTORS>(at, first_word, last_word, dims, factors, factor_stride, out + d);
+    for (int g = 0; g < TILE_GROUPS; ++g) at[g] = values[g] + d, next[g] = ahead[g] + d;
+    weigh_dims<P, R, GROUP_VECTORS>(at, next, first_word, last_word, dims, factors, factor_stride, out + d);
   }
 }
 

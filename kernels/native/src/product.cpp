@@ -11,6 +11,10 @@
 
 #include "simd.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace quire {
 
 namespace {
@@ -31,13 +35,32 @@ constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
 constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
 constexpr int MAX_SIDE = 4;                         // panels side by side
 
-typedef int8_t vbyte __attribute__((vector_size(LANES)));
+// In all lanes: a broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
+QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
 
+// One instruction each to load and to widen, which compilers do not find by themselves.
 QUIRE_INLINE vfloat weights_at(const float* p) { return load_floats(p); }
+#if defined(__AVX512F__) && QUIRE_LANES == 16
+QUIRE_INLINE vfloat weights_at(const bf16* p) {
+  return bits_as<vfloat>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+QUIRE_INLINE vfloat weights_at(const int8_t* p) {
+  return bits_as<vfloat>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))));
+}
+#elif defined(__AVX2__) && QUIRE_LANES == 8
+QUIRE_INLINE vfloat weights_at(const bf16* p) {
+  return bits_as<vfloat>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+QUIRE_INLINE vfloat weights_at(const int8_t* p) {
+  return bits_as<vfloat>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
+}
+#else
+typedef int8_t vbyte __attribute__((vector_size(LANES)));
 QUIRE_INLINE vfloat weights_at(const bf16* p) { return load_floats(p); }
 QUIRE_INLINE vfloat weights_at(const int8_t* p) {
   return __builtin_convertvector(__builtin_convertvector(load<vbyte>(p), vint), vfloat);
 }
+#endif
 
 // Adds the products of NUM_ROWS rows and SIDE panels over `size` inputs to sums [rows][PANEL] of each panel.
 template <int NUM_ROWS, int SIDE, class W>
@@ -57,7 +80,7 @@ QUIRE_INLINE void multiply(const float* x, int64_t stride, const W* weights, int
       w[v] = weights_at(weights + v / VECTORS * panel_size + k * PANEL + v % VECTORS * LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < NUM_ROWS; ++r) {
-      vfloat a = all(x[r * stride + k]);
+      vfloat a = spread(x[r * stride + k]);
 #pragma GCC unroll 16
       for (int v = 0; v < SIDE * VECTORS; ++v) acc[r][v] += a * w[v];
     }
