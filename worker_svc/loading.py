@@ -13,7 +13,7 @@ from worker_svc.engine import Engine
 from worker_svc.host.start import choose_host
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
-from worker_svc.runner_choice import RunnerWishes, choose_runner, look_at_machine
+from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.tokenizer_files import read_tokenizer_files
@@ -36,6 +36,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
         assert choice.dtype is not None, "on a CPU the dtype is settled"
         with clock.phase("kernels"):
             host = choose_host(settings.kernels, choice.dtype, int8_weights=settings.weight_dtype == "int8")
+    elif settings.weight_dtype == "int8":
+        raise DeviceError("--weight-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu")
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
         decoder = load_decoder(folder, choice.dtype, choice.device, make_product)

@@ -1,4 +1,4 @@
-"""How torch's threads wait and its memory is laid out, on a CPU. Import it before torch, in the worker's `__main__` alone.
+"""How torch's threads wait and its memory lies, on a CPU. Import it before torch, in the worker's `__main__` alone.
 
 Both are read once, when they are loaded; what the environment says already is left as it is.
 """
