@@ -135,6 +135,7 @@ class BeamDecoding:
 
 def _flattened(decoder: Decoder, temperature: float) -> Decoder:
     head = decoder.head
+    assert isinstance(head, Linear), "a decoder that nobody packed"
     bias = None if head.bias is None else head.bias / temperature
     return replace(decoder, head=Linear(head.weight / temperature, bias))
 

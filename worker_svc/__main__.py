@@ -6,6 +6,7 @@ import sys
 import uvloop
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
 from common.log import set_up_logging
 from common.process import refuse_to_start
 from common.serving import ListenError

@@ -55,6 +55,8 @@ class WorkerDescription:
     kv_dtype: str  # of keys and values as stored
     device: str
     startup: tuple[PhaseTime, ...]
+    kernels: str | None = None  # what computes beside matrix products, on a CPU
+    packing: str | None = None  # in which form a CPU has the weights
 
 
 class PhaseClock:

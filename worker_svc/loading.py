@@ -10,8 +10,10 @@ import torch
 from worker_svc.checkpoint import fingerprint, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.engine import Engine
+from worker_svc.host.start import choose_host
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.runner_choice import RunnerWishes, choose_runner, look_at_machine
+from worker_svc.model.layers import Linear
+from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.tokenizer_files import read_tokenizer_files
@@ -29,12 +31,20 @@ def load_engine(settings: WorkerSettings) -> Engine:
         folder = resolve_checkpoint(settings.model)
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
+    host = None
+    if choice.kind == "cpu" and choice.device.type == "cpu":
+        assert choice.dtype is not None, "on a CPU the dtype is settled"
+        with clock.phase("kernels"):
+            host = choose_host(settings.kernels, choice.dtype, int8_weights=settings.weight_dtype == "int8")
+    elif settings.weight_dtype == "int8":
+        raise DeviceError("--weight-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu")
     with clock.phase("weights"):
-        decoder = load_decoder(folder, choice.dtype, choice.device)
+        make_product = Linear if host is None else host.packing.make_product
+        decoder = load_decoder(folder, choice.dtype, choice.device, make_product)
     if choice.kind == "device":
         started = start_device_runner(settings, decoder, choice, clock)
     else:
-        started = start_plain_runner(settings, decoder, clock)
+        started = start_plain_runner(settings, decoder, clock, None if host is None else host.kernels)
     return Engine(
         started.runner,
         WorkerDescription(
@@ -45,6 +55,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
             kv_dtype=_dtype_name(started.block_shape.dtype),
             device=str(decoder.device),
             startup=clock.phases,
+            kernels=None if host is None else host.kernels.name,
+            packing=None if host is None else host.packing.name,
         ),
     )
 

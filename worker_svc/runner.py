@@ -4,24 +4,27 @@ It knows nothing of epochs or streams. It runs on one thread; the slot table and
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.step import Candidates, PromptLogprobs, Step, StepResult
+from kernels.native.cpu_kernels import GreedyTokens
 from kernels.sampling.sampling import token_logprobs
 from worker_svc.batch_builder import build_batch, starts_of
 from worker_svc.candidates import rank_candidates
 from worker_svc.kv_pool import KVPool
 from worker_svc.logit_edits import TokenHistory
-from worker_svc.model.decoder import Decoder
+from worker_svc.model.forward_pass import ForwardPass
 from worker_svc.prompt_logprobs import PromptSpan, concatenate, cut_into_answers, find_prompt_spans, logprob_rows
 from worker_svc.sampler import Sampler
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.step_limits import StepLimits
 
+ChooseGreedy = Callable[[Tensor], GreedyTokens]
 _MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
 
 
@@ -30,17 +33,20 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: ForwardPass,
         kv_pool: KVPool,
         sampler: Sampler,
         limits: StepLimits,
         max_prompt_logits: int = _MAX_PROMPT_LOGITS,
+        greedy: ChooseGreedy | None = None,
     ) -> None:
-        self._decoder = decoder
+        """`greedy` takes the place of the sampler where all slots of a step want the greatest logit and no more."""
+        self._model = model
         self._kv_pool = kv_pool
         self._sampler = sampler
         self._slots = SlotTable(limits)
         self._max_prompt_logits = max_prompt_logits
+        self._greedy = greedy
 
     def launch(self, step: Step) -> StepResult:
         """Executes a step and waits for the device.
@@ -79,11 +85,11 @@ class ModelRunner:
         last_of = [query_start[some_rows + 1] - 1 for some_rows in (sampled_rows, rows.candidate_rows)]
         spans = find_prompt_spans(self._slots, rows, query_start)
         logit_rows = np.concatenate([*last_of, *(span.logit_rows for span in spans)])
-        batch = build_batch(self._slots, rows, query_start, logit_rows, self._decoder.device)
-        hidden = self._decoder.hidden(batch, self._kv_pool)
+        batch = build_batch(self._slots, rows, query_start, logit_rows, self._model.device)
+        hidden = self._model.hidden(batch, self._kv_pool)
         result.prompt_logprobs = self._prompt_logprobs(hidden[num_last:], spans)
         if num_last:
-            logits = self._decoder.logits(hidden[:num_last])
+            logits = self._model.logits(hidden[:num_last])
             result.candidates = self._rank(logits[num_sampled:], rows)
             self._sample(logits[:num_sampled], which_sampled, rows, result)
         self._slots.advance(rows, result.token_ids)
@@ -94,12 +100,14 @@ class ModelRunner:
             return
         if len(which_sampled) > len(logits):  # a row feeds several slots
             logits = logits[torch.from_numpy(which_sampled).to(logits.device)]
+        if self._greedy is not None and self._slots.is_plainly_greedy[rows.sample_slots].all():
+            chosen = self._greedy(logits)
+            _take_tokens(result, torch.where(chosen.is_finite, chosen.token_ids, 0), chosen.is_finite)
+            return
         slots, positions = rows.sample_slots.tolist(), rows.sample_positions.tolist()
         sampling = [self._slots.sampling[slot] for slot in slots]
         output = self._sampler.sample(logits, sampling, positions, self._histories(slots, positions))
-        result.token_ids = output.token_ids.tolist()
-        if not output.valid.all():
-            result.invalid_samples = (~output.valid).nonzero().flatten().tolist()
+        _take_tokens(result, output.token_ids, output.valid)
         result.logprobs = {
             index: logprob_rows(slice(None), row, sampling[index].num_logprobs or 0)
             for index, row in enumerate(output.logprobs)
@@ -112,7 +120,7 @@ class ModelRunner:
         slots, positions = rows.slots[rows.candidate_rows].tolist(), rows.ends[rows.candidate_rows].tolist()
         sampling = [self._slots.sampling[slot] for slot in slots]
         histories = self._histories(slots, positions)
-        return rank_candidates(logits, rows.candidate_counts.tolist(), sampling, positions, histories)
+        return rank_candidates(logits.float(), rows.candidate_counts.tolist(), sampling, positions, histories)
 
     def _histories(self, slots: list[int], positions: list[int]) -> list[TokenHistory | None]:
         """The tokens of each slot before its position, where its penalties need them."""
@@ -131,9 +139,15 @@ class ModelRunner:
             return []
         token_ids = torch.from_numpy(np.concatenate([span.token_ids for span in spans])).to(hidden.device)
         num_top = max(span.num_top for span in spans)
-        size = max(1, self._max_prompt_logits // self._decoder.config.vocab_size)
+        size = max(1, self._max_prompt_logits // self._model.config.vocab_size)
         parts = [
-            token_logprobs(self._decoder.logits(some_hidden), some_ids, num_top).cpu()
+            token_logprobs(self._model.logits(some_hidden).float(), some_ids, num_top).cpu()
             for some_hidden, some_ids in zip(torch.split(hidden, size), torch.split(token_ids, size), strict=True)
         ]
         return cut_into_answers(spans, concatenate(parts))
+
+
+def _take_tokens(result: StepResult, token_ids: Tensor, valid: Tensor) -> None:
+    result.token_ids = token_ids.tolist()
+    if not valid.all():
+        result.invalid_samples = (~valid).nonzero().flatten().tolist()

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.native.cpu_kernels import CpuKernels
 from worker_svc.description import PhaseClock
 from worker_svc.device import torch_operations
 from worker_svc.device.graphs import graph_sizes
 from worker_svc.device.operations import Operations
 from worker_svc.device.runner import DeviceRunner
 from worker_svc.device.start import GraphRunner, measure_memory, start_runner
+from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.model.decoder import Decoder
 from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, longest_sequence, plan_pool
@@ -38,18 +40,24 @@ class StartedRunner(NamedTuple):
     block_shape: BlockShape
 
 
-def start_plain_runner(settings: WorkerSettings, decoder: Decoder, clock: PhaseClock) -> StartedRunner:
-    """The runner that needs no kernels of its own. Raises PoolSizeError."""
+def start_plain_runner(
+    settings: WorkerSettings, decoder: Decoder, clock: PhaseClock, kernels: CpuKernels | None
+) -> StartedRunner:
+    """The runner that does one thing after the other: on a CPU with kernels, else with plain torch.
+
+    Raises PoolSizeError.
+    """
+    model, greedy = (decoder, None) if kernels is None else (HostDecoder(decoder, kernels), kernels.greedy)
     shape = decoder.block_shape(settings.block_size)
     with clock.phase("kv_pool"):
         plan = _plan(settings, decoder, shape, free_memory_bytes(decoder.device), _UNMEASURED_FRACTION)
         pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
     with clock.phase("warm_up"):
-        runner = ModelRunner(decoder, pool, Sampler(), limits)
+        runner = ModelRunner(model, pool, Sampler(), limits, greedy=greedy)
         for step in warm_up_steps(limits):
             runner.launch(step)
-    return StartedRunner(ModelRunner(decoder, pool, Sampler(), limits), limits, shape)
+    return StartedRunner(ModelRunner(model, pool, Sampler(), limits, greedy=greedy), limits, shape)
 
 
 def start_device_runner(

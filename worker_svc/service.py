@@ -125,6 +125,7 @@ def _log_ready(engine: Engine) -> None:
         device=description.device,
         dtype=description.model.dtype,
         kv_dtype=description.kv_dtype,
+        **({"kernels": description.kernels, "packing": description.packing} if description.kernels else {}),
         num_blocks=description.limits.num_blocks,
         num_host_blocks=description.limits.num_host_blocks,
         block_size=description.limits.block_size,

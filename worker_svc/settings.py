@@ -32,6 +32,11 @@ class WorkerSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights; auto: the checkpoint's on cuda, float32 on cpu"
     )
+    weight_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="of matrices as kept on a CPU; int8: rounded for each output, which takes less memory and time; "
+        "auto: as --dtype",
+    )
     kv_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="of KV memory; fp8: half of it for a token, with the device runner; auto: as the weights"
     )
@@ -39,6 +44,11 @@ class WorkerSettings(Settings):
         "auto",
         description="what executes steps: device keeps an accelerator busy, cpu does one thing after the other; "
         "auto: device on cuda",
+    )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="what a CPU computes with beside matrix products: native code, compiled at first use, or torch; "
+        "auto: native, or torch with a warning where there is no compiler",
     )
     graphs: bool = Field(
         True, description="capture decode steps as CUDA graphs; without, starts are quicker and steps slower"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import Decoder
@@ -32,7 +33,7 @@ class PagedSequence:
 class PagedRunner:
     """A decoder, its pool, and the free blocks in random order."""
 
-    def __init__(self, decoder: Decoder, *, num_blocks: int, block_size: int, seed: int = 0) -> None:
+    def __init__(self, decoder: Decoder | HostDecoder, *, num_blocks: int, block_size: int, seed: int = 0) -> None:
         self.decoder = decoder
         self.random = random.Random(seed)
         self.pool = KVPool(decoder.block_shape(block_size), num_blocks, decoder.device)

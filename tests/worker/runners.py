@@ -5,11 +5,13 @@ from typing import Protocol
 from torch import Tensor
 
 from common.step import Step, StepResult
+from kernels.native.torch_kernels import TorchKernels
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import MAX_POSITIONS
 from worker_svc.device.graphs import graph_sizes
 from worker_svc.device.runner import DeviceRunner
 from worker_svc.device.torch_operations import OPERATIONS
+from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.runner import ModelRunner
@@ -41,6 +43,14 @@ def make_cpu_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tu
     return SteppedRunner(ModelRunner(decoder, pool, Sampler(), limits_for(decoder), max_prompt_logits)), pool
 
 
+def make_host_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
+    """The CPU's own forward pass, with the kernels' torch references."""
+    pool, kernels = poisoned_pool(decoder), TorchKernels()
+    model = HostDecoder(decoder, kernels)
+    runner = ModelRunner(model, pool, Sampler(), limits_for(decoder), max_prompt_logits, kernels.greedy)
+    return SteppedRunner(runner), pool
+
+
 def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
     """With the kernels' torch references, and batches padded as graphs would have them."""
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
@@ -50,7 +60,7 @@ def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) ->
     ), pool
 
 
-MAKE_RUNNERS = {"cpu": make_cpu_runner, "device": make_device_runner}
+MAKE_RUNNERS = {"cpu": make_cpu_runner, "host": make_host_runner, "device": make_device_runner}
 
 
 def poisoned_pool(decoder: Decoder) -> KVPool:

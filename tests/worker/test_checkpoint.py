@@ -9,10 +9,12 @@ import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.checkpoint import CheckpointError, fingerprint, resolve_checkpoint
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.layers import Linear, Product
 
 CPU = torch.device("cpu")
 
@@ -32,6 +34,11 @@ def _refusal(act: Callable[[], object]) -> str:
     with pytest.raises(CheckpointError) as caught:
         act()
     return str(caught.value)
+
+
+def _weight(product: Product) -> Tensor:
+    assert isinstance(product, Linear)
+    return product.weight
 
 
 def _load(folder: Path) -> Decoder:
@@ -107,8 +114,8 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 def test_sharded_weights_are_the_same_weights(folder: Path, pristine: Path) -> None:
     _split(folder)
     ours, whole = _load(folder), _load(pristine)
-    assert torch.equal(ours.layers[2].mlp.up.weight, whole.layers[2].mlp.up.weight)
-    assert torch.equal(ours.head.weight, whole.head.weight)
+    assert torch.equal(_weight(ours.layers[2].mlp.up), _weight(whole.layers[2].mlp.up))
+    assert torch.equal(_weight(ours.head), _weight(whole.head))
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:
@@ -146,7 +153,7 @@ def test_weights_saved_without_their_prefix_load_too(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(bare, folder / "model.safetensors")
-    assert torch.equal(_load(folder).layers[0].attention.qkv.weight, whole.layers[0].attention.qkv.weight)
+    assert torch.equal(_weight(_load(folder).layers[0].attention.qkv), _weight(whole.layers[0].attention.qkv))
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

@@ -77,7 +77,7 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert (answer.pool.num_host_blocks, answer.pool.dtype) == (6, "float32")
     # keys and values, 3 layers, 4 tokens, 2 heads of 32 numbers of 4 bytes
     assert answer.pool.bytes_per_block == 2 * 3 * 4 * 2 * 32 * 4
-    assert [each.phase for each in answer.startup] == ["checkpoint", "weights", "kv_pool", "warm_up"]
+    assert [each.phase for each in answer.startup] == ["checkpoint", "kernels", "weights", "kv_pool", "warm_up"]
 
 
 def test_the_log_says_how_large_both_pools_are(worker: Service) -> None:

@@ -17,7 +17,16 @@ from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.families import read_model_config
-from worker_svc.model.layers import DecoderLayer, Linear, Norm, Rotation, inverse_frequencies, rotation
+from worker_svc.model.layers import (
+    DecoderLayer,
+    Linear,
+    MakeProduct,
+    Norm,
+    Product,
+    Rotation,
+    inverse_frequencies,
+    rotation,
+)
 from worker_svc.model.weights import WeightLoader
 
 
@@ -28,11 +37,11 @@ class Decoder:
     config: ModelConfig
     token_embedding: Tensor  # [vocab_size, embed_dim]
     position_embedding: Tensor | None  # [position_offset + max_model_len, hidden_size]
-    project_in: Linear | None
-    project_out: Linear | None
+    project_in: Product | None
+    project_out: Product | None
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm | None
-    head: Linear
+    head: Product
     inverse_frequencies: Tensor | None  # [head_dim / 2] float32
     num_parameters: int  # a tied head counts once
 
@@ -125,19 +134,29 @@ class _LayerCache:
         return paged_attention(query, key_cache, value_cache, self.plan, self.scale)
 
 
-def load_decoder(path: Path, dtype: torch.dtype | None, device: torch.device) -> Decoder:
+def load_decoder(
+    path: Path, dtype: torch.dtype | None, device: torch.device, make_product: MakeProduct = Linear
+) -> Decoder:
     """Load a checkpoint's folder onto a device, in `dtype` or, with None, as it was saved.
+
+    `make_product` takes each matrix as it is read and may keep it in a form of its own.
 
     Raises CheckpointError, which says what to do, for whatever cannot be served.
     """
     config = read_model_config(path)
     with WeightReader(path) as reader:
-        return make_decoder(reader, config, dtype or config.dtype, device)
+        return make_decoder(reader, config, dtype or config.dtype, device, make_product)
 
 
-def make_decoder(reader: WeightReader, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+def make_decoder(
+    reader: WeightReader,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    make_product: MakeProduct = Linear,
+) -> Decoder:
     """A decoder of this shape with what the reader gives."""
-    loader = WeightLoader(reader, config, dtype, device)
+    loader = WeightLoader(reader, config, dtype, device, make_product)
     token_embedding = loader.token_embedding()
     project_in, project_out = loader.projections()
     rope = config.rope

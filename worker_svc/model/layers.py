@@ -6,6 +6,7 @@ cache is handed in.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +32,24 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+class Product(Protocol):
+    """x W^T + b, however the weight is kept."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The product [T, out], which lies in `out` if that is given and this kind of product can put it there."""
+
+
+MakeProduct = Callable[[Tensor, Tensor | None], Product]
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x W^T + b"""
+    """The product with the weight as it is."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
@@ -62,8 +73,8 @@ class Norm:
 class Mlp:
     """down(act(up x)), or with a gate down(act(gate x) * up x), gate and up in one product."""
 
-    up: Linear  # [intermediate, hidden], or gate above up: [2 * intermediate, hidden]
-    down: Linear
+    up: Product  # [intermediate, hidden], or gate above up: [2 * intermediate, hidden]
+    down: Product
     activation: Activation
     gated: bool
 
@@ -112,8 +123,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -
 class Attention:
     """Query, key and value in one product, norms and rotation on heads, and the output product."""
 
-    qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
-    out: Linear  # [hidden, num_heads * head_dim]
+    qkv: Product  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
+    out: Product  # [hidden, num_heads * head_dim]
     q_norm: Norm | None
     k_norm: Norm | None
     num_heads: int

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker_svc.checkpoint import CheckpointError, WeightReader
 from worker_svc.model.config import Family, ModelConfig
-from worker_svc.model.layers import ACTIVATIONS, Attention, DecoderLayer, Linear, Mlp, Norm
+from worker_svc.model.layers import ACTIVATIONS, Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,15 @@ _NAMES = {
 class WeightLoader:
     """Reads the parts of one decoder. Shapes come from the config; a tensor that differs is refused."""
 
-    def __init__(self, reader: WeightReader, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        reader: WeightReader,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        make_product: MakeProduct = Linear,
+    ) -> None:
+        self._make_product = make_product
         self._reader = reader
         self._config = config
         self._dtype = dtype
@@ -100,7 +108,7 @@ class WeightLoader:
         rows = config.position_offset + config.max_model_len
         return self._read(f"{self._names.positions}.weight", rows, config.hidden_size)
 
-    def projections(self) -> tuple[Linear | None, Linear | None]:
+    def projections(self) -> tuple[Product | None, Product | None]:
         """Into and out of hidden_size, where the embedding has another size."""
         hidden, embed = self._config.hidden_size, self._config.embed_dim
         if hidden == embed:
@@ -110,12 +118,12 @@ class WeightLoader:
             self._linear("", ("project_out",), hidden, (embed,), bias=False),
         )
 
-    def head(self, token_embedding: Tensor) -> Linear:
+    def head(self, token_embedding: Tensor) -> Product:
         """The output product, [vocab_size, embed_dim]; tied, it is the embedding itself."""
         if self._config.tie_word_embeddings:
             return Linear(token_embedding, None)
         shape = (self._config.vocab_size, self._config.embed_dim)
-        return Linear(self._place(self._reader.read("lm_head.weight", shape)), None)
+        return self._make_product(self._place(self._reader.read("lm_head.weight", shape)), None)
 
     def final_norm(self) -> Norm | None:
         return self._norm(self._names.final_norm, self._config.hidden_size) if self._config.final_norm else None
@@ -152,13 +160,13 @@ class WeightLoader:
 
     def _linear(
         self, prefix: str, names: tuple[str, ...], in_size: int, out_sizes: tuple[int, ...], *, bias: bool
-    ) -> Linear:
+    ) -> Product:
         """Matrices of the same input, stacked into one."""
         weights = [
             self._matrix(f"{prefix}{name}.weight", out, in_size) for name, out in zip(names, out_sizes, strict=True)
         ]
         biases = [self._read(f"{prefix}{name}.bias", out) for name, out in zip(names, out_sizes, strict=True) if bias]
-        return Linear(torch.cat(weights).contiguous(), torch.cat(biases) if biases else None)
+        return self._make_product(torch.cat(weights).contiguous(), torch.cat(biases) if biases else None)
 
     def _matrix(self, name: str, out_size: int, in_size: int) -> Tensor:
         if self._names.transposed:

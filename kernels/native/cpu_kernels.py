@@ -1,0 +1,159 @@
+"""What a CPU runner computes with besides matrix products: one interface, two ways to compute.
+
+`TorchKernels` are the references and need nothing; `NativeKernels` are compiled at first use. Results agree to
+rounding. Tensors are on the CPU, in float32 or bfloat16; sums are in float32. They know rows, heads and blocks, no
+models. No call allocates what grows with the model; a call reads and writes only the tensors that it is given.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.attention.paged_attention import RaggedRows
+from kernels.layers.layer_ops import Activation
+
+
+class NativeUnavailableError(RuntimeError):
+    """There are no native kernels here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """What a model and its pool fix of attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype  # of queries, keys, values and results
+
+    def __post_init__(self) -> None:
+        assert self.num_heads % self.num_kv_heads == 0, "each key-value head serves as many heads as any other"
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def side_numel(self) -> int:
+        """Elements of the keys, or of the values, of one block in one layer."""
+        return self.block_size * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's part of the pool. How a block lies inside is known to the kernels alone.
+
+    So a pool belongs to the kernels that write it; whole blocks may be copied and swapped by anybody.
+    """
+
+    keys: Tensor  # [num_blocks, side_numel], a block contiguous, any block stride
+    values: Tensor
+    shape: CacheShape
+
+
+def layer_caches(pool: Tensor, shape: CacheShape) -> tuple[LayerCache, ...]:
+    """Each layer's part of a pool. Make them once: kernels are quickest with the same objects.
+
+    pool: [num_blocks, num_layers, 2, ...] with side_numel elements in the rest, contiguous
+    """
+    sides = pool.view(pool.shape[0], pool.shape[1], 2, shape.side_numel)
+    assert pool.dtype == shape.dtype, "not the pool of this shape"
+    return tuple(LayerCache(sides[:, layer, 0], sides[:, layer, 1], shape) for layer in range(pool.shape[1]))
+
+
+class CpuPlan:
+    """What all layers with the same sliding window share in one iteration; how, each kind of kernels knows."""
+
+    __slots__ = ()
+
+
+class HeadNorms(NamedTuple):
+    """Root-mean-square norms of each query head and each key head before rotation."""
+
+    query: Tensor  # [head_dim], the dtype of the heads
+    key: Tensor
+    eps: float
+
+
+class NormRule(NamedTuple):
+    """Root-mean-square norm, or layer norm, with what it scales and shifts by."""
+
+    weight: Tensor | None  # [size], the dtype of the rows
+    bias: Tensor | None
+    eps: float
+    rms: bool
+
+
+class GreedyTokens(NamedTuple):
+    """The choice of each row."""
+
+    token_ids: Tensor  # [L] int64, the first of the greatest; any id where the row is not finite
+    is_finite: Tensor  # [L] bool, whether every logit of the row is finite
+
+
+class CpuKernels(Protocol):
+    """One way to compute. Rows may have any stride, elements of a row are contiguous."""
+
+    @property
+    def name(self) -> str:
+        """For logs: "torch", or "native" and for which instructions."""
+
+    def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> CpuPlan:
+        """Divides the work over threads. Valid until the next plan for this window is made, and while `rows` live.
+
+        A query at position p sees keys p - sliding_window + 1 to p. Entries of block tables beyond a row's context,
+        and slots beyond it, are never read. Rows may have no query; then they are left out.
+
+        rows:  int32 tensors, block tables with contiguous rows
+        cache: stands for every layer's, only its shape and strides are read
+        """
+
+    def attend(self, query: Tensor, cache: LayerCache, plan: CpuPlan, scale: float, out: Tensor) -> None:
+        """softmax(scale * Q K^T + mask) V for each row, K and V read in their blocks; prefill and decode together.
+
+        query: [T, num_heads * head_dim]; may be the first columns of the fused product
+        out:   [T, num_heads * head_dim]; not query's memory; tokens of no row are left as they are
+        """
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        rotary: Tensor | None,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        cache: LayerCache,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        """Norms of heads, then rotation, of queries in place; each token's key, so treated, and value to its slot.
+
+        Dimension i turns against i + rotary_dim / 2; those from rotary_dim on stay as they are, and all without
+        `rotary`. What is left in the columns of keys is not defined.
+
+        qkv:          [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values
+        rotary:       [max_positions, rotary_dim] float32, contiguous: cosines, then sines, of each position
+        positions:    [T] int64
+        slot_mapping: [T] int64, block_id * block_size + offset, no slot twice; negative is not written
+        """
+
+    def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
+        """Adds x to the residual in place, rounded to its dtype; out = norm(residual). Without residual, norm(x).
+
+        x, residual, out: [T, size]; out may be x
+        """
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+        """Gate and product: out = activation(gate) * up.
+
+        gate_up: [T, 2 * size], gate beside up
+        out:     [T, size]
+        """
+
+    def activation(self, x: Tensor, activation: Activation, out: Tensor) -> None:
+        """The activation of every element. x, out: [T, size]; out may be x."""
+
+    def greedy(self, logits: Tensor) -> GreedyTokens:
+        """The greatest logit of each row, and whether all are finite, in one pass. logits: [L, vocab_size]."""

@@ -1,0 +1,85 @@
+"""The compiled library as typed functions: loading it, and what each function takes.
+
+It knows addresses and counts, no tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from ctypes import CDLL, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from kernels.native.build import library_path
+from kernels.native.cpu_kernels import NativeUnavailableError
+
+_PLAN = c_void_p
+
+
+class CacheMemory(Structure):
+    """`Cache` of src/cache.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_block_stride", c_int64),
+        ("value_block_stride", c_int64),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("half", c_int32),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "quire_lanes": (c_int, ()),
+    "quire_plan_new": (_PLAN, ()),
+    "quire_plan_delete": (None, (_PLAN,)),
+    "quire_plan_num_units": (c_int64, (_PLAN,)),
+    "quire_plan_fill": (
+        None,
+        (_PLAN, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int, c_int),
+    ),
+    "quire_attend": (None, (_PLAN, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_float)),
+    "quire_rotate_and_write": (
+        None,
+        (
+            *(c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_void_p, c_int64),
+            *(c_void_p, c_void_p, c_float, c_int),
+        ),
+    ),
+    "quire_add_norm": (
+        None,
+        (
+            *(c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int),
+            *(c_void_p, c_int64, c_int64, c_int64, c_int, c_int),
+        ),
+    ),
+    "quire_activate": (
+        None,
+        (c_int, c_void_p, c_int64, c_int, c_void_p, c_int64, c_int64, c_int64, c_int, c_int),
+    ),
+    "quire_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int, c_int)),
+}
+
+
+def load_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> CDLL:
+    """The library, compiled if need be. Raises NativeUnavailableError, which says why there is none."""
+    path = library_path(environment, loaded_openmp(), flags)
+    try:
+        library = CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailableError(f"the compiled kernels do not load: {error}") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def loaded_openmp() -> Path | None:
+    """The OpenMP library of GCC that this process has loaded, which with torch is torch's own."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    paths = (Path(line.split(maxsplit=5)[5]) for line in maps if "/" in line)
+    return next((path for path in paths if path.name.startswith("libgomp")), None)

@@ -1,0 +1,106 @@
+"""Matrix products in native code, with weights that are packed once: as they are, or rounded to int8 for each output.
+
+A row's result does not depend on the rows that are multiplied beside it, to the last bit. It knows no layers.
+"""
+
+import os
+from collections.abc import Mapping
+from ctypes import CDLL, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from kernels.native.library import load_library
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_INT8_MAX = 127
+_SIGNATURES = {
+    "quire_panel": (c_int, ()),
+    "quire_pack": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int)),
+    "quire_product": (
+        None,
+        (
+            *(c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+            *(c_void_p, c_int64, c_int64, c_int, c_int),
+        ),
+    ),
+}
+
+
+class PackedProduct:
+    """x W^T + b. The weight exists in packed form only; one thread at a time may multiply."""
+
+    __slots__ = ("_arguments", "_bias", "_function", "_inputs", "_num_threads", "_outputs", "_packed", "_scales")
+
+    def __init__(self, library: CDLL, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> None:
+        """weight: [out, in], contiguous, float32, bfloat16 or int8; scales: [out] float32, with int8; bias: [out]"""
+        assert weight.is_contiguous(), "packed from contiguous rows"
+        assert (scales is None) == (weight.dtype != torch.int8), "int8 has scales, and nothing else has"
+        self._outputs, self._inputs = weight.shape
+        self._num_threads = torch.get_num_threads()
+        panel = library.quire_panel()
+        num_panels = -(-self._outputs // panel)
+        self._packed = torch.empty((num_panels, self._inputs, panel), dtype=weight.dtype)
+        library.quire_pack(
+            weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), self._num_threads
+        )
+        self._scales, self._bias = scales, bias
+        self._function = library.quire_product
+        self._arguments = (
+            self._packed.data_ptr(),
+            None if scales is None else scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the weight takes."""
+        return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The product, in `out` if that is given. x: [T, in], float32 or bfloat16, as bias and out are."""
+        num_rows = len(x)
+        if out is None:
+            out = x.new_empty(num_rows, self._outputs)
+        self._function(
+            _KINDS[self._packed.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            num_rows,
+            self._inputs,
+            *self._arguments,
+            out.data_ptr(),
+            out.stride(0),
+            self._outputs,
+            x.dtype == torch.bfloat16,
+            self._num_threads,
+        )
+        return out
+
+
+class ProductMaker:
+    """Packs weights, of one dtype, for the native product."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ, *, int8: bool = False) -> None:
+        """Raises NativeUnavailableError, which says why there are no native kernels."""
+        self._library = load_library(environment)
+        self._int8 = int8
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> PackedProduct:
+        """The product with this weight [out, in]."""
+        assert weight.dtype in (torch.float32, torch.bfloat16), f"no native product in {weight.dtype}"
+        if not self._int8:
+            return PackedProduct(self._library, weight.contiguous(), bias, None)
+        rounded, scales = rounded_to_int8(weight)
+        return PackedProduct(self._library, rounded, bias, scales)
+
+
+def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric, for each output: weight ~ int8 * scale. Returns int8 [out, in] and float32 [out]."""
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1) / _INT8_MAX
+    scales = torch.where(scales > 0, scales, 1.0)
+    return (weight / scales.unsqueeze(1)).round_().to(torch.int8), scales

@@ -1,0 +1,335 @@
+// Attention of an iteration's units over keys and values in their blocks: tiles of keys, an online softmax, and a merge
+// of what was split. Knows a plan, no model; which slots a unit reads is all in the plan.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention_plan.h"
+#include "attention_tiles.h"
+#include "cache.h"
+
+namespace quire {
+
+namespace {
+
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+template <class S>
+struct Call {
+  const S* query;
+  int64_t query_stride;
+  S* out;
+  int64_t out_stride;
+  const S* keys;
+  const S* values;
+  int64_t key_block_stride, value_block_stride;
+  float scale;
+  float* partials;
+};
+
+// Calls f(number of rows as a constant, first row) for rows in chunks whose sums fit in registers.
+template <class F>
+QUIRE_INLINE void in_chunks(int num_rows, F f) {
+  int num_chunks = (num_rows + MAX_SUM_ROWS - 1) / MAX_SUM_ROWS;
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    int first = num_rows * chunk / num_chunks, last = num_rows * (chunk + 1) / num_chunks;
+    switch (last - first) {
+      case 1: f(std::integral_constant<int, 1>(), first); break;
+      case 2: f(std::integral_constant<int, 2>(), first); break;
+      case 3: f(std::integral_constant<int, 3>(), first); break;
+      default: f(std::integral_constant<int, 4>(), first);
+    }
+  }
+}
+
+struct Softmax {
+  float greatest = LOWEST;
+  vfloat sums = vfloat{};
+};
+
+// Turns a row's scores into weights relative to the greatest score so far, zero outside first to last. Returns by what
+// earlier results are to be multiplied. The scale is positive.
+float weights_of(float* scores, int first, int last, float scale, Softmax& row) {
+  if (first >= last) {
+    for (int i = 0; i < TILE; i += LANES) store(scores + i, vfloat{});
+    return 1.0f;
+  }
+  if (first > 0 || last < TILE)
+    for (int i = 0; i < TILE; i += LANES) {
+      vint token = lane_numbers() + i;
+      vfloat score = load<vfloat>(scores + i);
+      store(scores + i, (token >= first) & (token < last) ? score : all(LOWEST));
+    }
+  vfloat greatest = load<vfloat>(scores);
+  for (int i = LANES; i < TILE; i += LANES) greatest = greater(load<vfloat>(scores + i), greatest);
+  float before = row.greatest, now = std::max(max_of(greatest) * scale, before);
+  vfloat sums = {};
+  for (int i = 0; i < TILE; i += LANES) {
+    vfloat weight = exp_below(load<vfloat>(scores + i) * scale - now);
+    store(scores + i, weight);
+    sums += weight;
+  }
+  float factor = before == now ? 1.0f : exp_of(before - now);
+  row.greatest = now;
+  row.sums = row.sums * factor + sums;
+  return factor;
+}
+
+// Adds a part to what was merged before it: greatest score, sum of weights, and results of one row.
+QUIRE_OUTLINE void merge_part(float* merged, float greatest, float sum, const float* results, int64_t dims) {
+  if (greatest == LOWEST) return;  // the row sees nothing of it
+  float now = std::max(greatest, merged[0]);
+  float before = merged[0] == LOWEST ? 0.0f : exp_of(merged[0] - now), added = exp_of(greatest - now);
+  merged[0] = now;
+  merged[1] = merged[1] * before + sum * added;
+  for (int64_t d = 0; d < dims; ++d) merged[2 + d] = merged[2 + d] * before + results[d] * added;
+}
+
+template <class S>
+void give_results(const Plan& plan, const Unit& unit, const Call<S>& call, const float* merged) {
+  for (int row = 0; row < unit.num_heads * unit.num_queries; ++row, merged += plan.padded_dim() + 2) {
+    S* to = call.out + (unit.first_token + row / unit.num_heads) * call.out_stride +
+            (unit.first_head + row % unit.num_heads) * plan.head_dim;
+    float inverse = 1.0f / merged[1];
+    for (int d = 0; d < plan.head_dim; ++d) set_float(to[d], merged[2 + d] * inverse);
+  }
+}
+
+// One unit's work. PACKED blocks are read in place; plain ones are gathered into packed tiles of floats.
+template <class S, bool PACKED>
+class UnitAttention {
+ public:
+  UnitAttention(const Plan& plan, const Unit& unit, const Call<S>& call, float* scratch)
+      : plan_(plan), unit_(unit), call_(call), dims_(plan.padded_dim()), num_rows_(unit.num_heads * unit.num_queries) {
+    table_ = plan.block_tables + unit.row * plan.table_stride;
+    int64_t kv_head = unit.first_head / (plan.num_heads / plan.num_kv_heads);
+    head_offset_ = kv_head * plan.block_size * plan.head_dim;
+    results_ = scratch;
+    merged_ = results_ + MAX_UNIT_ROWS * dims_;
+    queries_ = reinterpret_cast<Factor*>(merged_ + MAX_UNIT_ROWS * (dims_ + 2));
+    scores_ = reinterpret_cast<float*>(queries_) + MAX_UNIT_ROWS * dims_;
+    weights_ = reinterpret_cast<Factor*>(P::ROUNDS ? scores_ + MAX_UNIT_ROWS * TILE : scores_);
+    gathered_ = scores_ + 2 * MAX_UNIT_ROWS * TILE;
+  }
+
+  void attend() {
+    take_queries();
+    int first_part = unit_.first_key / PART_KEYS, part = first_part;
+    for (; part * PART_KEYS < unit_.last_key; ++part) {
+      attend_part(std::max(unit_.first_key, part * PART_KEYS), std::min(unit_.last_key, (part + 1) * PART_KEYS));
+      float* to = merged_;
+      if (unit_.partial >= 0) to = call_.partials + (unit_.partial + part - first_part) * plan_.partial_floats();
+      for (int row = 0; row < num_rows_; ++row, to += dims_ + 2) {
+        float greatest = softmax_[row].greatest, sum = sum_of(softmax_[row].sums);
+        if (unit_.partial < 0 && part > first_part) {
+          merge_part(to, greatest, sum, results_ + row * dims_, dims_);
+        } else {
+          to[0] = greatest;
+          to[1] = sum;
+          std::memcpy(to + 2, results_ + row * dims_, dims_ * sizeof(float));
+        }
+      }
+    }
+    if (unit_.partial < 0) give_results(plan_, unit_, call_, merged_);
+  }
+
+ private:
+  typedef Products<typename std::conditional<PACKED, S, float>::type> P;
+  typedef typename P::Word Word;
+  typedef typename P::Factor Factor;
+  static constexpr int ROW_FACTORS = P::FACTORS;
+
+  int64_t query_factors() const { return dims_ / P::STEP * P::FACTORS; }
+  static constexpr int64_t weight_factors() { return TILE / P::STEP * P::FACTORS; }
+
+  void take_queries() {
+    for (int row = 0; row < num_rows_; ++row) {
+      const S* from = call_.query + (unit_.first_token + row / unit_.num_heads) * call_.query_stride +
+                      (unit_.first_head + row % unit_.num_heads) * plan_.head_dim;
+      Factor* to = queries_ + row * query_factors();
+      if constexpr (P::ROUNDS) {
+        std::memcpy(to, from, plan_.head_dim * sizeof(S));
+      } else {
+        for (int d = 0; d < plan_.head_dim; ++d) to[d] = to_float(from[d]);
+        for (int64_t d = plan_.head_dim; d < dims_; ++d) to[d] = 0.0f;
+      }
+    }
+  }
+
+  void attend_part(int first_key, int last_key) {
+    std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
+    std::fill(softmax_, softmax_ + num_rows_, Softmax());
+    for (int key = first_key / TILE * TILE; key < last_key; key += TILE)
+      attend_tile(key, std::max(0, first_key - key), std::min(TILE, last_key - key));
+  }
+
+  // The keys from key + first to key + last, the last one not included.
+  void attend_tile(int key, int first, int last) {
+    int num_groups = (last + GROUP - 1) / GROUP;
+    const Word *keys[TILE_GROUPS], *values[TILE_GROUPS], *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS];
+    int64_t word_stride;
+    if constexpr (PACKED) {
+      find_groups(key, first / GROUP, num_groups - 1, keys, values);
+      int next = key + TILE < unit_.last_key ? key + TILE : key;
+      int next_last = std::min(TILE, unit_.last_key - next);
+      find_groups(next, next == key ? first / GROUP : 0, (next_last - 1) / GROUP, next_keys, next_values);
+      word_stride = plan_.block_size;
+    } else {
+      gather_groups(key, first, last, keys, values);
+      std::copy(keys, keys + TILE_GROUPS, next_keys);
+      std::copy(values, values + TILE_GROUPS, next_values);
+      word_stride = TILE;
+    }
+    in_chunks(num_rows_, [&](auto rows, int row) {
+      score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
+                            queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
+    });
+    for (int row = 0; row < num_rows_; ++row) weigh_scores(row, key, first, last);
+    if (first % P::STEP) weigh_half(values, first / P::STEP, 0xffff0000u);
+    weigh(values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+    if (last % P::STEP) weigh_half(values, last / P::STEP, 0x0000ffffu);
+  }
+
+  void find_groups(int key, int first, int last, const Word** keys, const Word** values) const {
+    for (int g = 0; g < TILE_GROUPS; ++g) {
+      // In place of a group that must not be read there is one that may; what comes of it is not used.
+      int position = key + std::clamp(g, first, last) * GROUP;
+      int64_t block = table_[position / plan_.block_size];
+      int offset = position % plan_.block_size;
+      const S* k = call_.keys + block * call_.key_block_stride + head_offset_;
+      const S* v = call_.values + block * call_.value_block_stride + head_offset_;
+      keys[g] = reinterpret_cast<const Word*>(k) + offset;
+      values[g] = reinterpret_cast<const Word*>(v) + offset / P::STEP * plan_.head_dim;
+    }
+  }
+
+  // Copies the tile's own slots and puts zeros for the others.
+  void gather_groups(int key, int first, int last, const float** keys, const float** values) {
+    float *k = gathered_, *v = gathered_ + TILE * dims_;  // [dims, TILE] and [TILE, dims]
+    std::fill(k, v + TILE * dims_, 0.0f);
+    for (int i = first; i < last; ++i) {
+      int64_t block = table_[(key + i) / plan_.block_size];
+      int64_t slot = head_offset_ + (key + i) % plan_.block_size * plan_.head_dim;
+      const S* from_k = call_.keys + block * call_.key_block_stride + slot;
+      const S* from_v = call_.values + block * call_.value_block_stride + slot;
+      for (int d = 0; d < plan_.head_dim; ++d) {
+        k[d * TILE + i] = to_float(from_k[d]);
+        v[i * dims_ + d] = to_float(from_v[d]);
+      }
+    }
+    for (int g = 0; g < TILE_GROUPS; ++g) {
+      keys[g] = k + g * GROUP;
+      values[g] = v + g * GROUP * dims_;
+    }
+  }
+
+  void weigh_scores(int row, int key, int first, int last) {
+    int position = unit_.first_position + row / unit_.num_heads - key;
+    if (plan_.window) first = std::max(first, position - plan_.window + 1);
+    last = std::min(last, position + 1);
+    float factor = weights_of(scores_ + row * TILE, first, last, call_.scale, softmax_[row]);
+    if (factor != 1.0f)
+      for (int64_t d = 0; d < dims_; d += LANES)
+        store(results_ + row * dims_ + d, load<vfloat>(results_ + row * dims_ + d) * factor);
+    if constexpr (P::ROUNDS) {
+      bf16* to = reinterpret_cast<bf16*>(weights_ + row * weight_factors());
+      for (int i = 0; i < TILE; i += LANES) store_floats(to + i, load<vfloat>(scores_ + row * TILE + i));
+    }
+  }
+
+  void weigh(const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
+    if (first_word >= last_word) return;
+    in_chunks(num_rows_, [&](auto rows, int row) {
+      weigh_tile<P, rows()>(values, ahead, first_word, last_word, dims_, weights_ + row * weight_factors(),
+                            weight_factors(), results_ + row * dims_);
+    });
+  }
+
+  // A pair of tokens of which one must not be read: its half is cleared first.
+  void weigh_half(const Word* const* values, int word, uint32_t mask) {
+    constexpr int GROUP_WORDS = GROUP / P::STEP;
+    const Word* from = values[word / GROUP_WORDS] + word % GROUP_WORDS * dims_;
+    uint32_t* cleared = reinterpret_cast<uint32_t*>(gathered_);
+    for (int64_t d = 0; d < dims_; ++d) cleared[d] = bits_as<uint32_t>(from[d]) & mask;
+    const Word* cleared_values[TILE_GROUPS];
+    for (const Word*& group : cleared_values) group = reinterpret_cast<const Word*>(gathered_);
+    in_chunks(num_rows_, [&](auto rows, int row) {
+      weigh_tile<P, rows()>(cleared_values, cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
+                            weight_factors(), results_ + row * dims_);
+    });
+  }
+
+  const Plan& plan_;
+  const Unit& unit_;
+  const Call<S>& call_;
+  const int64_t dims_;
+  const int num_rows_;
+  const int32_t* table_;
+  int64_t head_offset_;
+  float* results_;    // [num_rows, dims], of a part
+  float* merged_;     // [num_rows, 2 + dims], as a partial
+  Factor* queries_;   // [num_rows, query_factors]
+  float* scores_;     // [num_rows, TILE]
+  Factor* weights_;   // [num_rows, weight_factors], the scores' memory where they are not rounded
+  float* gathered_;
+  Softmax softmax_[MAX_UNIT_ROWS];
+};
+
+// Merges the parts of several units, in their order, into the first of them.
+template <class S>
+void merge(const Plan& plan, const Merge& merge, const Call<S>& call) {
+  const Unit& unit = plan.units[merge.unit];
+  int64_t dims = plan.padded_dim();
+  float* merged = call.partials + merge.first * plan.partial_floats();
+  for (int row = 0; row < unit.num_heads * unit.num_queries; ++row)
+    for (int i = 1; i < merge.count; ++i) {
+      const float* part = merged + i * plan.partial_floats() + row * (dims + 2);
+      merge_part(merged + row * (dims + 2), part[0], part[1], part + 2, dims);
+    }
+  give_results(plan, unit, call, merged);
+}
+
+template <class S, bool PACKED>
+void attend(Plan& plan, const Call<S>& call) {
+  int64_t num_units = static_cast<int64_t>(plan.order.size()), num_merges = static_cast<int64_t>(plan.merges.size());
+#pragma omp parallel num_threads(plan.num_threads) if (num_units > 1)
+  {
+    float* scratch = plan.scratch.data() + omp_get_thread_num() * plan.scratch_floats();
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_units; ++i)
+      UnitAttention<S, PACKED>(plan, plan.units[plan.order[i]], call, scratch).attend();
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_merges; ++i) merge(plan, plan.merges[i], call);
+  }
+}
+
+}  // namespace
+
+}  // namespace quire
+
+extern "C" void quire_attend(quire::Plan* plan, const quire::Cache* cache, const void* query, int64_t query_stride,
+                             void* out, int64_t out_stride, float scale) {
+  auto run = [&](auto zero) {
+    typedef decltype(zero) S;
+    quire::Call<S> call = {static_cast<const S*>(query),
+                           query_stride,
+                           static_cast<S*>(out),
+                           out_stride,
+                           static_cast<const S*>(cache->keys),
+                           static_cast<const S*>(cache->values),
+                           cache->key_block_stride,
+                           cache->value_block_stride,
+                           scale,
+                           plan->partials.data()};
+    if (quire::is_packed(*cache))
+      quire::attend<S, true>(*plan, call);
+    else
+      quire::attend<S, false>(*plan, call);
+  };
+  if (cache->half)
+    run(quire::bf16());
+  else
+    run(0.0f);
+}

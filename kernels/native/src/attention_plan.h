@@ -1,0 +1,47 @@
+// How one iteration's attention is divided into units of work, and the memory that they compute in.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace quire {
+
+constexpr int MAX_UNIT_ROWS = 32;  // query heads times tokens
+// Keys are attended in parts that begin at multiples of this, and parts are merged in order, whoever attends them. So a
+// row's result does not depend on the rows beside it, on how its prompt is cut or on the number of threads.
+constexpr int PART_KEYS = 256;
+
+struct Unit {
+  int row;
+  int first_head, num_heads;      // query heads, all of one key-value head
+  int first_query, num_queries;   // tokens of the row's queries
+  int64_t first_token;            // of these queries, in the query tensor
+  int first_position;             // of the first query in its row's context
+  int first_key, last_key;        // keys, the last one not included
+  int partial;                    // index of its first part's results, to be merged; or -1: it is the whole
+};
+
+// Keys of the same queries in several units: the results of their parts from `first` on are merged.
+struct Merge {
+  int first, count;
+  int unit;  // any of them
+};
+
+struct Plan {
+  int num_heads, num_kv_heads, head_dim, block_size;
+  int window;  // 0: none
+  int num_threads;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  std::vector<Unit> units;
+  std::vector<int> order;  // of units, the longest first
+  std::vector<Merge> merges;
+  std::vector<float> partials;  // [partial][MAX_UNIT_ROWS][greatest score, sum of weights, padded_dim results]
+  std::vector<float> scratch;   // [thread][scratch_floats]
+
+  int padded_dim() const { return (head_dim + 15) / 16 * 16; }
+  int64_t partial_floats() const { return static_cast<int64_t>(MAX_UNIT_ROWS) * (padded_dim() + 2); }
+  int64_t scratch_floats() const;
+};
+
+}  // namespace quire

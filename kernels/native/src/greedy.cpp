@@ -1,0 +1,84 @@
+// The greatest logit of each row and whether all are finite, each logit read once. Knows rows, no vocabulary.
+
+#include <vector>
+
+#include "simd.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int64_t SPAN = 1024;             // scanned for its greatest, and once more where that is to be found
+constexpr int64_t MIN_PARALLEL = 1 << 13;  // elements
+
+struct Best {
+  float value;
+  int64_t index;
+  bool is_finite;
+};
+
+template <class S>
+Best best_of(const S* x, int64_t begin, int64_t end) {
+  float greatest = -std::numeric_limits<float>::infinity();
+  int64_t found = begin;
+  bool is_finite = true;
+  for (int64_t start = begin; start < end; start += SPAN) {
+    int64_t stop = start + SPAN < end ? start + SPAN : end, i = start;
+    vfloat most = all(greatest), zeros = {};  // x * 0 is NaN where x is not finite
+    for (; i + LANES <= stop; i += LANES) {
+      vfloat v = load_floats(x + i);
+      most = greater(v, most);
+      zeros += v * 0.0f;
+    }
+    float here = max_of(most), zero = sum_of(zeros);
+    for (; i < stop; ++i) {
+      float v = to_float(x[i]);
+      here = v > here ? v : here;
+      zero += v * 0.0f;
+    }
+    is_finite &= zero == zero;
+    if (here > greatest) {
+      greatest = here;
+      for (found = start; found + 1 < stop && to_float(x[found]) != here;) ++found;
+    }
+  }
+  return {greatest, found, is_finite};
+}
+
+template <class S>
+void greedy(const S* logits, int64_t stride, int64_t num_rows, int64_t size, int64_t* tokens, bool* finite,
+            int num_threads) {
+  int64_t num_parts = num_rows < num_threads ? num_threads : 1, part = (size + num_parts - 1) / num_parts;
+  std::vector<Best> best(num_rows * num_parts);
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows * size > MIN_PARALLEL)
+  for (int64_t i = 0; i < num_rows * num_parts; ++i) {
+    int64_t begin = i % num_parts * part, end = begin + part < size ? begin + part : size;
+    best[i] = best_of(logits + i / num_parts * stride, begin, end);
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    Best whole = best[row * num_parts];
+    for (int64_t i = 1; i < num_parts; ++i) {
+      const Best& other = best[row * num_parts + i];
+      bool is_finite = whole.is_finite && other.is_finite;
+      if (other.value > whole.value) whole = other;
+      whole.is_finite = is_finite;
+    }
+    tokens[row] = whole.index;
+    finite[row] = whole.is_finite;
+  }
+}
+
+}  // namespace
+
+}  // namespace quire
+
+// The width of the vectors of this build, for logs.
+extern "C" int quire_lanes() { return quire::LANES; }
+
+extern "C" void quire_greedy(const void* logits, int64_t stride, int64_t num_rows, int64_t size, int64_t* tokens,
+                             bool* finite, int half, int num_threads) {
+  if (half)
+    quire::greedy(static_cast<const quire::bf16*>(logits), stride, num_rows, size, tokens, finite, num_threads);
+  else
+    quire::greedy(static_cast<const float*>(logits), stride, num_rows, size, tokens, finite, num_threads);
+}

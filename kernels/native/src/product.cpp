@@ -1,0 +1,298 @@
+// Matrix products with weights that were packed once: out = x W^T + b, float32 sums.
+//
+// Weights lie in panels of PANEL outputs, [in][PANEL] each, as float, bfloat16 or int8 with a scale for each output.
+// Each sum runs over the inputs in one order, with one accumulator, whatever the number of rows: a row's result
+// does not depend on the rows beside it. Knows rows and strides, no layers.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "simd.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int VECTORS = 2, ROWS = 12;
+#elif defined(__aarch64__)
+constexpr int VECTORS = 4, ROWS = 6;
+#else
+constexpr int VECTORS = 2, ROWS = 6;
+#endif
+constexpr int PANEL = VECTORS * LANES;
+constexpr int64_t CHUNK = 256;                      // inputs whose weights are widened at a time: they stay in L1
+constexpr int64_t BLOCK_BYTES = 384 << 10;          // of rows that are multiplied with a panel: they stay in L2
+constexpr int64_t MAX_BLOCK = 10 * ROWS;            // rows
+constexpr int64_t WIDEN_FROM = ROWS + 1;            // rows, from which on widened weights are used often enough
+constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
+constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
+constexpr int MAX_SIDE = 4;                         // panels side by side
+
+// In all lanes: a broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
+QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
+
+// One instruction each to load and to widen, which compilers do not find by themselves.
+QUIRE_INLINE vfloat weights_at(const float* p) { return load_floats(p); }
+#if defined(__AVX512F__) && QUIRE_LANES == 16
+QUIRE_INLINE vfloat weights_at(const bf16* p) {
+  return bits_as<vfloat>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+QUIRE_INLINE vfloat weights_at(const int8_t* p) {
+  return bits_as<vfloat>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))));
+}
+#elif defined(__AVX2__) && QUIRE_LANES == 8
+QUIRE_INLINE vfloat weights_at(const bf16* p) {
+  return bits_as<vfloat>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+QUIRE_INLINE vfloat weights_at(const int8_t* p) {
+  return bits_as<vfloat>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
+}
+#else
+typedef int8_t vbyte __attribute__((vector_size(LANES)));
+QUIRE_INLINE vfloat weights_at(const bf16* p) { return load_floats(p); }
+QUIRE_INLINE vfloat weights_at(const int8_t* p) {
+  return __builtin_convertvector(__builtin_convertvector(load<vbyte>(p), vint), vfloat);
+}
+#endif
+
+// Adds the products of NUM_ROWS rows and SIDE panels over `size` inputs to sums [rows][PANEL] of each panel.
+template <int NUM_ROWS, int SIDE, class W>
+QUIRE_INLINE void multiply(const float* x, int64_t stride, const W* weights, int64_t panel_size, int64_t size,
+                           float* sums, int64_t sums_size) {
+  vfloat acc[NUM_ROWS][SIDE * VECTORS];
+#pragma GCC unroll 16
+  for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < SIDE * VECTORS; ++v)
+      acc[r][v] = load<vfloat>(sums + v / VECTORS * sums_size + r * PANEL + v % VECTORS * LANES);
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < size; ++k) {
+    vfloat w[SIDE * VECTORS];
+#pragma GCC unroll 16
+    for (int v = 0; v < SIDE * VECTORS; ++v)
+      w[v] = weights_at(weights + v / VECTORS * panel_size + k * PANEL + v % VECTORS * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < NUM_ROWS; ++r) {
+      vfloat a = spread(x[r * stride + k]);
+#pragma GCC unroll 16
+      for (int v = 0; v < SIDE * VECTORS; ++v) acc[r][v] += a * w[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < SIDE * VECTORS; ++v)
+      store(sums + v / VECTORS * sums_size + r * PANEL + v % VECTORS * LANES, acc[r][v]);
+}
+
+template <int NUM_ROWS, int SIDE, class W>
+__attribute__((noinline)) void multiply_rows(const float* x, int64_t stride, const W* weights, int64_t panel_size,
+                                             int64_t size, float* sums, int64_t sums_size) {
+  multiply<NUM_ROWS, SIDE, W>(x, stride, weights, panel_size, size, sums, sums_size);
+}
+
+// All rows with one panel, ROWS at a time and then the rest.
+template <class W>
+void multiply_all(const float* x, int64_t stride, int64_t num_rows, const W* weights, int64_t size, float* sums) {
+  int64_t row = 0;
+  for (; row + ROWS <= num_rows; row += ROWS)
+    multiply_rows<ROWS, 1, W>(x + row * stride, stride, weights, 0, size, sums + row * PANEL, 0);
+  x += row * stride, sums += row * PANEL;
+  switch (num_rows - row) {
+#define QUIRE_REST(n)                                                             \
+  case n:                                                                         \
+    return multiply_rows<(n < ROWS ? n : 1), 1, W>(x, stride, weights, 0, size, sums, 0);
+    QUIRE_REST(1) QUIRE_REST(2) QUIRE_REST(3) QUIRE_REST(4) QUIRE_REST(5) QUIRE_REST(6)
+    QUIRE_REST(7) QUIRE_REST(8) QUIRE_REST(9) QUIRE_REST(10) QUIRE_REST(11)
+#undef QUIRE_REST
+  }
+}
+
+template <class S>
+struct Call {
+  const float* x;
+  int64_t stride, num_rows, num_inputs;
+  const void* weights;
+  const float* scales;  // [num_outputs] or null
+  const S* bias;        // [num_outputs] or null
+  S* out;
+  int64_t out_stride, num_outputs;
+};
+
+template <class S>
+void finish(const Call<S>& call, const float* sums, int64_t first_row, int64_t num_rows, int64_t panel) {
+  int64_t begin = panel * PANEL, width = std::min<int64_t>(PANEL, call.num_outputs - begin);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* from = sums + r * PANEL;
+    S* to = call.out + (first_row + r) * call.out_stride + begin;
+    if (width == PANEL) {
+      for (int v = 0; v < VECTORS; ++v) {
+        vfloat sum = load<vfloat>(from + v * LANES);
+        if (call.scales) sum *= load<vfloat>(call.scales + begin + v * LANES);
+        if (call.bias) sum += load_floats(call.bias + begin + v * LANES);
+        store_floats(to + v * LANES, sum);
+      }
+      continue;
+    }
+    for (int64_t i = 0; i < width; ++i) {
+      float sum = from[i];
+      if (call.scales) sum *= call.scales[begin + i];
+      if (call.bias) sum += to_float(call.bias[begin + i]);
+      set_float(to[i], sum);
+    }
+  }
+}
+
+template <class W>
+QUIRE_INLINE const float* widened(const W* weights, int64_t count, float* buffer) {
+  for (int64_t i = 0; i < count; i += LANES) store(buffer + i, weights_at(weights + i));
+  return buffer;
+}
+QUIRE_INLINE const float* widened(const float* weights, int64_t, float*) { return weights; }
+
+// Panels [begin, end) with many rows: a chunk of a panel is widened once for all of them.
+template <class S, class W>
+void many_rows(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end) {
+  alignas(64) float wide[CHUNK * PANEL], sums[MAX_BLOCK * PANEL];
+  const float* x = call.x + first_row * call.stride;
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const W* weights = static_cast<const W*>(call.weights) + panel * call.num_inputs * PANEL;
+    std::memset(sums, 0, num_rows * PANEL * sizeof(float));
+    for (int64_t k = 0; k < call.num_inputs; k += CHUNK) {
+      int64_t size = std::min(CHUNK, call.num_inputs - k);
+      if (num_rows >= WIDEN_FROM)
+        multiply_all(x + k, call.stride, num_rows, widened(weights + k * PANEL, size * PANEL, wide), size, sums);
+      else
+        multiply_all(x + k, call.stride, num_rows, weights + k * PANEL, size, sums);
+    }
+    finish(call, sums, first_row, num_rows, panel);
+  }
+}
+
+// Panels [begin, end) with so few rows that several panels side by side keep the processor busy.
+template <int NUM_ROWS, int SIDE, class S, class W>
+void few_rows(const Call<S>& call, int64_t begin, int64_t end) {
+  alignas(64) float sums[SIDE * NUM_ROWS * PANEL];
+  int64_t panel_size = call.num_inputs * PANEL;
+  int64_t panel = begin;
+  for (; panel + SIDE <= end; panel += SIDE) {
+    std::memset(sums, 0, sizeof(sums));
+    multiply_rows<NUM_ROWS, SIDE, W>(call.x, call.stride, static_cast<const W*>(call.weights) + panel * panel_size,
+                                     panel_size, call.num_inputs, sums, NUM_ROWS * PANEL);
+    for (int side = 0; side < SIDE; ++side)
+      finish(call, sums + side * NUM_ROWS * PANEL, 0, NUM_ROWS, panel + side);
+  }
+  if (panel < end) many_rows<S, W>(call, 0, NUM_ROWS, panel, end);
+}
+
+template <class S, class W>
+void panels(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end) {
+  if (call.num_rows == 1) return few_rows<1, 4, S, W>(call, begin, end);
+  if (call.num_rows == 2) return few_rows<2, 2, S, W>(call, begin, end);
+  if (call.num_rows == 3) return few_rows<3, 2, S, W>(call, begin, end);
+  many_rows<S, W>(call, first_row, num_rows, begin, end);
+}
+
+template <class S, class W>
+void product(const Call<S>& call, int num_threads) {
+  if (call.num_rows == 0) return;
+  int64_t num_panels = (call.num_outputs + PANEL - 1) / PANEL, row_bytes = call.num_inputs * sizeof(float);
+  int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, ROWS, MAX_BLOCK);
+  int64_t num_blocks = (call.num_rows + most - 1) / most;
+  int64_t block = (call.num_rows + num_blocks - 1) / num_blocks;
+  block = std::min((block + ROWS - 1) / ROWS * ROWS, MAX_BLOCK);
+  num_blocks = (call.num_rows + block - 1) / block;
+  int64_t group = std::max<int64_t>(num_panels / (num_threads * GROUPS_PER_THREAD), 1);
+  group = (group + MAX_SIDE - 1) / MAX_SIDE * MAX_SIDE;
+  int64_t num_groups = (num_panels + group - 1) / group;
+  bool parallel = num_threads > 1 && call.num_rows * call.num_outputs * call.num_inputs > MIN_PARALLEL;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (parallel)
+  for (int64_t i = 0; i < num_blocks * num_groups; ++i) {
+    int64_t first_row = i / num_groups * block, begin = i % num_groups * group;
+    panels<S, W>(call, first_row, std::min(block, call.num_rows - first_row), begin,
+                 std::min(begin + group, num_panels));
+  }
+}
+
+template <class S>
+void product_by(int kind, const Call<S>& call, int num_threads) {
+  if (kind == 0) return product<S, float>(call, num_threads);
+  if (kind == 1) return product<S, bf16>(call, num_threads);
+  product<S, int8_t>(call, num_threads);
+}
+
+// Rows of bfloat16 as floats, in memory of this thread. A stride beside powers of two keeps rows apart in the caches.
+const float* widened_rows(const bf16* x, int64_t stride, int64_t num_rows, int64_t size, int64_t wide_stride) {
+  static thread_local std::vector<float> buffer;
+  if (static_cast<int64_t>(buffer.size()) < num_rows * wide_stride) buffer.resize(num_rows * wide_stride);
+  float* wide = buffer.data();
+  for (int64_t row = 0; row < num_rows; ++row) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(wide + row * wide_stride + i, load_floats(x + row * stride + i));
+    for (; i < size; ++i) wide[row * wide_stride + i] = to_float(x[row * stride + i]);
+  }
+  return wide;
+}
+
+template <class T>
+void pack(const T* weight, int64_t num_outputs, int64_t num_inputs, T* packed, int num_threads) {
+  int64_t num_panels = (num_outputs + PANEL - 1) / PANEL;
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t panel = 0; panel < num_panels; ++panel)
+    for (int64_t i = 0; i < PANEL; ++i) {
+      int64_t output = panel * PANEL + i;
+      for (int64_t k = 0; k < num_inputs; ++k)
+        packed[(panel * num_inputs + k) * PANEL + i] = output < num_outputs ? weight[output * num_inputs + k] : T{};
+    }
+}
+
+}  // namespace
+
+}  // namespace quire
+
+extern "C" {
+
+// Outputs of a panel: packed weights have a whole number of panels.
+int quire_panel() { return quire::PANEL; }
+
+// weight: [num_outputs, num_inputs], contiguous, of 4, 2 or 1 bytes
+void quire_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, void* packed, int itemsize,
+                int num_threads) {
+  auto run = [&](auto zero) {
+    typedef decltype(zero) T;
+    quire::pack(static_cast<const T*>(weight), num_outputs, num_inputs, static_cast<T*>(packed), num_threads);
+  };
+  if (itemsize == 4)
+    run(uint32_t());
+  else if (itemsize == 2)
+    run(uint16_t());
+  else
+    run(uint8_t());
+}
+
+// kind: of the weights: 0 float, 1 bfloat16, 2 int8 with scales; half: x, bias and out are bfloat16, else float
+void quire_product(int kind, const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs,
+                   const void* weights, const float* scales, const void* bias, void* out, int64_t out_stride,
+                   int64_t num_outputs, int half, int num_threads) {
+  if (half) {
+    int64_t stride = num_inputs + 16;
+    const float* wide =
+        quire::widened_rows(static_cast<const quire::bf16*>(x), x_stride, num_rows, num_inputs, stride);
+    quire::Call<quire::bf16> call = {wide, stride, num_rows, num_inputs, weights, scales,
+                                     static_cast<const quire::bf16*>(bias), static_cast<quire::bf16*>(out), out_stride,
+                                     num_outputs};
+    quire::product_by(kind, call, num_threads);
+  } else {
+    quire::Call<float> call = {static_cast<const float*>(x), x_stride, num_rows, num_inputs, weights, scales,
+                               static_cast<const float*>(bias), static_cast<float*>(out), out_stride, num_outputs};
+    quire::product_by(kind, call, num_threads);
+  }
+}
+}

@@ -1,0 +1,116 @@
+// What happens to a token's fused queries, keys and values before attention: norms of heads, rotation, and keys and
+// values into their slots. Knows slots and how blocks lie inside, no rows.
+
+#include <cmath>
+
+#include "cache.h"
+#include "simd.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int MIN_PARALLEL = 1 << 14;  // elements, below which a second thread costs more than it saves
+
+struct Treatment {
+  const float* rotary;  // of the token: cosines, then sines, or null
+  int half;             // rotary_dim / 2
+  float eps;
+};
+
+template <class S>
+void treat_head(float* x, const S* head, int dim, const S* norm, const Treatment& treatment) {
+  for (int d = 0; d < dim; ++d) x[d] = to_float(head[d]);
+  if (norm) {
+    float squares = 0.0f;
+    for (int d = 0; d < dim; ++d) squares += x[d] * x[d];
+    float factor = 1.0f / std::sqrt(squares / dim + treatment.eps);
+    for (int d = 0; d < dim; ++d) {
+      S rounded;
+      set_float(rounded, x[d] * factor * to_float(norm[d]));
+      x[d] = to_float(rounded);
+    }
+  }
+  if (treatment.rotary) {
+    int half = treatment.half;
+    const float *cosines = treatment.rotary, *sines = cosines + half;
+    for (int d = 0; d < half; ++d) {
+      float first = x[d], second = x[d + half];
+      x[d] = first * cosines[d] - second * sines[d];
+      x[d + half] = second * cosines[d] + first * sines[d];
+    }
+  }
+}
+
+// keys and values: a block's, from this head on
+template <class S>
+void write_slot(const Cache& cache, S* keys, S* values, int offset, const float* key, const S* value) {
+  int64_t dim = cache.head_dim, size = cache.block_size;
+  if (!is_packed(cache)) {
+    for (int64_t d = 0; d < dim; ++d) {
+      set_float(keys[offset * dim + d], key[d]);
+      values[offset * dim + d] = value[d];
+    }
+  } else if (sizeof(S) == 2) {
+    for (int64_t d = 0; d < dim; d += 2) {
+      S* pair = keys + (d / 2 * size + offset) * 2;
+      set_float(pair[0], key[d]);
+      set_float(pair[1], key[d + 1]);
+    }
+    S* at = values + offset / 2 * 2 * dim + offset % 2;
+    for (int64_t d = 0; d < dim; ++d) at[2 * d] = value[d];
+  } else {
+    for (int64_t d = 0; d < dim; ++d) set_float(keys[d * size + offset], key[d]);
+    for (int64_t d = 0; d < dim; ++d) values[offset * dim + d] = value[d];
+  }
+}
+
+template <class S>
+void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* rotary, int rotary_dim,
+                      const int64_t* positions, const int64_t* slots, int64_t num_tokens, const S* query_norm,
+                      const S* key_norm, float eps, int num_threads) {
+  int dim = cache.head_dim;
+  int64_t head_numel = static_cast<int64_t>(cache.block_size) * dim;
+  int64_t width = static_cast<int64_t>(cache.num_heads + 2 * cache.num_kv_heads) * dim;
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_tokens > 1 && num_tokens * width > MIN_PARALLEL)
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    float x[MAX_DIM];
+    S* query = qkv + token * stride;
+    const S* key = query + static_cast<int64_t>(cache.num_heads) * dim;
+    const S* value = key + static_cast<int64_t>(cache.num_kv_heads) * dim;
+    Treatment treatment = {rotary ? rotary + positions[token] * rotary_dim : nullptr, rotary_dim / 2, eps};
+    if (rotary || query_norm)
+      for (int head = 0; head < cache.num_heads; ++head, query += dim) {
+        treat_head(x, query, dim, query_norm, treatment);
+        for (int d = 0; d < dim; ++d) set_float(query[d], x[d]);
+      }
+    if (slots[token] < 0) continue;
+    int64_t block = slots[token] / cache.block_size;
+    int offset = static_cast<int>(slots[token] % cache.block_size);
+    S* keys = static_cast<S*>(cache.keys) + block * cache.key_block_stride;
+    S* values = static_cast<S*>(cache.values) + block * cache.value_block_stride;
+    for (int head = 0; head < cache.num_kv_heads; ++head) {
+      treat_head(x, key + head * dim, dim, key_norm, treatment);
+      write_slot(cache, keys + head * head_numel, values + head * head_numel, offset, x, value + head * dim);
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace quire
+
+extern "C" void quire_rotate_and_write(const quire::Cache* cache, void* qkv, int64_t stride, const float* rotary,
+                                       int rotary_dim, const int64_t* positions, const int64_t* slots,
+                                       int64_t num_tokens, const void* query_norm, const void* key_norm, float eps,
+                                       int num_threads) {
+  auto run = [&](auto zero) {
+    typedef decltype(zero) S;
+    quire::rotate_and_write<S>(*cache, static_cast<S*>(qkv), stride, rotary, rotary_dim, positions, slots, num_tokens,
+                               static_cast<const S*>(query_norm), static_cast<const S*>(key_norm), eps, num_threads);
+  };
+  if (cache->half)
+    run(quire::bf16());
+  else
+    run(0.0f);
+}

@@ -1,0 +1,186 @@
+// Vectors of the host's width through the compiler's vector extensions, and what torch's bfloat16 is in memory.
+// Knows no kernel. Everything else that depends on the instruction set is behind these few functions.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+// The number of floats in a vector; may be set beyond what the host has, then the compiler splits each vector.
+#ifndef QUIRE_LANES
+#if defined(__AVX512F__)
+#define QUIRE_LANES 16
+#elif defined(__AVX__)
+#define QUIRE_LANES 8
+#else
+#define QUIRE_LANES 4
+#endif
+#endif
+
+#define QUIRE_INLINE static inline __attribute__((always_inline))
+
+// Compiled once for all who call it.
+#define QUIRE_OUTLINE static __attribute__((noinline))
+
+// Keeps a vector in a register: else compilers read it from memory again for every product.
+#if (defined(__AVX512F__) && QUIRE_LANES == 16) || (defined(__AVX__) && QUIRE_LANES == 8)
+#define QUIRE_KEEP(vector) asm("" : "+v"(vector))
+#elif defined(__aarch64__) && QUIRE_LANES == 4
+#define QUIRE_KEEP(vector) asm("" : "+w"(vector))
+#else
+#define QUIRE_KEEP(vector) (void)0
+#endif
+
+namespace quire {
+
+constexpr int LANES = QUIRE_LANES;
+constexpr int GROUP = 16;                     // tokens or dimensions that go together in packed blocks
+constexpr int GROUP_VECTORS = GROUP / LANES;  // a group as vectors
+// How many sums a loop keeps in registers, beside what it multiplies.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int NUM_SUMS = 16;  // of 32 registers
+#else
+constexpr int NUM_SUMS = 8;  // of 16
+#endif
+static_assert(GROUP % LANES == 0, "a group is a whole number of vectors");
+
+typedef float vfloat __attribute__((vector_size(LANES * 4)));
+typedef int32_t vint __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vuint __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vhalf __attribute__((vector_size(LANES * 2)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class V, class T>
+QUIRE_INLINE V load(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(V));
+  return v;
+}
+
+template <class V, class T>
+QUIRE_INLINE void store(T* p, V v) {
+  std::memcpy(p, &v, sizeof(V));
+}
+
+template <class V, class T>
+QUIRE_INLINE V bits_as(T v) {
+  static_assert(sizeof(V) == sizeof(T), "the same bits");
+  V as;
+  std::memcpy(&as, &v, sizeof(V));
+  return as;
+}
+
+QUIRE_INLINE vfloat all(float x) { return vfloat{} + x; }
+
+QUIRE_INLINE vfloat greater(vfloat a, vfloat b) { return a > b ? a : b; }
+
+QUIRE_INLINE vint lane_numbers() {
+  vint numbers;
+  for (int i = 0; i < LANES; ++i) numbers[i] = i;
+  return numbers;
+}
+
+QUIRE_INLINE float sum_of(vfloat v) {
+  float lanes[LANES];
+  store(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+QUIRE_INLINE float max_of(vfloat v) {
+  float lanes[LANES];
+  store(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// Two bfloat16 side by side in each lane, as floats: a bfloat16 is the upper half of its float.
+QUIRE_INLINE vfloat first_of(vuint pairs) { return bits_as<vfloat>(pairs << 16); }
+QUIRE_INLINE vfloat second_of(vuint pairs) { return bits_as<vfloat>(pairs & 0xffff0000u); }
+
+QUIRE_INLINE float to_float(float x) { return x; }
+QUIRE_INLINE float to_float(bf16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+QUIRE_INLINE vfloat load_floats(const float* p) { return load<vfloat>(p); }
+// GCC makes four instructions of a conversion that is one.
+QUIRE_INLINE vuint widened_halves(vhalf x) {
+#if defined(__AVX512F__) && QUIRE_LANES == 16 && !defined(__clang__)
+  typedef short shorts __attribute__((vector_size(32)));
+  typedef int ints __attribute__((vector_size(64)));
+  return (vuint)__builtin_ia32_pmovzxwd512_mask((shorts)x, ints{}, 0xffff);
+#elif defined(__AVX2__) && QUIRE_LANES == 8 && !defined(__clang__)
+  typedef short shorts __attribute__((vector_size(16)));
+  return (vuint)__builtin_ia32_pmovzxwd256((shorts)x);
+#else
+  return __builtin_convertvector(x, vuint);
+#endif
+}
+
+QUIRE_INLINE vfloat load_floats(const bf16* p) { return bits_as<vfloat>(widened_halves(load<vhalf>(p)) << 16); }
+
+// To the nearest, ties to even; NaN stays NaN.
+QUIRE_INLINE vuint rounded_bits(vfloat x) {
+  vuint bits = bits_as<vuint>(x);
+  vuint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return x == x ? rounded : (vuint{} + 0x7fc0u);
+}
+
+QUIRE_INLINE void store_floats(float* p, vfloat x) { store(p, x); }
+QUIRE_INLINE void store_floats(bf16* p, vfloat x) { store(p, __builtin_convertvector(rounded_bits(x), vhalf)); }
+
+QUIRE_INLINE void set_float(float& to, float x) { to = x; }
+QUIRE_INLINE void set_float(bf16& to, float x) {
+  uint32_t bits = bits_as<uint32_t>(x);
+  uint32_t rounded = x == x ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : 0x7fc0u;
+  to.bits = static_cast<uint16_t>(rounded);
+}
+
+// What exp_of and exp_below share: e^x = 2^whole * fraction, for x between -87 and 88.7.
+struct Power {
+  vint whole;
+  vfloat fraction;
+};
+
+QUIRE_INLINE Power power_of(vfloat x) {
+  const float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is in the low bits
+  vfloat shifted = x * 1.44269504088896341f + MAGIC;
+  vfloat n = shifted - MAGIC;
+  vfloat r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vfloat p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return {bits_as<vint>(shifted) - bits_as<int32_t>(MAGIC), p * (r * r) + r + 1.0f};
+}
+
+// e^x to about 2 units in the last place; 0 below -87, infinity above 88.7, NaN for NaN.
+QUIRE_INLINE vfloat exp_of(vfloat x) {
+  vfloat bounded = x < -87.0f ? all(-87.0f) : x;
+  bounded = bounded > 88.7f ? all(88.7f) : bounded;
+  Power power = power_of(bounded);
+  // In two steps, since 2^128 is no float though 2^127 times 1.99 is.
+  vint half = power.whole >> 1;
+  vfloat y = power.fraction * bits_as<vfloat>((half + 127) << 23);
+  y *= bits_as<vfloat>((power.whole - half + 127) << 23);
+  y = x < -87.0f ? vfloat{} : y;
+  return x > 88.7f ? all(std::numeric_limits<float>::infinity()) : y;
+}
+
+// The same for x that is not above 0.
+QUIRE_INLINE vfloat exp_below(vfloat x) {
+  Power power = power_of(x < -87.0f ? all(-87.0f) : x);
+  vfloat y = power.fraction * bits_as<vfloat>((power.whole + 127) << 23);
+  return x < -87.0f ? vfloat{} : y;
+}
+
+QUIRE_INLINE float exp_of(float x) { return exp_of(all(x))[0]; }
+
+}  // namespace quire

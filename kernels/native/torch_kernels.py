@@ -1,0 +1,100 @@
+"""The CPU's kernels in plain torch: the references, and the choice where no compiler is at hand.
+
+A block lies as `[block_size, num_kv_heads, head_dim]` inside. It knows rows, heads and blocks, no models.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.attention.paged_attention import AttentionPlan, RaggedRows, paged_attention, plan_attention
+from kernels.layers import layer_ops
+from kernels.layers.layer_ops import Activation, Rotary
+from kernels.native.cpu_kernels import CacheShape, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPlan(CpuPlan):
+    """The plan of the gathering reference."""
+
+    attention: AttentionPlan
+
+
+class TorchKernels:
+    """Torch operations behind the interface `CpuKernels`."""
+
+    name = "torch"
+
+    def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> TorchPlan:
+        """See CpuKernels.plan."""
+        return TorchPlan(plan_attention(rows, _in_slots(cache.keys, cache.shape), sliding_window))
+
+    def attend(self, query: Tensor, cache: LayerCache, plan: CpuPlan, scale: float, out: Tensor) -> None:
+        """See CpuKernels.attend."""
+        assert isinstance(plan, TorchPlan), "not a plan of these kernels"
+        shape = cache.shape
+        heads = query.unflatten(1, (shape.num_heads, shape.head_dim))
+        keys, values = _in_slots(cache.keys, shape), _in_slots(cache.values, shape)
+        attended = paged_attention(heads, keys, values, plan.attention, scale).flatten(1)
+        for tokens in _tokens(plan.attention):
+            out[tokens] = attended[tokens]
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        rotary: Tensor | None,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        cache: LayerCache,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        """See CpuKernels.rotate_and_write."""
+        shape = cache.shape
+        heads = qkv.unflatten(1, (-1, shape.head_dim))
+        query, key, value = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+        if norms is not None:
+            query.copy_(F.rms_norm(query, (shape.head_dim,), norms.query, norms.eps))
+            key = F.rms_norm(key, (shape.head_dim,), norms.key, norms.eps)
+        angles = None if rotary is None else Rotary(*rotary[positions].chunk(2, dim=1))
+        keys, values = _in_slots(cache.keys, shape), _in_slots(cache.values, shape)
+        layer_ops.rotate_and_write(query, key, value, angles, keys, values, slot_mapping)
+
+    def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
+        """See CpuKernels.add_norm."""
+        x = x if residual is None else residual.add_(x)
+        if norm.rms:
+            out.copy_(F.rms_norm(x, (x.shape[1],), norm.weight, norm.eps))
+        else:
+            out.copy_(F.layer_norm(x, (x.shape[1],), norm.weight, norm.bias, norm.eps))
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+        """See CpuKernels.gated_activation."""
+        out.copy_(layer_ops.gated_activation(gate_up, activation))
+
+    def activation(self, x: Tensor, activation: Activation, out: Tensor) -> None:
+        """See CpuKernels.activation."""
+        match activation:
+            case "relu":
+                torch.clamp_min(x, 0.0, out=out)
+            case "silu":
+                out.copy_(F.silu(x))
+            case "gelu":
+                out.copy_(F.gelu(x))
+            case "gelu_tanh":
+                out.copy_(F.gelu(x, approximate="tanh"))
+
+    def greedy(self, logits: Tensor) -> GreedyTokens:
+        """See CpuKernels.greedy."""
+        return GreedyTokens(logits.argmax(dim=1), logits.isfinite().all(dim=1))
+
+
+def _in_slots(side: Tensor, shape: CacheShape) -> Tensor:
+    return side.view(-1, shape.block_size, shape.num_kv_heads, shape.head_dim)
+
+
+def _tokens(plan: AttentionPlan) -> list[Tensor | slice]:
+    """Where the plan's queries are."""
+    chunks = [slice(row.start, row.end) for row in plan.prefill_rows]
+    return [*(group.tokens for group in plan.decode_groups), *chunks]

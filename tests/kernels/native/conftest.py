@@ -1,0 +1,30 @@
+"""Both ways to compute on a CPU, compiled once for all tests."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernels.native.cpu_kernels import CpuKernels
+from kernels.native.native_kernels import NativeKernels, native_kernels
+from kernels.native.torch_kernels import TorchKernels
+
+
+@pytest.fixture(scope="session")
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+@pytest.fixture(scope="session")
+def native(cache_directory: Path) -> NativeKernels:
+    return native_kernels({**os.environ, "QUIRE_CACHE_DIR": str(cache_directory)})
+
+
+@pytest.fixture(scope="session", params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    make: Callable[[], CpuKernels] = {
+        "torch": TorchKernels,
+        "native": lambda: request.getfixturevalue("native"),
+    }[request.param]
+    return make()

@@ -1,0 +1,92 @@
+"""Native kernels are compiled once, say why they are not there, and share torch's threads."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.native.build import cache_directory, library_path
+from kernels.native.cpu_kernels import NativeUnavailableError
+from kernels.native.library import loaded_openmp
+from kernels.native.native_kernels import NativeKernels, choose_kernels, native_kernels
+from kernels.native.torch_kernels import TorchKernels
+
+
+def _environment(directory: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "QUIRE_CACHE_DIR": str(directory), **more}
+
+
+def _compiler_script(folder: Path, body: str) -> str:
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_second_load_does_not_compile(native: NativeKernels, cache_directory: Path) -> None:
+    (built,) = cache_directory.iterdir()
+    before = built.stat()
+    native_kernels(_environment(cache_directory))
+    assert list(cache_directory.iterdir()) == [built]
+    assert (built.stat().st_ino, built.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_without_a_compiler_the_reason_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler"):
+        native_kernels(_environment(tmp_path, PATH=str(tmp_path)))
+
+
+def test_what_the_compiler_complains_of_is_said_and_nothing_is_kept(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    script = _compiler_script(tmp_path, 'case "$1" in --version) exit 0;; *) echo "line 3: bad" >&2; exit 1;; esac')
+    with pytest.raises(NativeUnavailableError, match="line 3: bad"):
+        native_kernels(_environment(cache, CXX=script))
+    assert list(cache.iterdir()) == []
+
+
+def test_a_library_that_does_not_load_is_said_so(tmp_path: Path) -> None:
+    # Says its version, and writes something that is no library to where the last argument points.
+    script = _compiler_script(tmp_path, 'for last; do :; done; [ "$1" = --version ] || echo nothing > "$last"')
+    with pytest.raises(NativeUnavailableError, match="do not load"):
+        native_kernels(_environment(tmp_path / "cache", CXX=script))
+
+
+def test_another_compiler_or_flag_is_another_build(tmp_path: Path) -> None:
+    script = _compiler_script(tmp_path, 'for last; do :; done; [ "$1" = --version ] || echo nothing > "$last"')
+    other = str(shutil.copy(script, tmp_path / "other"))
+    environments = [_environment(tmp_path / "cache", CXX=compiler) for compiler in (script, other)]
+    paths = {library_path(environment, None, flags) for environment in environments for flags in ((), ("-g",))}
+    assert len(paths) == 4
+    assert all(path.exists() for path in paths)
+
+
+def test_they_can_be_switched_off(cache_directory: Path) -> None:
+    with pytest.raises(NativeUnavailableError, match="QUIRE_NATIVE"):
+        native_kernels(_environment(cache_directory, QUIRE_NATIVE="off"))
+
+
+def test_builds_are_kept_where_the_user_keeps_caches() -> None:
+    assert cache_directory({"QUIRE_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_directory({"XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/b/quire")
+    assert cache_directory({"HOME": "/c"}) == Path("/c/.cache/quire")
+
+
+def test_the_fallback_is_chosen_openly() -> None:
+    kernels, reason = choose_kernels("auto", torch.float16)
+    assert isinstance(kernels, TorchKernels)
+    assert reason is not None and "float16" in reason
+    assert choose_kernels("torch", torch.float32)[1] is None
+    with pytest.raises(NativeUnavailableError, match="float16"):
+        choose_kernels("native", torch.float16)
+
+
+def test_products_and_kernels_share_one_pool_of_threads(native: NativeKernels) -> None:
+    torch.ones(300, 300) @ torch.ones(300, 300)
+    torch.ones(1 << 20).sum()
+    before = len(list(Path("/proc/self/task").iterdir()))
+    native.greedy(torch.ones(8, 40_000))
+    assert len(list(Path("/proc/self/task").iterdir())) == before
+    openmp = loaded_openmp()
+    assert openmp is not None and "torch" in str(openmp)

@@ -1,0 +1,123 @@
+"""Products with packed weights: native ones, and oneDNN's where this machine has them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.native.packed_product import PackedProduct, ProductMaker, rounded_to_int8
+from worker_svc.host import onednn_linear
+from worker_svc.host.onednn_linear import OneDnnLinear
+from worker_svc.host.packing import choose_packing
+from worker_svc.model.layers import Linear
+from worker_svc.runner_choice import DeviceError
+
+SHAPES = ((64, 40), (1, 7), (211, 64), (50, 300), (768, 520))  # outputs, inputs: whole panels and chunks, and not
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25, 61, 130)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+def matrices(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, bias and rows."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    num_outputs, num_inputs = shape
+    sizes = ((num_outputs, num_inputs), (num_outputs,), (max(ROW_COUNTS), num_inputs))
+    weight, bias, rows = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+    return weight, bias, rows
+
+
+def assert_as_exact(product: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """As near to the exact product as float32 sums in any order are, rounded once."""
+    exact = rows.double() @ weight.double().t()
+    largest = rows.double().abs() @ weight.double().abs().t()
+    if bias is not None:
+        exact, largest = exact + bias.double(), largest + bias.double().abs()
+    error = (product.double() - exact).abs()
+    rounding = torch.finfo(product.dtype).eps * exact.abs()
+    assert (error <= rounding + rows.shape[1] * 2**-24 * largest).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_native_product_is_exact_but_for_rounding(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight, bias, rows = matrices(shape, dtype)
+    make = ProductMaker()
+    assert_as_exact(make(weight, bias)(rows), rows, weight, bias)
+    assert_as_exact(make(weight, None)(rows), rows, weight, None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_of_the_native_product_does_not_depend_on_the_rows_beside_it(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    weight, bias, rows = matrices(shape, dtype)
+    for product in (ProductMaker()(weight, bias), ProductMaker(int8=True)(weight, bias)):
+        every = product(rows)
+        for count in ROW_COUNTS:
+            assert torch.equal(product(rows[-count:]), every[-count:])
+
+
+def test_rows_and_results_may_be_parts_of_wider_matrices() -> None:
+    weight, bias, rows = matrices((50, 300), torch.bfloat16)
+    product = ProductMaker()(weight, bias)
+    wide, out = torch.full((130, 400), float("nan")).bfloat16(), torch.full((130, 90), 7.0).bfloat16()
+    wide[:, :300] = rows
+    returned = product(wide[:, :300], out[:, :50])
+    assert returned.data_ptr() == out.data_ptr()
+    assert torch.equal(out[:, :50], product(rows))
+    assert (out[:, 50:] == 7.0).all()
+
+
+def test_no_rows_give_no_results() -> None:
+    weight, bias, _ = matrices((64, 40), torch.float32)
+    assert ProductMaker()(weight, bias)(torch.empty(0, 40)).shape == (0, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_int8_weights_are_multiplied_as_they_were_rounded(dtype: torch.dtype) -> None:
+    weight, bias, rows = matrices((211, 64), dtype)
+    rounded, scales = rounded_to_int8(weight)
+    product = ProductMaker(int8=True)(weight, bias)(rows)
+    assert_as_exact(product, rows, rounded.double() * scales.double().unsqueeze(1), bias)
+
+
+def test_int8_weights_are_within_half_a_step_and_the_greatest_is_kept() -> None:
+    weight, _, _ = matrices((64, 40), torch.float32)
+    weight[3] = 0.0
+    rounded, scales = rounded_to_int8(weight)
+    assert ((rounded * scales.unsqueeze(1) - weight).abs() <= scales.unsqueeze(1) * (0.5 + 1e-5)).all()
+    assert (rounded.abs().amax(1)[torch.arange(64) != 3] == 127).all()
+    assert (rounded[3] == 0).all()
+
+
+@pytest.mark.skipif(onednn_linear.supports(torch.float32) is not None, reason="oneDNN packs nothing here")
+def test_onednns_product_is_exact_but_for_rounding() -> None:
+    weight, bias, rows = matrices((211, 64), torch.float32)
+    assert_as_exact(OneDnnLinear(weight, bias)(rows), rows, weight, bias)
+
+
+def test_without_native_kernels_float32_is_packed_by_onednn_or_not_at_all() -> None:
+    packing = choose_packing(torch.float32, has_native=False)
+    if onednn_linear.supports(torch.float32) is None:
+        assert (packing.make_product, packing.shortcoming) == (OneDnnLinear, None)
+    else:
+        assert packing.make_product is Linear
+        assert packing.shortcoming
+
+
+def test_int8_weights_without_native_kernels_are_refused() -> None:
+    with pytest.raises(DeviceError, match="--kernels"):
+        choose_packing(torch.float32, has_native=False, int8=True)
+
+
+def test_the_weight_is_held_once() -> None:
+    weight, bias, _ = matrices((64, 40), torch.bfloat16)
+    product = ProductMaker()(weight, bias)
+    assert isinstance(product, PackedProduct)
+    assert product.num_bytes == weight.nbytes  # 64 outputs are whole panels on every machine
+    assert ProductMaker(int8=True)(weight, bias).num_bytes == weight.numel() + 64 * 4

@@ -1,0 +1,222 @@
+"""The forward pass on a CPU: packed products, and between them kernels that work in place or into kept buffers.
+
+It computes what `Decoder.hidden` and `Decoder.logits` do and can stand in its place. It reads and writes the KV pool
+that is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.layers.layer_ops import Activation
+from kernels.native.cpu_kernels import CacheShape, CpuKernels, CpuPlan, HeadNorms, LayerCache, NormRule, layer_caches
+from worker_svc.host.row_buffers import RowBuffers
+from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.model.batch import ForwardBatch
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.decoder import Decoder
+from worker_svc.model.layers import Attention, DecoderLayer, Mlp, Norm
+
+# As the kernels name what `worker_svc.model.layers.ACTIVATIONS` has.
+_ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class HostDecoder:
+    """A decoder's weights, and the buffers of its passes: what a pass returns is overwritten by the next one."""
+
+    def __init__(self, decoder: Decoder, kernels: CpuKernels) -> None:
+        self._weights = decoder
+        self._kernels = kernels
+        self._buffers = RowBuffers(decoder.dtype)
+        self._activation = _ACTIVATIONS[decoder.config.activation]
+        self._rotary = _rotary_table(decoder)
+        self._layers = tuple(_LayerRules.of(layer) for layer in decoder.layers)
+        self._final_norm = None if decoder.final_norm is None else _norm_rule(decoder.final_norm)
+        self._pool: KVPool | None = None  # that the caches belong to
+        self._caches: tuple[LayerCache, ...] = ()
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._weights.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.device
+
+    def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
+        """See Decoder.block_shape."""
+        return self._weights.block_shape(block_size, kv_dtype)
+
+    def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """See Decoder.forward; the logits are in the model's dtype."""
+        return self.logits(self.hidden(batch, kv_pool))
+
+    @torch.inference_mode()
+    def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """What `forward` does before the head's products: [L, hidden_size], normalised."""
+        self._look_at(kv_pool)
+        wanted = None if _wants_all(batch) else batch.logit_rows
+        plans = self._plan(batch)
+        x, residual = self._embed(batch), None
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._weights.layers):
+            tokens = _LayerTokens(
+                self._caches[index],
+                plans[self.config.sliding_windows[index]],
+                batch.positions,
+                batch.slot_mapping,
+                wanted if index == last else None,
+            )
+            step = self._norm_before if layer.norm_before else self._norm_after
+            x, residual = step(layer, self._layers[index], x, residual, tokens)
+        if self._final_norm is not None:
+            return self._norm(self._final_norm, x, residual, "final")
+        return x if residual is None else residual.add_(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head: any rows of `hidden` to logits [..., vocab_size] in the model's dtype."""
+        if self._weights.project_out is not None:
+            hidden = self._weights.project_out(hidden)
+        return self._weights.head(hidden, self._buffers.of("logits", len(hidden), self.config.vocab_size))
+
+    def _look_at(self, kv_pool: KVPool) -> None:
+        if kv_pool is self._pool:
+            return
+        assert kv_pool.shape.dtype == self.dtype, "keys and values of another dtype are for the device runner alone"
+        config = self.config
+        shape = CacheShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=kv_pool.block_size,
+            dtype=self.dtype,
+        )
+        self._caches, self._pool = layer_caches(kv_pool.blocks, shape), kv_pool
+
+    def _plan(self, batch: ForwardBatch) -> dict[int | None, CpuPlan]:
+        """One plan for all layers with the same window."""
+        rows, any_layer = batch.rows, self._caches[0]
+        return {
+            window: self._kernels.plan(rows, any_layer, window) for window in dict.fromkeys(self.config.sliding_windows)
+        }
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        weights, num_tokens = self._weights, len(batch.token_ids)
+        hidden = self._buffers.of("embedded", num_tokens, self.config.embed_dim)
+        torch.index_select(weights.token_embedding, 0, batch.token_ids, out=hidden)
+        if weights.project_in is not None:
+            hidden = weights.project_in(hidden, self._buffers.of("projected", num_tokens, self.config.hidden_size))
+        if weights.position_embedding is not None:
+            places = batch.positions + self.config.position_offset
+            hidden += weights.position_embedding.index_select(0, places)
+        return hidden
+
+    def _norm_before(
+        self, layer: DecoderLayer, rules: "_LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer gives, and the sum of all before it, which it is still to be added to."""
+        normed = self._norm(rules.attention_norm, x, residual, "normed")
+        residual = x if residual is None else residual
+        x = self._attend(layer.attention, rules.head_norms, normed, tokens)
+        if tokens.wanted is not None:
+            residual = residual.index_select(0, tokens.wanted)
+        normed = self._norm(rules.mlp_norm, x, residual, "normed")
+        return self._mlp(layer.mlp, normed), residual
+
+    def _norm_after(
+        self, layer: DecoderLayer, rules: "_LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+    ) -> tuple[Tensor, None]:
+        assert residual is None, "layers of one decoder normalise all before or all after"
+        attended = self._attend(layer.attention, rules.head_norms, x, tokens)
+        if tokens.wanted is not None:
+            x = x.index_select(0, tokens.wanted)
+        middle = self._norm(rules.attention_norm, attended, x, "normed")
+        return self._norm(rules.mlp_norm, self._mlp(layer.mlp, middle), middle, "layer_out"), None
+
+    def _attend(self, attention: Attention, norms: HeadNorms | None, x: Tensor, tokens: "_LayerTokens") -> Tensor:
+        """Attention of all tokens, and its output product of those that are wanted."""
+        num_tokens, config, kernels = len(x), self.config, self._kernels
+        qkv = attention.qkv(x, self._buffers.of("qkv", num_tokens, config.query_size + 2 * config.kv_size))
+        kernels.rotate_and_write(qkv, self._rotary, tokens.positions, tokens.slot_mapping, tokens.cache, norms)
+        out = self._buffers.of("attended", num_tokens, config.query_size)
+        kernels.attend(qkv[:, : config.query_size], tokens.cache, tokens.plan, config.attention_scale, out)
+        if tokens.wanted is not None:
+            out = out.index_select(0, tokens.wanted)
+        return attention.out(out, self._buffers.of("attention_out", len(out), config.hidden_size))
+
+    def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
+        num_rows, size = len(x), self.config.intermediate_size
+        if mlp.gated:
+            inner = self._buffers.of("inner", num_rows, size)
+            self._kernels.gated_activation(
+                mlp.up(x, self._buffers.of("gate_up", num_rows, 2 * size)), self._activation, inner
+            )
+        else:
+            inner = mlp.up(x, self._buffers.of("inner", num_rows, size))
+            self._kernels.activation(inner, self._activation, inner)
+        return mlp.down(inner, self._buffers.of("mlp_out", num_rows, self.config.hidden_size))
+
+    def _norm(self, rule: NormRule, x: Tensor, residual: Tensor | None, buffer: str) -> Tensor:
+        """Adds x to the residual, if there is one, in place."""
+        out = self._buffers.of(buffer, *x.shape)
+        self._kernels.add_norm(x, residual, rule, out)
+        return out
+
+
+class _LayerTokens(NamedTuple):
+    """What a layer needs of the tokens beside their hidden states."""
+
+    cache: LayerCache
+    plan: CpuPlan
+    positions: Tensor
+    slot_mapping: Tensor
+    wanted: Tensor | None  # what goes on behind attention; None: all
+
+
+class _LayerRules(NamedTuple):
+    """A layer's norms as the kernels take them."""
+
+    attention_norm: NormRule
+    mlp_norm: NormRule
+    head_norms: HeadNorms | None
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> "_LayerRules":
+        query, key = layer.attention.q_norm, layer.attention.k_norm
+        head_norms = None
+        if query is not None and key is not None:
+            assert query.weight is not None and key.weight is not None, "norms of heads have weights"
+            head_norms = HeadNorms(query.weight, key.weight, query.eps)
+        return cls(_norm_rule(layer.attention_norm), _norm_rule(layer.mlp_norm), head_norms)
+
+
+def _norm_rule(norm: Norm) -> NormRule:
+    return NormRule(norm.weight, norm.bias, norm.eps, norm.rms)
+
+
+def _wants_all(batch: ForwardBatch) -> bool:
+    num_tokens = len(batch.token_ids)
+    return len(batch.logit_rows) == num_tokens and torch.equal(batch.logit_rows, torch.arange(num_tokens))
+
+
+def _rotary_table(decoder: Decoder) -> Tensor | None:
+    """Cosines, then sines, of all positions' rotary angles, [max_model_len, head_dim] float32."""
+    frequencies = decoder.inverse_frequencies
+    if frequencies is None:
+        return None
+    positions = torch.arange(decoder.config.max_model_len, dtype=torch.float32)
+    angles = positions.unsqueeze(1) * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
