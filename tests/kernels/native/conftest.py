@@ -1,10 +1,11 @@
 """Both ways to compute on a CPU, compiled once for all tests."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.native_kernels import NativeKernels, native_kernels
@@ -19,6 +20,15 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def native(cache_directory: Path) -> NativeKernels:
     return native_kernels({**os.environ, "QUIRE_CACHE_DIR": str(cache_directory)})
+
+
+@pytest.fixture
+def native_on_two_threads(cache_directory: Path) -> Iterator[NativeKernels]:
+    """Whatever the environment says of threads."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield native_kernels({**os.environ, "QUIRE_CACHE_DIR": str(cache_directory)})
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session", params=["torch", "native"])

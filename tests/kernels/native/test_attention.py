@@ -58,7 +58,10 @@ def test_a_window_hides_what_is_before_it(
 
 @DTYPES
 @pytest.mark.parametrize("window", [None, 900])
-def test_a_long_context_alone_is_split(native: NativeKernels, window: int | None, dtype: torch.dtype) -> None:
+def test_a_long_context_alone_is_split(
+    native_on_two_threads: NativeKernels, window: int | None, dtype: torch.dtype
+) -> None:
+    native = native_on_two_threads
     case = attention_case(native, [(1, 2500)], heads=(2, 1), dtype=dtype)
     plan = native.plan(case.rows, case.cache, window)
     assert native.num_units(plan) > 1  # of one row with one key-value head
