@@ -47,7 +47,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def circumstances() -> dict[str, Any]:
     """Versions, commit, command, machine."""
     return {
-        "command": shlex.join([Path(sys.executable).name, "-m", _module(), *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.executable).name, "-m", _module(), *_arguments(sys.argv[1:])]),
         "commit": _commit(),
         "grpc_experiments": os.environ.get("GRPC_EXPERIMENTS"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
@@ -72,7 +72,13 @@ def _version(package: str) -> str | None:
 
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec is not None else Path(sys.argv[0]).stem
+    return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).stem
+
+
+def _arguments(given: Sequence[str]) -> list[str]:
+    """Without `--output`: where somebody kept a result is no part of it."""
+    behind = ["", *given]
+    return [each for before, each in zip(behind, given, strict=False) if "--output" not in (before, each)]
 
 
 def _commit() -> str | None:
