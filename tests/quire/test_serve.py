@@ -198,11 +198,11 @@ def test_with_a_standby_streams_go_on_when_the_leading_scheduler_is_killed(data_
             next(stream)
         os.kill(pid, signal.SIGKILL)
         assert [stream.completion().usage.completion_tokens for stream in streams] == [400] * 3
-        (follower,) = [each for each in both if each != leader]
-        assert led_by(address) == follower
         name = f"scheduler-{both.index(leader)}"
         serve.wait_for(rf"{name} was killed by signal 9; starting it again")
-        assert asyncio.run(generate(leader))  # it stands by, and says where to go
+        successor = led_by(address)  # mostly who stood by; who was killed may be back before its lease has run out
+        (other,) = [each for each in both if each != successor]
+        assert asyncio.run(generate(other))  # it stands by, and says where to go
         with client.stream("Once upon a time", max_tokens=64, ignore_eos=True) as stream:
             stream.accepted()
             serve.process.send_signal(signal.SIGTERM)
