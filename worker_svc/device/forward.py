@@ -12,23 +12,13 @@ from torch import Tensor
 
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import ScoreRule
-from kernels.layers.layer_ops import Activation, Rotary
+from kernels.layers.layer_ops import Rotary
 from kernels.layers.step_inputs_reference import StepInputs
 from worker_svc.device.attention_plans import BatchAttention
 from worker_svc.device.operations import Operations
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
-from worker_svc.model.layers import Attention, Mlp, Norm
-
-# As the kernels name what `worker_svc.model.layers.ACTIVATIONS` has.
-GATED_ACTIVATIONS: dict[str, Activation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, Mlp, Norm
 
 
 class ForwardState(NamedTuple):
@@ -47,7 +37,7 @@ class DeviceForward:
         self._kv_pool = kv_pool
         self._operations = operations
         self._rule = ScoreRule(config.attention_scale)
-        self._gated_activation = GATED_ACTIVATIONS[config.activation]
+        self._gated_activation = KERNEL_ACTIVATIONS[config.activation]
         self._angles = _angle_table(decoder)
 
     @property

@@ -9,24 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.layers.layer_ops import Activation
 from kernels.native.cpu_kernels import CacheShape, CpuKernels, CpuPlan, HeadNorms, LayerCache, NormRule, layer_caches
 from worker_svc.host.row_buffers import RowBuffers
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder
-from worker_svc.model.layers import Attention, DecoderLayer, Mlp, Norm
-
-# As the kernels name what `worker_svc.model.layers.ACTIVATIONS` has.
-_ACTIVATIONS: dict[str, Activation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp, Norm
 
 
 class HostDecoder:
@@ -36,7 +25,7 @@ class HostDecoder:
         self._weights = decoder
         self._kernels = kernels
         self._buffers = RowBuffers(decoder.dtype)
-        self._activation = _ACTIVATIONS[decoder.config.activation]
+        self._activation = KERNEL_ACTIVATIONS[decoder.config.activation]
         self._rotary = _rotary_table(decoder)
         self._layers = tuple(_LayerRules.of(layer) for layer in decoder.layers)
         self._final_norm = None if decoder.final_norm is None else _norm_rule(decoder.final_norm)

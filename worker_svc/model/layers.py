@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.layers import layer_ops
 from worker_svc.model.config import RopeConfig
 
 Activation = Callable[[Tensor], Tensor]
@@ -29,6 +30,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "silu": F.silu,
     "swish": F.silu,
+}
+
+# The same as the kernels name them.
+KERNEL_ACTIVATIONS: dict[str, layer_ops.Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
 }
 
 

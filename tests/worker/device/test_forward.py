@@ -14,11 +14,10 @@ from kernels.layers.step_inputs_reference import SlotTables
 from tests.worker.device.device_paged_runner import MAX_ROWS, DevicePagedRunner
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
-from worker_svc.device.forward import GATED_ACTIVATIONS
 from worker_svc.device.torch_operations import OPERATIONS
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.model.layers import ACTIVATIONS
+from worker_svc.model.layers import ACTIVATIONS, KERNEL_ACTIVATIONS
 
 CPU = torch.device("cpu")
 DEMO_MODEL = Path(__file__).parents[3] / "demo" / "model"
@@ -194,8 +193,8 @@ def test_plans_of_fewer_rows_work_in_the_memory_of_the_largest(tmp_path: Path) -
 
 
 def test_gated_activations_are_known_by_every_name_that_the_decoder_knows() -> None:
-    assert set(GATED_ACTIVATIONS) == set(ACTIVATIONS)
+    assert set(KERNEL_ACTIVATIONS) == set(ACTIVATIONS)
     x = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
     for name, activation in ACTIVATIONS.items():
         expected = activation(x[:, :5]) * x[:, 5:]
-        torch.testing.assert_close(OPERATIONS.gated_activation(x, GATED_ACTIVATIONS[name]), expected)
+        torch.testing.assert_close(OPERATIONS.gated_activation(x, KERNEL_ACTIVATIONS[name]), expected)
