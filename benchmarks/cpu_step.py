@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.random_models import ModelShape, write_random_model
+from benchmarks.random_models import SHAPES, write_random_model
 from benchmarks.report import RESULTS, table, write_result
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
@@ -35,15 +35,7 @@ from worker_svc.runner import ModelRunner
 from worker_svc.sampler import Sampler
 from worker_svc.step_limits import StepLimits
 
-SHAPE = ModelShape(
-    hidden_size=768,
-    num_layers=12,
-    num_heads=12,
-    num_kv_heads=4,
-    intermediate_size=2048,
-    vocab_size=32_000,
-    max_model_len=2048,
-)
+SHAPE = SHAPES["125m"]
 SMALL_SHAPE = replace(SHAPE, hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=512)
 _BLOCK_SIZE = 16
 _GREEDY = SlotSampling(seed=0, temperature=0.0)

@@ -12,42 +12,14 @@ from typing import Any
 import torch
 
 from benchmarks.lengths import Dataset, LengthSampler
-from benchmarks.random_models import CONFIG_FILE, ModelShape, write_random_model
+from benchmarks.random_models import CONFIG_FILE, SHAPES, write_random_model
 
 NUM_REQUESTS = 64
 _FIRST_TOKEN = 3  # those before it are special
 _TOKENS_SEED = 0
 _WARM_UP = (8, 16)  # requests, output tokens each at most
 
-MODELS = {
-    "8m": ModelShape(
-        hidden_size=256,
-        num_layers=6,
-        num_heads=8,
-        num_kv_heads=4,
-        intermediate_size=512,
-        vocab_size=8_000,
-        max_model_len=2048,
-    ),
-    "125m": ModelShape(
-        hidden_size=768,
-        num_layers=12,
-        num_heads=12,
-        num_kv_heads=4,
-        intermediate_size=2048,
-        vocab_size=32_000,
-        max_model_len=2048,
-    ),
-    "400m": ModelShape(
-        hidden_size=1024,
-        num_layers=24,
-        num_heads=16,
-        num_kv_heads=8,
-        intermediate_size=4096,
-        vocab_size=32_000,
-        max_model_len=2048,
-    ),
-}
+MODELS = {name: SHAPES[name] for name in ("8m", "125m", "400m")}
 
 
 @dataclass(frozen=True, slots=True)
