@@ -58,14 +58,14 @@ def max_tokens_of_each(worker: WorkerState, limits: WorkerLimits, num_prompt_tok
     return min(num_shared + num_own, worker.capacity_blocks) * worker.block_size
 
 
+def num_free_slots(worker: WorkerState, limits: WorkerLimits) -> int:
+    """Slots that groups may still take there."""
+    return min(len(worker.free_slots), limits.max_num_seqs - worker.num_members)
+
+
 def has_free_slots(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
     """Nothing new while a group preempted here still waits for tokens that are in flight."""
-    num_members = len(group.unfinished)
-    return (
-        num_members <= len(worker.free_slots)
-        and worker.num_members + num_members <= limits.max_num_seqs
-        and not worker.parked
-    )
+    return len(group.unfinished) <= num_free_slots(worker, limits) and not worker.parked
 
 
 def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from scheduler_svc.core.draining import serving
-from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.placement import WorkerLimits, num_free_slots
 from scheduler_svc.core.worker_state import WorkerState
 
 
 class RunningGroup(NamedTuple):
-    """Its longest member, in output tokens."""
+    """In output tokens of its first running member; the others are as far, or nearly."""
 
     num_output_tokens: int  # those in flight included
     max_tokens: int
@@ -28,9 +28,7 @@ def slot_use(workers: Iterable[WorkerState], limits: WorkerLimits) -> list[SlotU
     return [
         SlotUse(
             worker.worker_id,
-            min(len(worker.free_slots), limits.max_num_seqs - worker.num_members)
-            - len(worker.parked)
-            - len(worker.swapped),
+            num_free_slots(worker, limits) - len(worker.parked) - len(worker.swapped),
             _running_groups(worker),
         )
         for worker in serving(workers)
