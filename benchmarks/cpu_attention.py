@@ -1,7 +1,8 @@
 """How fast a CPU attends to keys and values in blocks: decode steps of a small model as share of the read bandwidth.
 
 Each step attends in every layer, whose blocks are its own and scattered. Steps take turns with reading a large array by
-the same threads, which is the bandwidth that a step is compared with, and which leaves no block in a cache.
+the same threads, which is the bandwidth that a step is compared with, and which leaves no block in a cache. Both lie in
+memory as the worker's KV pool does.
 
     python -m benchmarks.cpu_attention [--output FILE] [--dtype float32|bfloat16] [--context N] [--kernels native|torch]
 """
@@ -20,6 +21,7 @@ from benchmarks.report import RESULTS, table, write_result
 from kernels.attention.paged_attention import RaggedRows
 from kernels.native.cpu_kernels import CacheShape, CpuKernels, layer_caches
 from kernels.native.native_kernels import choose_kernels
+from worker_svc.kv_pool import zeros_as_used
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_LAYERS = 12, 4, 64, 16, 12
 CONTEXTS, BATCHES = (512, 2048), (1, 8, 32)
@@ -46,7 +48,7 @@ class LargeArray:
     """What is read between steps, in the quickest way that torch has."""
 
     def __init__(self) -> None:
-        self._rows = torch.ones(_ARRAY_BYTES // 4 // _ROW, _ROW)
+        self._rows = zeros_as_used((_ARRAY_BYTES // 4 // _ROW, _ROW), torch.float32).fill_(1.0)
         self._vector = torch.ones(_ROW)
         ways: tuple[Callable[[], object], ...] = (
             lambda: self._rows.sum(),
@@ -71,8 +73,8 @@ class DecodeSteps:
         blocks_per_row = context // BLOCK_SIZE
         generator = torch.Generator().manual_seed(context + batch)
         sides = (NUM_LAYERS, 2, shape.side_numel)
-        block = torch.randn(sides, generator=generator).to(dtype)
-        pool = block.expand(batch * blocks_per_row, *sides).contiguous()
+        pool = zeros_as_used((batch * blocks_per_row, *sides), dtype)
+        pool.copy_(torch.randn(sides, generator=generator))
         self.num_bytes = pool.nbytes
         self._caches = layer_caches(pool, shape)
         tables = torch.randperm(batch * blocks_per_row, generator=generator).view(batch, -1).to(torch.int32)

@@ -6,8 +6,9 @@ block is free, shared or swapped is the scheduler's knowledge alone.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ class KVPool:
         self.num_host_blocks = num_host_blocks
         block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
         if device.type == "cpu":
-            self.blocks = _zeros_as_used((num_blocks, *block), shape.dtype)
+            self.blocks = zeros_as_used((num_blocks, *block), shape.dtype)
         else:
             self.blocks = torch.zeros((num_blocks, *block), dtype=shape.dtype, device=device)
         self.host_blocks = torch.zeros(
@@ -147,12 +148,17 @@ def _cgroup_free_bytes(cgroup: Path) -> int | None:
     return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
 
 
-def _zeros_as_used(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that the system gives when it is first written: it costs a start nothing, and a kill's clean-up little."""
+def zeros_as_used(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that the system gives when it is first written: it costs a start nothing, and a kill's clean-up little.
+
+    In huge pages where the system has them: attention reads blocks from all over it.
+    """
     numel = math.prod(shape)
     if not numel:
         return torch.zeros(shape, dtype=dtype)
     memory = mmap(-1, numel * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    with suppress(OSError):  # the system has none
+        memory.madvise(MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

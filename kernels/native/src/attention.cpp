@@ -104,8 +104,11 @@ class UnitAttention {
   UnitAttention(const Plan& plan, const Unit& unit, const Call<S>& call, float* scratch)
       : plan_(plan), unit_(unit), call_(call), dims_(plan.padded_dim()), num_rows_(unit.num_heads * unit.num_queries) {
     table_ = plan.block_tables + unit.row * plan.table_stride;
-    int64_t kv_head = unit.first_head / (plan.num_heads / plan.num_kv_heads);
-    head_offset_ = kv_head * plan.block_size * plan.head_dim;
+    int group = plan.num_heads / plan.num_kv_heads;
+    num_kv_heads_ = std::max(1, unit.num_heads / group);
+    rows_per_kv_head_ = num_rows_ / num_kv_heads_;
+    head_stride_ = plan.block_size * plan.head_dim;
+    head_offset_ = unit.first_head / group * head_stride_;
     results_ = scratch;
     merged_ = results_ + MAX_UNIT_ROWS * dims_;
     queries_ = reinterpret_cast<Factor*>(merged_ + MAX_UNIT_ROWS * (dims_ + 2));
@@ -140,6 +143,8 @@ class UnitAttention {
   typedef typename P::Word Word;
   typedef typename P::Factor Factor;
   static constexpr int ROW_FACTORS = P::FACTORS;
+  // Which of the tiles to come is fetched into the caches meanwhile.
+  static constexpr int TILES_AHEAD = 2;
 
   int64_t query_factors() const { return dims_ / P::STEP * P::FACTORS; }
   static constexpr int64_t weight_factors() { return TILE / P::STEP * P::FACTORS; }
@@ -162,56 +167,63 @@ class UnitAttention {
     std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
     std::fill(softmax_, softmax_ + num_rows_, Softmax());
     for (int key = first_key / TILE * TILE; key < last_key; key += TILE)
-      attend_tile(key, std::max(0, first_key - key), std::min(TILE, last_key - key));
+      for (int head = 0; head < num_kv_heads_; ++head)
+        attend_tile(head, key, std::max(0, first_key - key), std::min(TILE, last_key - key));
   }
 
-  // The keys from key + first to key + last, the last one not included.
-  void attend_tile(int key, int first, int last) {
+  // The keys from key + first to key + last, the last one not included, of one of the unit's key-value heads.
+  void attend_tile(int head, int key, int first, int last) {
     int num_groups = (last + GROUP - 1) / GROUP;
+    int first_row = head * rows_per_kv_head_;
     const Word *keys[TILE_GROUPS], *values[TILE_GROUPS], *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS];
     int64_t word_stride;
     if constexpr (PACKED) {
-      find_groups(key, first / GROUP, num_groups - 1, keys, values);
-      int next = key + TILE < unit_.last_key ? key + TILE : key;
+      find_groups(head, key, first / GROUP, num_groups - 1, keys, values);
+      int ahead = head + TILES_AHEAD;
+      int next = key + ahead / num_kv_heads_ * TILE;
+      if (next >= unit_.last_key) next = key;
       int next_last = std::min(TILE, unit_.last_key - next);
-      find_groups(next, next == key ? first / GROUP : 0, (next_last - 1) / GROUP, next_keys, next_values);
+      find_groups(ahead % num_kv_heads_, next, next == key ? first / GROUP : 0, (next_last - 1) / GROUP, next_keys,
+                  next_values);
       word_stride = plan_.block_size;
     } else {
-      gather_groups(key, first, last, keys, values);
+      gather_groups(head, key, first, last, keys, values);
       std::copy(keys, keys + TILE_GROUPS, next_keys);
       std::copy(values, values + TILE_GROUPS, next_values);
       word_stride = TILE;
     }
-    in_chunks(num_rows_, [&](auto rows, int row) {
+    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
+      row += first_row;
       score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
                             queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
     });
-    for (int row = 0; row < num_rows_; ++row) weigh_scores(row, key, first, last);
-    if (first % P::STEP) weigh_half(values, first / P::STEP, 0xffff0000u);
-    weigh(values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
-    if (last % P::STEP) weigh_half(values, last / P::STEP, 0x0000ffffu);
+    for (int row = 0; row < rows_per_kv_head_; ++row) weigh_scores(first_row + row, key, first, last);
+    if (first % P::STEP) weigh_half(first_row, values, first / P::STEP, 0xffff0000u);
+    weigh(first_row, values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+    if (last % P::STEP) weigh_half(first_row, values, last / P::STEP, 0x0000ffffu);
   }
 
-  void find_groups(int key, int first, int last, const Word** keys, const Word** values) const {
+  void find_groups(int head, int key, int first, int last, const Word** keys, const Word** values) const {
+    int64_t head_offset = head_offset_ + head * head_stride_;
     for (int g = 0; g < TILE_GROUPS; ++g) {
       // In place of a group that must not be read there is one that may; what comes of it is not used.
       int position = key + std::clamp(g, first, last) * GROUP;
       int64_t block = table_[position / plan_.block_size];
       int offset = position % plan_.block_size;
-      const S* k = call_.keys + block * call_.key_block_stride + head_offset_;
-      const S* v = call_.values + block * call_.value_block_stride + head_offset_;
+      const S* k = call_.keys + block * call_.key_block_stride + head_offset;
+      const S* v = call_.values + block * call_.value_block_stride + head_offset;
       keys[g] = reinterpret_cast<const Word*>(k) + offset;
       values[g] = reinterpret_cast<const Word*>(v) + offset / P::STEP * plan_.head_dim;
     }
   }
 
   // Copies the tile's own slots and puts zeros for the others.
-  void gather_groups(int key, int first, int last, const float** keys, const float** values) {
+  void gather_groups(int head, int key, int first, int last, const float** keys, const float** values) {
     float *k = gathered_, *v = gathered_ + TILE * dims_;  // [dims, TILE] and [TILE, dims]
     std::fill(k, v + TILE * dims_, 0.0f);
     for (int i = first; i < last; ++i) {
       int64_t block = table_[(key + i) / plan_.block_size];
-      int64_t slot = head_offset_ + (key + i) % plan_.block_size * plan_.head_dim;
+      int64_t slot = head_offset_ + head * head_stride_ + (key + i) % plan_.block_size * plan_.head_dim;
       const S* from_k = call_.keys + block * call_.key_block_stride + slot;
       const S* from_v = call_.values + block * call_.value_block_stride + slot;
       for (int d = 0; d < plan_.head_dim; ++d) {
@@ -239,23 +251,25 @@ class UnitAttention {
     }
   }
 
-  void weigh(const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
+  void weigh(int first_row, const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
     if (first_word >= last_word) return;
-    in_chunks(num_rows_, [&](auto rows, int row) {
+    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
+      row += first_row;
       weigh_tile<P, rows()>(values, ahead, first_word, last_word, dims_, weights_ + row * weight_factors(),
                             weight_factors(), results_ + row * dims_);
     });
   }
 
   // A pair of tokens of which one must not be read: its half is cleared first.
-  void weigh_half(const Word* const* values, int word, uint32_t mask) {
+  void weigh_half(int first_row, const Word* const* values, int word, uint32_t mask) {
     constexpr int GROUP_WORDS = GROUP / P::STEP;
     const Word* from = values[word / GROUP_WORDS] + word % GROUP_WORDS * dims_;
     uint32_t* cleared = reinterpret_cast<uint32_t*>(gathered_);
     for (int64_t d = 0; d < dims_; ++d) cleared[d] = bits_as<uint32_t>(from[d]) & mask;
     const Word* cleared_values[TILE_GROUPS];
     for (const Word*& group : cleared_values) group = reinterpret_cast<const Word*>(gathered_);
-    in_chunks(num_rows_, [&](auto rows, int row) {
+    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
+      row += first_row;
       weigh_tile<P, rows()>(cleared_values, cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
                             weight_factors(), results_ + row * dims_);
     });
@@ -267,7 +281,8 @@ class UnitAttention {
   const int64_t dims_;
   const int num_rows_;
   const int32_t* table_;
-  int64_t head_offset_;
+  int num_kv_heads_, rows_per_kv_head_;
+  int64_t head_offset_, head_stride_;  // in a block: of the first of the key-value heads, and between them
   float* results_;    // [num_rows, dims], of a part
   float* merged_;     // [num_rows, 2 + dims], as a partial
   Factor* queries_;   // [num_rows, query_factors]

@@ -1,7 +1,8 @@
 // Divides the ragged rows of an iteration into units of about equal work, for any number of threads.
 //
-// A unit is some queries of one row with the heads of one key-value head. Keys are divided among units only where whole
-// units would leave threads idle.
+// A unit is some queries of one row with the heads of one key-value head. A single query has several key-value heads in
+// one unit, whose blocks lie side by side and so are read at a stretch, but where that would leave too few units. Keys
+// are divided among units only where whole units would leave threads idle.
 
 #include "attention_plan.h"
 
@@ -21,9 +22,20 @@ int64_t cost(const Unit& unit) {
   return static_cast<int64_t>(unit.last_key - unit.first_key + TILE) * (unit.num_heads * unit.num_queries + 2);
 }
 
-void add_row(Plan& plan, int row, int64_t first_token, int num_queries, int context) {
+// Query heads of a unit: all or some of one key-value head's, or all of several.
+int unit_heads(const Plan& plan, int64_t num_rows, int num_queries, int num_keys) {
   int group = plan.num_heads / plan.num_kv_heads;
-  int heads = std::min(group, MAX_UNIT_ROWS);
+  if (group >= MAX_UNIT_ROWS) return MAX_UNIT_ROWS;
+  int64_t units = num_rows * std::max(1, num_keys / PART_KEYS);
+  if (num_queries > 1 || units < plan.num_threads * UNITS_PER_THREAD) return group;
+  return std::min(MAX_UNIT_ROWS / group, plan.num_kv_heads) * group;
+}
+
+void add_row(Plan& plan, int64_t num_rows, int row, int64_t first_token, int num_queries, int context) {
+  int group = plan.num_heads / plan.num_kv_heads;
+  int keys = plan.window ? std::min(plan.window, context) : context;
+  int heads = unit_heads(plan, num_rows, num_queries, keys);
+  int step = std::max(group, heads);  // from one unit's first head to that of the next group of units
   int queries = std::max(1, MAX_UNIT_ROWS / heads);
   for (int query = 0; query < num_queries; query += queries) {
     Unit unit;
@@ -35,12 +47,14 @@ void add_row(Plan& plan, int row, int64_t first_token, int num_queries, int cont
     unit.first_key = plan.window ? std::max(0, unit.first_position - plan.window + 1) : 0;
     unit.last_key = unit.first_position + unit.num_queries;
     unit.partial = -1;
-    for (int kv_head = 0; kv_head < plan.num_kv_heads; ++kv_head)
-      for (int head = 0; head < group; head += heads) {
-        unit.first_head = kv_head * group + head;
-        unit.num_heads = std::min(heads, group - head);
+    for (int first = 0; first < plan.num_heads; first += step) {
+      int last = std::min(first + step, plan.num_heads);
+      for (int head = first; head < last; head += heads) {
+        unit.first_head = head;
+        unit.num_heads = std::min(heads, last - head);
         plan.units.push_back(unit);
       }
+    }
   }
 }
 
@@ -112,7 +126,8 @@ void quire_plan_fill(Plan* plan, const quire::Cache* cache, const int32_t* query
   plan->merges.clear();
   for (int64_t row = 0; row < num_rows; ++row) {
     int num_queries = query_start[row + 1] - query_start[row];
-    if (num_queries > 0) quire::add_row(*plan, static_cast<int>(row), query_start[row], num_queries, context_lens[row]);
+    if (num_queries > 0)
+      quire::add_row(*plan, num_rows, static_cast<int>(row), query_start[row], num_queries, context_lens[row]);
   }
   quire::split_long_units(*plan);
   // Merges name their units by place, so the order of work is a list beside.

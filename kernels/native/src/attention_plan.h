@@ -13,7 +13,7 @@ constexpr int PART_KEYS = 256;
 
 struct Unit {
   int row;
-  int first_head, num_heads;      // query heads, all of one key-value head
+  int first_head, num_heads;      // query heads, of one key-value head, or of several with a single query
   int first_query, num_queries;   // tokens of the row's queries
   int64_t first_token;            // of these queries, in the query tensor
   int first_position;             // of the first query in its row's context

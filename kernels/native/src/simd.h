@@ -31,16 +31,23 @@
 #define QUIRE_KEEP(vector) (void)0
 #endif
 
+// Where registers are few: what was read before this is read again after it, not kept.
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define QUIRE_READ_AGAIN() (void)0
+#else
+#define QUIRE_READ_AGAIN() asm volatile("" ::: "memory")
+#endif
+
 namespace quire {
 
 constexpr int LANES = QUIRE_LANES;
 constexpr int GROUP = 16;                     // tokens or dimensions that go together in packed blocks
 constexpr int GROUP_VECTORS = GROUP / LANES;  // a group as vectors
-// How many sums a loop keeps in registers, beside what it multiplies.
+// How many sums a loop keeps in registers, beside what it multiplies: a few words and factors, or halves of words too.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int NUM_SUMS = 16;  // of 32 registers
+constexpr int NUM_SUMS = 16, NUM_SUMS_OF_HALVES = 16;  // of 32 registers
 #else
-constexpr int NUM_SUMS = 8;  // of 16
+constexpr int NUM_SUMS = 12, NUM_SUMS_OF_HALVES = 8;  // of 16
 #endif
 static_assert(GROUP % LANES == 0, "a group is a whole number of vectors");
 
