@@ -20,8 +20,8 @@ import torch
 from benchmarks.report import RESULTS, table, write_result
 from kernels.attention.paged_attention import RaggedRows
 from kernels.native.cpu_kernels import CacheShape, CpuKernels, layer_caches
+from kernels.native.host_memory import zeros_as_used
 from kernels.native.native_kernels import choose_kernels
-from worker_svc.kv_pool import zeros_as_used
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_LAYERS = 12, 4, 64, 16, 12
 CONTEXTS, BATCHES = (512, 2048), (1, 8, 32)

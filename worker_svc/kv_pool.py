@@ -4,17 +4,15 @@
 block is free, shared or swapped is the scheduler's knowledge alone.
 """
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kernels.blocks.kv_blocks import copy_blocks, swap_blocks
+from kernels.native.host_memory import zeros_as_used
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -146,20 +144,6 @@ def _cgroup_free_bytes(cgroup: Path) -> int | None:
     except OSError:
         return None
     return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
-
-
-def zeros_as_used(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that the system gives when it is first written: it costs a start nothing, and a kill's clean-up little.
-
-    In huge pages where the system has them: attention reads blocks from all over it.
-    """
-    numel = math.prod(shape)
-    if not numel:
-        return torch.zeros(shape, dtype=dtype)
-    memory = mmap(-1, numel * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    with suppress(OSError):  # the system has none
-        memory.madvise(MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _as_tensor(pairs: Sequence[tuple[int, int]]) -> Tensor:

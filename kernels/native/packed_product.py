@@ -10,6 +10,7 @@ from ctypes import CDLL, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -40,7 +41,7 @@ class PackedProduct:
         self._num_threads = torch.get_num_threads()
         panel = library.quire_panel()
         num_panels = -(-self._outputs // panel)
-        self._packed = torch.empty((num_panels, self._inputs, panel), dtype=weight.dtype)
+        self._packed = zeros_as_used((num_panels, self._inputs, panel), weight.dtype)
         library.quire_pack(
             weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), self._num_threads
         )
