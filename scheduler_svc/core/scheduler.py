@@ -423,7 +423,7 @@ class Scheduler:
         return self._waiting.num_served
 
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
-        """Groups in order that are served before one that would come now. Looks at all of them."""
+        """Groups in order that are served before one that would come now."""
         return self._waiting.num_ahead(priority, deadline_s)
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
@@ -473,6 +473,7 @@ class Scheduler:
             assert len(worker.in_flight) <= self._config.pipeline_depth
             assert worker.num_members <= self._config.max_num_seqs
         self._isolation.check()
+        self._waiting.check()
         check_waiting(self._waiting)
         check_paused(self._paused)
 
