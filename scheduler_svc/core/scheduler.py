@@ -177,6 +177,14 @@ class Scheduler:
         for sequence in reversed(group.sequences):  # those that wait for another go before it
             self.finish(sequence)
 
+    def forget(self, group: SequenceGroup) -> None:
+        """It has ended, and nobody will ask for its members: a step in flight may still have some, but not by it.
+
+        Group and members name each other; so all are freed with the last use of each, not by the garbage collector.
+        """
+        assert group.is_finished, f"group {group.arrival} is forgotten before its end"
+        group.sequences = []
+
     def pause(self, group: SequenceGroup, *, keep_on_host: bool) -> None:
         """Take a group off its worker, or out of the queue, until `resume`. Tokens in flight still come.
 

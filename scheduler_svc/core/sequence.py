@@ -148,7 +148,8 @@ class Cohort:
 class SequenceGroup:
     """The sequences of one request: they have one prompt, and are started, preempted and restored together."""
 
-    sequences: list[Sequence]  # at least one, by seq_id; the first computes the prompt, the others fork from it
+    # At least one, by seq_id; the first computes the prompt, the others fork from it. None once it is forgotten.
+    sequences: list[Sequence]
     arrival: int  # unique, rising
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # monotonic

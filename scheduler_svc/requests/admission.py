@@ -258,7 +258,10 @@ class Admission:
         task = asyncio.create_task(self._admit(request, params, digest, model, timeout_s))
         self._admitting[params.request_id] = Entering(digest, task)
         task.add_done_callback(lambda done: self._admitted(params.request_id, done))
-        return await asyncio.shield(task), True
+        try:
+            return await asyncio.shield(task), True
+        finally:
+            del task  # a refusal is in it, whose traceback has this frame: the two would keep each other
 
     def _admitted(self, request_id: str, task: "asyncio.Task[OutputStream]") -> None:
         del self._admitting[request_id]

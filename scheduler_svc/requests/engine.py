@@ -287,6 +287,8 @@ class Engine:
     def withdraw(self, request: LiveRequest) -> None:
         """Keeps the end of a request that became durable and was never started."""
         request.ended_state = pb.REQUEST_STATE_CANCELLED
+        self.scheduler.finish_group(request.group)
+        self.scheduler.forget(request.group)
         self.journal.append(
             sequences=(),
             tokens=(),
@@ -459,6 +461,7 @@ class Engine:
             **_memory_used(request),
             error=request.error or None,
         )
+        self.scheduler.forget(request.group)
 
 
 def counted(number: int, what: str) -> str:

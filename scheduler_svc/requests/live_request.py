@@ -92,7 +92,7 @@ class LiveRequest:
     @property
     def number(self) -> int:
         """By which the journal names it: that of its first sequence."""
-        return self.group.sequences[0].seq_id
+        return self.group.arrival
 
     @property
     def num_prompt_tokens(self) -> int:

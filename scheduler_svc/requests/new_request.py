@@ -34,7 +34,7 @@ def new_live_request(
     sequences = _sequences(params, token_ids, seq_id, max_tokens)
     group = SequenceGroup(
         sequences,
-        arrival=seq_id,
+        arrival=seq_id,  # the request's number, also once the group has no sequences
         priority=params.priority,
         deadline_s=deadline_s,
         awaits_host=beams is not None,
