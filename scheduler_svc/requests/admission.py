@@ -200,7 +200,7 @@ class Admission:
         if live is None:
             return (await self.response(request_id)).state
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
-        await live.closed.wait()
+        await live.until_closed()
         return live.ended_state or live.state
 
     async def _pause(self, request_id: str, keep_on_host: bool) -> None:
