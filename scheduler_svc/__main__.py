@@ -28,6 +28,7 @@ from scheduler_svc.api.readiness import Readiness
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.full_collections import FullCollections
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease, Leases
 from scheduler_svc.journal.open_store import open_leases, open_store, open_tail
@@ -113,6 +114,8 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
     epoch = await journal.open(after_epoch=hot.last.epoch if hot is not None else 0)
     lease = LeaseKeeper(leases, replace(me, epoch=epoch), lease_ms=settings.lease_ms)
     keeping_lease = asyncio.create_task(lease.keep())
+    full_collections = FullCollections()
+    full_collections.put_off()  # while what earlier leaders left is read
     records = Records(store, ttl_s=settings.record_ttl_s)
     engine = Engine(Scheduler(_scheduler_config(settings)), journal, records, delivery=settings.delivery)
     readers = Readers(engine, grace_s=settings.disconnect_grace_s, may_be_ahead=settings.delivery == "relaxed")
@@ -158,6 +161,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
     log.info(event, address=address, store=store.kind, durability=store.durability, epoch=epoch)
     running = [asyncio.create_task(each) for each in (journal.run(), records.run(), workers.watch())]
     running.append(keeping_lease)
+    running.append(asyncio.create_task(full_collections.tend(lambda: len(engine.sampling_of) + recovery.num_waiting)))
     successors: list[str] = []
     is_drained = False
     try:

@@ -177,6 +177,14 @@ class Scheduler:
         for sequence in reversed(group.sequences):  # those that wait for another go before it
             self.finish(sequence)
 
+    def forget(self, group: SequenceGroup) -> None:
+        """It has ended, and nobody will ask for its members: a step in flight may still have some, but not by it.
+
+        Group and members name each other; so all are freed with the last use of each, not by the garbage collector.
+        """
+        assert group.is_finished, f"group {group.arrival} is forgotten before its end"
+        group.sequences = []
+
     def pause(self, group: SequenceGroup, *, keep_on_host: bool) -> None:
         """Take a group off its worker, or out of the queue, until `resume`. Tokens in flight still come.
 
@@ -423,7 +431,7 @@ class Scheduler:
         return self._waiting.num_served
 
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
-        """Groups in order that are served before one that would come now. Looks at all of them."""
+        """Groups in order that are served before one that would come now."""
         return self._waiting.num_ahead(priority, deadline_s)
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
@@ -473,6 +481,7 @@ class Scheduler:
             assert len(worker.in_flight) <= self._config.pipeline_depth
             assert worker.num_members <= self._config.max_num_seqs
         self._isolation.check()
+        self._waiting.check()
         check_waiting(self._waiting)
         check_paused(self._paused)
 

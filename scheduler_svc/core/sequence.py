@@ -4,6 +4,7 @@ Their state is written by the scheduler (and the files beside it) alone; everybo
 They know nothing of requests, text, streams or sampling parameters.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,7 +43,7 @@ class Sequence:
     num_pending_tokens: int = 0  # sampled by steps in flight, not yet known here
     block_table: list[int] = field(default_factory=list)  # one reference to each
     fork_tail: int | None = None  # one reference; see `forking`
-    host_blocks: list[int] = field(default_factory=list)  # while swapped; one reference to each
+    host_blocks: Seq[int] = ()  # while swapped; one reference to each
     has_host_tail: bool = False  # the last of them is a fork_tail
     source: "Sequence | None" = None  # no row before this one has computed what the two share
     num_shared_tokens: int = 0  # that many, while there is a source
@@ -148,7 +149,8 @@ class Cohort:
 class SequenceGroup:
     """The sequences of one request: they have one prompt, and are started, preempted and restored together."""
 
-    sequences: list[Sequence]  # at least one, by seq_id; the first computes the prompt, the others fork from it
+    # At least one, by seq_id; the first computes the prompt, the others fork from it. None once it is forgotten.
+    sequences: list[Sequence]
     arrival: int  # unique, rising
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # monotonic

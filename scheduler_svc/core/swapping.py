@@ -127,7 +127,7 @@ def _free_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> Non
         if sequence.host_blocks:
             assert worker.host is not None
             worker.host.free(sequence.host_blocks)
-        sequence.host_blocks = []
+        sequence.host_blocks = ()
         sequence.has_host_tail = False
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, waiting_rank
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
+from scheduler_svc.core.sorted_ranks import Rank, SortedRanks
 
-_Entry = tuple[tuple[float, ...], SequenceGroup]
+_Entry = tuple[Rank, SequenceGroup]
 
 
 class WaitingQueue:
@@ -25,6 +26,7 @@ class WaitingQueue:
         self._apart: dict[SequenceGroup, None] = {}  # those with a cohort
         self._heap: list[_Entry] = []
         self._entries: dict[SequenceGroup, _Entry] = {}  # who is in order: of the heap's entries those that count
+        self._ranks = SortedRanks()  # those of the entries that count
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
         self.num_sequences = 0  # of all that wait
         self.num_tokens = 0  # a shared prompt counts once
@@ -66,9 +68,8 @@ class WaitingQueue:
         return group
 
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
-        """How many in order are served before a group that would come now. Looks at all of them."""
-        rank = newcomers_rank(self._policy, priority, deadline_s)
-        return sum(entry[0] < rank for entry in self._entries.values())
+        """How many in order are served before a group that would come now."""
+        return self._ranks.num_below(newcomers_rank(self._policy, priority, deadline_s))
 
     def set_aside(self) -> None:
         """The head: it cannot be served as things are."""
@@ -116,22 +117,33 @@ class WaitingQueue:
         self._forget(group)
         self._count(group)
 
+    def check(self) -> None:
+        """Assert that what is counted is what is there."""
+        self._ranks.check()
+        in_order = sorted(rank for rank, _ in self._entries.values())
+        assert [self._ranks.num_below(rank) for rank in in_order] == list(range(len(in_order)))
+        assert len(self._entries) + len(self._aside) + len(self._apart) == len(self._sizes)
+
     def _put_in_order(self, group: SequenceGroup) -> None:
         self._entries[group] = entry = (waiting_rank(self._policy, group), group)
+        self._ranks.add(entry[0])
         heapq.heappush(self._heap, entry)
 
     def _take_head(self) -> SequenceGroup:
         group = self.peek()
         assert group is not None, "the head of an empty queue"
-        heapq.heappop(self._heap)
+        rank, _ = heapq.heappop(self._heap)
         del self._entries[group]
+        self._ranks.remove(rank)
         return group
 
     def _take_out(self, group: SequenceGroup) -> None:
         """Of wherever it waits; it still counts as waiting."""
         self._aside.pop(group, None)
         self._apart.pop(group, None)
-        self._entries.pop(group, None)
+        entry = self._entries.pop(group, None)
+        if entry is not None:
+            self._ranks.remove(entry[0])
         if len(self._heap) > 2 * len(self._entries) + 64:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)

@@ -251,13 +251,7 @@ class Journal:
             if not self._is_whole:
                 await self._say_all_again()
             while await self._wait_for_pending():
-                self._in_flight = entry = self._pending.popleft()
-                if not entry.ends_epoch:
-                    entry.restate(self._needed.restate_due)
-                entry_id = await self._write(entry)
-                self._in_flight = None
-                self._acknowledge(entry, entry_id)
-                self._trimmer.note_written(self._writer.num_entries, self._needed.oldest or entry_id)
+                await self._write_next()
         except GaveUpError:
             log.error("journal closed with unwritten records", pending=self._num_pending)
         except FencedError as error:
@@ -318,6 +312,16 @@ class Journal:
             await self._writer.probe()
         except JournalLostError:
             await self._say_all_again()
+
+    async def _write_next(self) -> None:
+        """Apart from `run`, which would keep the last entry, and the requests that it names, while it waits."""
+        self._in_flight = entry = self._pending.popleft()
+        if not entry.ends_epoch:
+            entry.restate(self._needed.restate_due)
+        entry_id = await self._write(entry)
+        self._in_flight = None
+        self._acknowledge(entry, entry_id)
+        self._trimmer.note_written(self._writer.num_entries, self._needed.oldest or entry_id)
 
     async def _write(self, entry: PendingEntry) -> EntryId:
         payload = entry.encode()

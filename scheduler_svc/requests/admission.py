@@ -200,7 +200,7 @@ class Admission:
         if live is None:
             return (await self.response(request_id)).state
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
-        await live.closed.wait()
+        await live.until_closed()
         return live.ended_state or live.state
 
     async def _pause(self, request_id: str, keep_on_host: bool) -> None:
@@ -251,14 +251,18 @@ class Admission:
         if live is not None:
             _check_same(params.request_id, live.digest, digest)
             return live.stream, False
-        known = self._admitting.get(params.request_id)
-        if known is not None:
-            _check_same(params.request_id, known.digest, digest)
-            return await asyncio.shield(known.task), False
-        task = asyncio.create_task(self._admit(request, params, digest, model, timeout_s))
-        self._admitting[params.request_id] = Entering(digest, task)
-        task.add_done_callback(lambda done: self._admitted(params.request_id, done))
-        return await asyncio.shield(task), True
+        entering = self._admitting.get(params.request_id)
+        is_new = entering is None
+        if entering is None:
+            admitting = self._admit(request, params, digest, model, timeout_s)
+            entering = self._admitting[params.request_id] = Entering(digest, asyncio.create_task(admitting))
+            entering.task.add_done_callback(lambda done: self._admitted(params.request_id, done))
+        else:
+            _check_same(params.request_id, entering.digest, digest)
+        try:
+            return await asyncio.shield(entering.task), is_new
+        finally:
+            del entering  # a refusal is in its task, whose traceback has this frame: the two would keep each other
 
     def _admitted(self, request_id: str, task: "asyncio.Task[OutputStream]") -> None:
         del self._admitting[request_id]

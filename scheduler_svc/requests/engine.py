@@ -287,6 +287,8 @@ class Engine:
     def withdraw(self, request: LiveRequest) -> None:
         """Keeps the end of a request that became durable and was never started."""
         request.ended_state = pb.REQUEST_STATE_CANCELLED
+        self.scheduler.finish_group(request.group)
+        self.scheduler.forget(request.group)
         self.journal.append(
             sequences=(),
             tokens=(),
@@ -375,8 +377,8 @@ class Engine:
         beams, sample = request.beams, request.samples[0]
         assert beams is not None
         num_common = len(beams.common_token_ids)
-        request.pending_beam_steps.append(beams.advance(self.scheduler, request.group))
-        sample.pending_logprobs += beams.common_logprobs(num_common)
+        request.pending_beam_steps += (beams.advance(self.scheduler, request.group),)
+        sample.pending_logprobs += tuple(beams.common_logprobs(num_common))
         self.output_tokens += len(request.group.live)
         if not beams.is_done:
             self._publisher.note({sample: request})
@@ -450,7 +452,8 @@ class Engine:
             self._sample_of.pop(sequence.seq_id, None)
             self._with_stop_strings.discard(sequence.seq_id)
         self._note_emptiness()
-        request.closed.set()
+        if request.closed is not None:
+            request.closed.set()
         log.info(
             "request ended",
             request_id=request.request_id,
@@ -459,6 +462,7 @@ class Engine:
             **_memory_used(request),
             error=request.error or None,
         )
+        self.scheduler.forget(request.group)
 
 
 def counted(number: int, what: str) -> str:

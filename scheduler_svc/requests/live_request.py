@@ -78,12 +78,12 @@ class LiveRequest:
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     deadline: asyncio.TimerHandle | None = None
     abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
-    pending_beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)  # not yet settled
+    pending_beam_steps: tuple[journal_pb2.BeamStep, ...] = ()  # not yet settled
     are_prompt_logprobs_settled: bool = False
     num_settled_preemptions: int = 0
     admission: journal_pb2.Admission | None = None  # as the journal has it
     durable: DurableState = field(default_factory=DurableState)
-    closed: asyncio.Event = field(default_factory=asyncio.Event)  # set when its end is durable
+    closed: asyncio.Event | None = None  # set when its end is durable; made by who waits for that
 
     @property
     def request_id(self) -> str:
@@ -92,7 +92,7 @@ class LiveRequest:
     @property
     def number(self) -> int:
         """By which the journal names it: that of its first sequence."""
-        return self.group.sequences[0].seq_id
+        return self.group.arrival
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -131,7 +131,7 @@ class LiveRequest:
             logprobs = hypothesis_logprobs(hypothesis)
             num_known = num_common if not index else 0
             sample.token_ids.extend(hypothesis.token_ids[num_known:])
-            sample.pending_logprobs.extend(logprobs[num_known:])
+            sample.pending_logprobs += tuple(logprobs[num_known:])
             sample.finish = pb.SampleFinish(score=hypothesis.score)
             if hypothesis.finish == "eos":
                 set_token_stop(sample.finish, self.params, hypothesis.token_ids[-1])
@@ -200,6 +200,12 @@ class LiveRequest:
             finished_unix_ns=finished_unix_ns,
             outcome=self.outcome,
         )
+
+    async def until_closed(self) -> None:
+        """Returns when its end is durable."""
+        if self.stream.finished is None:
+            self.closed = self.closed or asyncio.Event()
+            await self.closed.wait()
 
     def note_durable_pause(self, is_paused: bool) -> None:
         """The journal has acknowledged that it is paused, or goes on."""

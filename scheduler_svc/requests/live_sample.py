@@ -4,7 +4,7 @@ Settled means: the text is made and the tokens are handed to the journal. Decide
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 from protos import inference_pb2 as pb
@@ -31,7 +31,7 @@ class LiveSample:
     is_end_settled: bool = False
     num_durable: int = 0  # settled tokens that the journal has acknowledged
     is_end_durable: bool = False
-    pending_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # of tokens not yet settled
+    pending_logprobs: tuple[pb.TokenLogprobs, ...] = ()  # of tokens not yet settled
 
     @property
     def num_tokens(self) -> int:
@@ -65,17 +65,18 @@ class LiveSample:
         stream.token_ids.extend(fresh)
         return fresh
 
-    def settle_logprobs(self) -> list[pb.TokenLogprobs]:
+    def settle_logprobs(self) -> Seq[pb.TokenLogprobs]:
         """As `settle_tokens`."""
-        fresh, self.pending_logprobs = self.pending_logprobs, []
-        self.stream.logprobs.extend(fresh)
+        fresh, self.pending_logprobs = self.pending_logprobs, ()
+        if fresh:
+            self.stream.add_logprobs(fresh)
         return fresh
 
     def drop_tokens_without_text(self) -> None:
         """Forgets tokens behind the last one that has its text; the sample must have ended."""
         assert self.finish is not None
         del self.token_ids[self.num_prompt_tokens + len(self.text.released_ends) :]
-        del self.pending_logprobs[self.num_tokens - len(self.stream.token_ids) :]
+        self.pending_logprobs = self.pending_logprobs[: self.num_tokens - len(self.stream.token_ids)]
 
 
 def new_sample(

@@ -34,7 +34,7 @@ def new_live_request(
     sequences = _sequences(params, token_ids, seq_id, max_tokens)
     group = SequenceGroup(
         sequences,
-        arrival=seq_id,
+        arrival=seq_id,  # the request's number, also once the group has no sequences
         priority=params.priority,
         deadline_s=deadline_s,
         awaits_host=beams is not None,
@@ -66,7 +66,9 @@ def new_live_request(
 
 def _sequences(params: RequestParams, token_ids: list[int], seq_id: int, max_tokens: int) -> list[Sequence]:
     """As many as the request has. Beams end by the search's decision, the others by their own tokens."""
-    ends = params.stop_token_ids | params.eos_token_ids if params.beam is None else frozenset()
+    ends: frozenset[int] = frozenset()
+    if params.beam is None:  # where there is nothing to unite, the set is the one of all requests
+        ends = params.stop_token_ids | params.eos_token_ids if params.stop_token_ids else params.eos_token_ids
     return [
         Sequence(
             seq_id=seq_id + index,

@@ -37,9 +37,16 @@ class SampleStream:
 
     text_log: TextLog
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)  # beside token_ids, if they were computed
+    logprobs: Sequence[pb.TokenLogprobs] = ()  # beside token_ids, if they were computed
     num_released: int = 0  # tokens that readers may see
     finish: pb.SampleFinish | None = None  # set when its end may be seen; the last token is then released
+
+    def add_logprobs(self, fresh: Sequence[pb.TokenLogprobs]) -> None:
+        """Those of the newest tokens."""
+        if isinstance(self.logprobs, list):
+            self.logprobs.extend(fresh)
+        else:
+            self.logprobs = [*self.logprobs, *fresh]
 
     def close(self, finish: pb.SampleFinish) -> None:
         """Lets readers see everything, and the end."""
@@ -68,7 +75,7 @@ class OutputStream:
     accepted: pb.Accepted
     wanted: pb.OutputParams
     samples: list[SampleStream]
-    prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[pb.TokenLogprobs] = ()
     finished: pb.Finished | None = None  # set when the end may be seen; every sample has its finish by then
     subscriptions: "set[Subscription]" = field(default_factory=set)
 
@@ -124,7 +131,7 @@ class Subscription:
         stream: OutputStream,
         from_positions: Sequence[int],
         notify: "Callable[[Subscription], None]",
-        on_close: Callable[[], None],
+        on_close: Callable[[OutputStream], None],
         *,
         may_be_ahead: bool = False,
     ) -> None:
@@ -190,7 +197,7 @@ class Subscription:
     def close(self) -> None:
         """Gives up the place."""
         self.stream.subscriptions.discard(self)
-        self._on_close()
+        self._on_close(self.stream)
 
     def _learn_samples(self) -> None:
         for index in range(self._num_known, len(self.stream.samples)):

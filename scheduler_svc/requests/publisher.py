@@ -28,7 +28,7 @@ class _News:
     num_tokens: dict[LiveSample, int] = field(default_factory=dict)  # settled, of samples that gained some
     ended_samples: list[LiveSample] = field(default_factory=list)
     ended: list[tuple[LiveRequest, journal_pb2.Finish]] = field(default_factory=list)
-    beam_steps: list[tuple[LiveRequest, list[journal_pb2.BeamStep]]] = field(default_factory=list)
+    beam_steps: list[tuple[LiveRequest, tuple[journal_pb2.BeamStep, ...]]] = field(default_factory=list)
     with_prompt_logprobs: list[LiveRequest] = field(default_factory=list)
     preempted: list[tuple[LiveRequest, int]] = field(default_factory=list)  # and how often so far
 
@@ -102,7 +102,7 @@ class Publisher:
             elif request.pending_beam_steps:
                 beam_steps += request.pending_beam_steps
                 news.beam_steps.append((request, request.pending_beam_steps))
-                request.pending_beam_steps = []
+                request.pending_beam_steps = ()
             if finish is not None:
                 sample.is_end_settled = True
                 news.ended_samples.append(sample)

@@ -34,11 +34,8 @@ class Readers:
         self, stream: OutputStream, from_positions: Sequence[int], notify: Callable[[Subscription], None]
     ) -> Subscription:
         """Opens a reader's place in an output, by sample. Raises InvalidRequestError for one beyond what was sent."""
-        request_id = stream.accepted.request_id
-        subscription = Subscription(
-            stream, from_positions, notify, lambda: self._left(request_id), may_be_ahead=self._may_be_ahead
-        )
-        live = self._engine.live.get(request_id)
+        subscription = Subscription(stream, from_positions, notify, self._left, may_be_ahead=self._may_be_ahead)
+        live = self._engine.live.get(stream.accepted.request_id)
         if live is not None and live.abandonment is not None:
             live.abandonment.cancel()
             live.abandonment = None
@@ -55,8 +52,8 @@ class Readers:
                 max(self._grace_s, at_least_s), self._abandon, live
             )
 
-    def _left(self, request_id: str) -> None:
-        live = self._engine.live.get(request_id)
+    def _left(self, stream: OutputStream) -> None:
+        live = self._engine.live.get(stream.accepted.request_id)
         if live is not None and not live.stream.subscriptions:
             self.watch(live)
 

@@ -36,7 +36,7 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
         request.beams.seat(request.group)
         if request.beams.num_steps and request.beams.is_done and journaled.finish is None:
             raise ValueError("its beam search is over, and it has no end")
-        request.samples[0].pending_logprobs += request.beams.common_logprobs(0)
+        request.samples[0].pending_logprobs += tuple(request.beams.common_logprobs(0))
     else:
         for sample, kept in zip(request.samples, journaled.samples, strict=True):
             _give_output(sample, kept)
@@ -86,7 +86,7 @@ def _give_output(sample: LiveSample, kept: JournaledSample) -> None:
     if kept.finish is None and len(kept.token_ids) >= sample.sequence.max_tokens:
         raise ValueError("a sample has all its tokens, and no end")
     sample.token_ids.extend(kept.token_ids)
-    sample.pending_logprobs.extend(kept.logprobs)
+    sample.pending_logprobs += tuple(kept.logprobs)
     sample.finish = kept.finish
 
 

@@ -25,6 +25,7 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_NEVER: "never",
 }
 _MOST_TIMEOUT_MS = 100 * 365 * 24 * 3600 * 1000  # as good as none, and its deadline still fits int64 nanoseconds
+_NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,8 @@ def settle(
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         min_tokens=stopping.min_tokens,
         stop=tuple(stopping.stop),
-        stop_token_ids=frozenset(stopping.stop_token_ids),
-        eos_token_ids=frozenset() if stopping.ignore_eos else limits.eos_token_ids,
+        stop_token_ids=frozenset(stopping.stop_token_ids) if stopping.stop_token_ids else _NO_TOKENS,
+        eos_token_ids=_NO_TOKENS if stopping.ignore_eos else limits.eos_token_ids,
         include_stop=stopping.include_stop,
         keep_special_tokens=output.keep_special_tokens,
         want_token_ids=output.token_ids,

@@ -20,7 +20,7 @@ def keep_logprobs(
     for index, rows in result.logprobs.items():
         seq_id = plan.sampled_sequences[index].seq_id
         if seq_id in seq_ids:
-            sample_of[seq_id].pending_logprobs.extend(token_logprobs([result.token_ids[index]], rows))
+            sample_of[seq_id].pending_logprobs += tuple(token_logprobs([result.token_ids[index]], rows))
 
 
 def keep_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping[SequenceGroup, LiveRequest]) -> None:
@@ -35,4 +35,4 @@ def keep_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping
         num_known = len(kept) + 1 - item.position
         if num_known >= 0:
             tokens = sequence.token_ids[item.position : item.position + len(item.rows.logprobs)]
-            kept.extend(token_logprobs(tokens, item.rows)[num_known:])
+            request.stream.prompt_logprobs = (*kept, *token_logprobs(tokens, item.rows)[num_known:])

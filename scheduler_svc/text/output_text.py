@@ -6,6 +6,7 @@ It knows no request, no stream and no worker.
 
 from collections.abc import Sequence
 
+from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.stop_strings import StopStrings
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -38,9 +39,10 @@ class OutputText:
         assert tokenizer is not None or not stop, "stop strings without a tokenizer are refused at admission"
         self.text = ""
         self.released_ends: list[int] = []
-        self._decoder = (
-            None if tokenizer is None else tokenizer.decoder(prompt_tail, keep_special_tokens=keep_special_tokens)
-        )
+        self._tokenizer = tokenizer
+        self._prompt_tail = tuple(prompt_tail)
+        self._keep_special_tokens = keep_special_tokens
+        self._decoder: IncrementalDecoder | None = None  # made for the first token: many texts wait long for that
         self._stop_strings = StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
         self._include_stop = include_stop
@@ -52,8 +54,9 @@ class OutputText:
         """Takes the next token. The stop string that it completed: the text ends there, push no more."""
         assert not self._is_complete, "a token after the end"
         completed = None
-        if self._decoder is not None:
-            piece = self._decoder.push(token_id)
+        decoder = self._decoder or self._new_decoder()
+        if decoder is not None:
+            piece = decoder.push(token_id)
             if piece:
                 if self._stop_strings is None:
                     self._release(piece)
@@ -64,8 +67,9 @@ class OutputText:
 
     def push_final(self, token_id: int) -> None:
         """Takes an end-of-sequence or stop token: it counts, and is text only if the stop is included."""
-        if self._decoder is not None and self._include_stop:
-            self._release(self._held + self._decoder.push_literally(token_id))
+        decoder = self._decoder or self._new_decoder()
+        if decoder is not None and self._include_stop:
+            self._release(self._held + decoder.push_literally(token_id))
             self._held = ""
         self.finish()
         self.released_ends.append(len(self.text))
@@ -78,6 +82,11 @@ class OutputText:
         if self._decoder is not None:
             self._release(self._held + self._decoder.flush())
             self._held = ""
+
+    def _new_decoder(self) -> IncrementalDecoder | None:
+        if self._tokenizer is not None:
+            self._decoder = self._tokenizer.decoder(self._prompt_tail, keep_special_tokens=self._keep_special_tokens)
+        return self._decoder
 
     def _release(self, piece: str) -> None:
         # Only a string with a single owner grows in place: taken from self, long texts cost no copy per token.

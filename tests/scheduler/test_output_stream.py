@@ -109,7 +109,7 @@ class OutputStreamMachine(RuleBasedStateMachine):
         for each in num_held:
             self.num_tokens += 1
             sample.stream.token_ids.append(self.num_tokens)
-            sample.stream.logprobs.append(pb.TokenLogprobs(token_id=self.num_tokens))
+            sample.stream.add_logprobs([pb.TokenLogprobs(token_id=self.num_tokens)])
             sample.text.push(self.num_tokens, each)
 
     @precondition(lambda self: self.growing)
@@ -139,7 +139,7 @@ class OutputStreamMachine(RuleBasedStateMachine):
     def come(self, data: st.DataObject) -> None:
         starts = [data.draw(st.integers(0, sample.stream.num_released)) for sample in self.samples]
         starts = starts[: data.draw(st.integers(0, len(starts)))]
-        self.readers.append(Reader(Subscription(self.stream, starts, self.notified.add, lambda: None), starts))
+        self.readers.append(Reader(Subscription(self.stream, starts, self.notified.add, lambda _: None), starts))
         self.notified.add(self.readers[-1].place)
 
     @rule(data=st.data())
@@ -149,7 +149,7 @@ class OutputStreamMachine(RuleBasedStateMachine):
         starts[index] += data.draw(st.integers(1, 5))
         num_readers = len(self.stream.subscriptions)
         with pytest.raises(InvalidRequestError, match=rf"from_positions\[{index}\]"):
-            Subscription(self.stream, starts, self.notified.add, lambda: None)
+            Subscription(self.stream, starts, self.notified.add, lambda _: None)
         assert len(self.stream.subscriptions) == num_readers
 
     @precondition(lambda self: self.readers)

@@ -1,0 +1,192 @@
+"""The waiting queue under random changes: who is ahead of a newcomer is what a walk over all that wait finds.
+
+What order the policies mean is tested in `test_scheduler_policies`.
+"""
+
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, running_rank, waiting_rank
+from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.sorted_ranks import SortedRanks
+from scheduler_svc.core.waiting_queue import WaitingQueue
+
+PRIORITIES = (-1, 0, 0, 2)
+DEADLINES_S = (None, 3.0, 3.0, 8.0)
+SETTINGS = settings(max_examples=60, stateful_step_count=60, derandomize=True, database=None, deadline=None)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Every rule is what the scheduler may do with a queue in that state; the model is who is in order."""
+
+    @initialize(policy=st.sampled_from(["fcfs", "edf"]))
+    def configure(self, policy: OrderPolicy) -> None:
+        self.policy: OrderPolicy = policy
+        self.queue = WaitingQueue(policy)
+        self.num_groups = 0
+        self.in_order: list[SequenceGroup] = []
+        self.aside: list[SequenceGroup] = []
+        self.apart: list[SequenceGroup] = []
+        self.elsewhere: list[SequenceGroup] = []  # running, say
+
+    @rule(
+        priority=st.sampled_from(PRIORITIES),
+        deadline_s=st.sampled_from(DEADLINES_S),
+        num_sequences=st.integers(1, 3),
+        is_suspect=st.sampled_from([False, False, True]),
+    )
+    def push(self, priority: int, deadline_s: float | None, num_sequences: int, is_suspect: bool) -> None:
+        self.num_groups += 1
+        sequences = [Sequence(3 * self.num_groups + i, [1], 1, 4, frozenset()) for i in range(num_sequences)]
+        group = SequenceGroup(sequences, arrival=self.num_groups, priority=priority, deadline_s=deadline_s)
+        group.order = running_rank(self.policy, group)
+        if is_suspect:
+            group.cohort = Cohort({group: None})
+        self.put(group)
+
+    @precondition(lambda self: self.elsewhere)
+    @rule(rng=st.randoms(use_true_random=False))
+    def push_again_what_was_preempted(self, rng: Random) -> None:
+        group = self.elsewhere.pop(rng.randrange(len(self.elsewhere)))
+        for sequence in group.live:
+            sequence.status = SequenceStatus.PREEMPTED
+        self.put(group)
+
+    def put(self, group: SequenceGroup) -> None:
+        self.queue.push(group)
+        (self.in_order if group.cohort is None else self.apart).append(group)
+
+    @precondition(lambda self: self.in_order)
+    @rule()
+    def pop(self) -> None:
+        group = self.queue.pop()
+        assert group is min(self.in_order, key=lambda each: waiting_rank(self.policy, each))
+        self.in_order.remove(group)
+        self.elsewhere.append(group)
+
+    @precondition(lambda self: self.in_order)
+    @rule()
+    def set_aside(self) -> None:
+        group = self.queue.peek()
+        assert group is not None
+        self.queue.set_aside()
+        self.in_order.remove(group)
+        self.aside.append(group)
+
+    @rule()
+    def take_back(self) -> None:
+        self.queue.take_back()
+        self.in_order += self.aside
+        self.aside = []
+
+    @precondition(lambda self: self.in_order or self.aside)
+    @rule(rng=st.randoms(use_true_random=False))
+    def set_apart(self, rng: Random) -> None:
+        group = self.remove_one(rng, self.in_order, self.aside)
+        group.cohort = Cohort({group: None})
+        self.queue.set_apart(group)
+        self.apart.append(group)
+
+    @precondition(lambda self: self.apart)
+    @rule(rng=st.randoms(use_true_random=False), is_taken=st.booleans())
+    def rejoin_or_take(self, rng: Random, is_taken: bool) -> None:
+        group = self.remove_one(rng, self.apart)
+        if is_taken:
+            self.queue.take(group)
+            self.elsewhere.append(group)
+        else:
+            group.cohort = None
+            self.queue.rejoin(group)
+            self.in_order.append(group)
+
+    @precondition(lambda self: self.in_order or self.aside or self.apart)
+    @rule(rng=st.randoms(use_true_random=False))
+    def discard(self, rng: Random) -> None:
+        group = self.remove_one(rng, self.in_order, self.aside, self.apart)
+        self.queue.discard(group)
+        self.elsewhere.append(group)
+
+    @precondition(lambda self: any(len(each.live) > 1 for each in self.queue))
+    @rule(rng=st.randoms(use_true_random=False))
+    def finish_a_member(self, rng: Random) -> None:
+        group = rng.choice(sorted((g for g in self.queue if len(g.live) > 1), key=lambda each: each.arrival))
+        group.live[-1].status = SequenceStatus.FINISHED
+        self.queue.resize(group)
+        if group in self.aside:
+            self.aside.remove(group)
+            self.in_order.append(group)
+
+    def remove_one(self, rng: Random, *places: list[SequenceGroup]) -> SequenceGroup:
+        group = rng.choice([each for place in places for each in place])
+        for place in places:
+            if group in place:
+                place.remove(group)
+        return group
+
+    @invariant()
+    def counts_are_those_of_a_walk(self) -> None:
+        self.queue.check()
+        ranks = [waiting_rank(self.policy, group) for group in self.in_order]
+        assert len(self.queue) == len(ranks)
+        for priority in (-2, *PRIORITIES, 1, 3):
+            for deadline_s in (*DEADLINES_S, 1.0, 5.0):
+                newcomers = newcomers_rank(self.policy, priority, deadline_s)
+                num_ahead = sum(rank < newcomers for rank in ranks)
+                assert self.queue.num_ahead(priority, deadline_s) == num_ahead
+
+
+def test_a_newcomer_is_behind_those_whom_a_walk_over_all_finds_ahead() -> None:
+    run_state_machine_as_test(QueueMachine, settings=SETTINGS)
+
+
+class RanksMachine(RuleBasedStateMachine):
+    """With runs so short that they are split, merged and emptied all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = SortedRanks(max_in_run=4)
+        self.model: list[tuple[float, ...]] = []
+
+    @rule(rank=st.tuples(st.integers(0, 3), st.integers(0, 20)))
+    def add(self, rank: tuple[float, ...]) -> None:
+        self.ranks.add(rank)
+        self.model.append(rank)
+
+    @precondition(lambda self: self.model)
+    @rule(rng=st.randoms(use_true_random=False), is_first=st.booleans())
+    def remove(self, rng: Random, is_first: bool) -> None:
+        rank = min(self.model) if is_first else rng.choice(self.model)
+        self.model.remove(rank)
+        self.ranks.remove(rank)
+
+    @invariant()
+    def counts_are_those_of_a_walk(self) -> None:
+        self.ranks.check()
+        for below in [*self.model, (-1, 0), (1, 7.5), (9, 0)]:
+            assert self.ranks.num_below(below) == sum(rank < below for rank in self.model)
+
+
+def test_ranks_below_are_counted_as_by_a_walk_over_all() -> None:
+    run_state_machine_as_test(RanksMachine, settings=SETTINGS)
+
+
+def test_what_only_grows_at_its_end_is_counted_through_many_runs() -> None:
+    ranks = SortedRanks(max_in_run=4)
+    for arrival in range(100):
+        ranks.add((0, arrival))
+    ranks.check()
+    assert [ranks.num_below((0, arrival)) for arrival in (0, 50, 99, 1000)] == [0, 50, 99, 100]
+    for arrival in range(0, 100, 2):
+        ranks.remove((0, arrival))
+    ranks.check()
+    assert [ranks.num_below((0, arrival)) for arrival in (0, 50, 99, 1000)] == [0, 25, 49, 50]
