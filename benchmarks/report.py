@@ -82,12 +82,12 @@ def _arguments(given: Sequence[str]) -> list[str]:
 
 
 def _commit() -> str | None:
-    """The commit, marked if any file but a result and the page of results differs from it.
+    """The commit, marked if any file but a result and the pages made of results differs from it.
 
     Outside a repository what the caller says it is.
     """
     head = _git("rev-parse", "HEAD") or os.environ.get("COMMIT")
-    results = (":!benchmarks/results", ":!docs/results.md")
+    results = (":!benchmarks/results", ":!docs/results.md", ":!docs/fault_matrix.md", ":!docs/paper*")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *results)
     return f"{head}-dirty" if head and changed else head
 
