@@ -34,6 +34,8 @@ constexpr int64_t WIDEN_FROM = ROWS + 1;            // rows, from which on widen
 constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
 constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
 constexpr int MAX_SIDE = 4;                         // panels side by side
+constexpr int64_t TURN = 8;                         // inputs between two looks ahead
+constexpr int64_t LINE = 64;                        // bytes of a cache line
 
 // In all lanes: a broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
 QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
@@ -62,27 +64,41 @@ QUIRE_INLINE vfloat weights_at(const int8_t* p) {
 }
 #endif
 
+// Weights that are fetched while others are multiplied, some lines at each turn: memory and products share the time.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+
+  void fetch() {
+    for (int64_t i = 0; i < lines; ++i, at += LINE) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // Adds the products of NUM_ROWS rows and SIDE panels over `size` inputs to sums [rows][PANEL] of each panel.
 template <int NUM_ROWS, int SIDE, class W>
 QUIRE_INLINE void multiply(const float* x, int64_t stride, const W* weights, int64_t panel_size, int64_t size,
-                           float* sums, int64_t sums_size) {
+                           float* sums, int64_t sums_size, Ahead ahead) {
   vfloat acc[NUM_ROWS][SIDE * VECTORS];
 #pragma GCC unroll 16
   for (int r = 0; r < NUM_ROWS; ++r)
 #pragma GCC unroll 16
     for (int v = 0; v < SIDE * VECTORS; ++v)
       acc[r][v] = load<vfloat>(sums + v / VECTORS * sums_size + r * PANEL + v % VECTORS * LANES);
+  for (int64_t turn = 0; turn < size; turn += TURN) {
+    ahead.fetch();
+    int64_t end = std::min(turn + TURN, size);
 #pragma GCC unroll 2
-  for (int64_t k = 0; k < size; ++k) {
-    vfloat w[SIDE * VECTORS];
+    for (int64_t k = turn; k < end; ++k) {
+      vfloat w[SIDE * VECTORS];
 #pragma GCC unroll 16
-    for (int v = 0; v < SIDE * VECTORS; ++v)
-      w[v] = weights_at(weights + v / VECTORS * panel_size + k * PANEL + v % VECTORS * LANES);
+      for (int v = 0; v < SIDE * VECTORS; ++v)
+        w[v] = weights_at(weights + v / VECTORS * panel_size + k * PANEL + v % VECTORS * LANES);
 #pragma GCC unroll 16
-    for (int r = 0; r < NUM_ROWS; ++r) {
-      vfloat a = spread(x[r * stride + k]);
+      for (int r = 0; r < NUM_ROWS; ++r) {
+        vfloat a = spread(x[r * stride + k]);
 #pragma GCC unroll 16
-      for (int v = 0; v < SIDE * VECTORS; ++v) acc[r][v] += a * w[v];
+        for (int v = 0; v < SIDE * VECTORS; ++v) acc[r][v] += a * w[v];
+      }
     }
   }
 #pragma GCC unroll 16
@@ -94,24 +110,30 @@ QUIRE_INLINE void multiply(const float* x, int64_t stride, const W* weights, int
 
 template <int NUM_ROWS, int SIDE, class W>
 __attribute__((noinline)) void multiply_rows(const float* x, int64_t stride, const W* weights, int64_t panel_size,
-                                             int64_t size, float* sums, int64_t sums_size) {
-  multiply<NUM_ROWS, SIDE, W>(x, stride, weights, panel_size, size, sums, sums_size);
+                                             int64_t size, float* sums, int64_t sums_size, Ahead ahead) {
+  multiply<NUM_ROWS, SIDE, W>(x, stride, weights, panel_size, size, sums, sums_size, ahead);
 }
 
-// All rows with one panel, ROWS at a time and then the rest.
+// All rows with one panel, at most ROWS at a time and about as many each time. What lies `next` is fetched meanwhile.
 template <class W>
-void multiply_all(const float* x, int64_t stride, int64_t num_rows, const W* weights, int64_t size, float* sums) {
-  int64_t row = 0;
-  for (; row + ROWS <= num_rows; row += ROWS)
-    multiply_rows<ROWS, 1, W>(x + row * stride, stride, weights, 0, size, sums + row * PANEL, 0);
-  x += row * stride, sums += row * PANEL;
-  switch (num_rows - row) {
-#define QUIRE_REST(n)                                                             \
-  case n:                                                                         \
-    return multiply_rows<(n < ROWS ? n : 1), 1, W>(x, stride, weights, 0, size, sums, 0);
-    QUIRE_REST(1) QUIRE_REST(2) QUIRE_REST(3) QUIRE_REST(4) QUIRE_REST(5) QUIRE_REST(6)
-    QUIRE_REST(7) QUIRE_REST(8) QUIRE_REST(9) QUIRE_REST(10) QUIRE_REST(11)
-#undef QUIRE_REST
+void multiply_all(const float* x, int64_t stride, int64_t num_rows, const W* weights, int64_t size, float* sums,
+                  const void* next, int64_t next_bytes) {
+  int64_t num_chunks = (num_rows + ROWS - 1) / ROWS, turns = num_chunks * ((size + TURN - 1) / TURN);
+  Ahead ahead = {static_cast<const char*>(next), (next_bytes / LINE + turns - 1) / turns};
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    int64_t row = num_rows * chunk / num_chunks, end = num_rows * (chunk + 1) / num_chunks;
+    const float* from = x + row * stride;
+    float* to = sums + row * PANEL;
+    switch (end - row) {
+#define QUIRE_ROWS(n)                                                                         \
+  case n:                                                                                     \
+    multiply_rows<(n < ROWS ? n : ROWS), 1, W>(from, stride, weights, 0, size, to, 0, ahead); \
+    break;
+      QUIRE_ROWS(1) QUIRE_ROWS(2) QUIRE_ROWS(3) QUIRE_ROWS(4) QUIRE_ROWS(5) QUIRE_ROWS(6)
+      QUIRE_ROWS(7) QUIRE_ROWS(8) QUIRE_ROWS(9) QUIRE_ROWS(10) QUIRE_ROWS(11) QUIRE_ROWS(12)
+#undef QUIRE_ROWS
+    }
+    ahead.at += ahead.lines * LINE * ((size + TURN - 1) / TURN);
   }
 }
 
@@ -166,11 +188,12 @@ void many_rows(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t
     const W* weights = static_cast<const W*>(call.weights) + panel * call.num_inputs * PANEL;
     std::memset(sums, 0, num_rows * PANEL * sizeof(float));
     for (int64_t k = 0; k < call.num_inputs; k += CHUNK) {
-      int64_t size = std::min(CHUNK, call.num_inputs - k);
+      int64_t size = std::min(CHUNK, call.num_inputs - k), bytes = size * PANEL * sizeof(W);
+      const W *chunk = weights + k * PANEL, *next = chunk + size * PANEL;  // of this panel or of the one behind it
       if (num_rows >= WIDEN_FROM)
-        multiply_all(x + k, call.stride, num_rows, widened(weights + k * PANEL, size * PANEL, wide), size, sums);
+        multiply_all(x + k, call.stride, num_rows, widened(chunk, size * PANEL, wide), size, sums, next, bytes);
       else
-        multiply_all(x + k, call.stride, num_rows, weights + k * PANEL, size, sums);
+        multiply_all(x + k, call.stride, num_rows, chunk, size, sums, next, bytes);
     }
     finish(call, sums, first_row, num_rows, panel);
   }
@@ -185,7 +208,7 @@ void few_rows(const Call<S>& call, int64_t begin, int64_t end) {
   for (; panel + SIDE <= end; panel += SIDE) {
     std::memset(sums, 0, sizeof(sums));
     multiply_rows<NUM_ROWS, SIDE, W>(call.x, call.stride, static_cast<const W*>(call.weights) + panel * panel_size,
-                                     panel_size, call.num_inputs, sums, NUM_ROWS * PANEL);
+                                     panel_size, call.num_inputs, sums, NUM_ROWS * PANEL, Ahead{nullptr, 0});
     for (int side = 0; side < SIDE; ++side)
       finish(call, sums + side * NUM_ROWS * PANEL, 0, NUM_ROWS, panel + side);
   }
