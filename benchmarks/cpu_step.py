@@ -110,6 +110,9 @@ class TimedKernels:
         with self._clock.part("activations"):
             self._kernels.activation(x, activation, out)
 
+    def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        self._kernels.gather_rows(x, rows, out)
+
     def greedy(self, logits: Tensor) -> GreedyTokens:
         with self._clock.part("greedy"):
             return self._kernels.greedy(logits)
@@ -140,22 +143,35 @@ def timed_decoder(decoder: Decoder, clock: PartClock) -> Decoder:
 
 
 def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, num_steps: int) -> dict[str, float]:
-    """Medians in milliseconds of decode steps of `num_rows` rows, by part."""
+    """Medians in milliseconds of decode steps of `num_rows` rows: by part, kernel by kernel, and as they are served."""
     clock = PartClock()
     timed = TimedKernels(kernels, clock)
+    by_parts = _decode(HostDecoder(timed_decoder(decoder, clock), timed), timed, num_rows, context, num_steps)
+    samples: list[dict[str, float]] = []
+    clock.read()
+    for total in by_parts:
+        parts = clock.read()
+        samples.append({**parts, "the rest": total - sum(parts.values()), "kernel by kernel": total})
+    measured = samples[_NUM_WARM_UP:]
+    medians = {part: round(statistics.median(each[part] for each in measured), 3) for part in measured[0]}
+    as_served = list(_decode(HostDecoder(decoder, kernels), kernels, num_rows, context, num_steps))
+    return {**medians, "step": round(statistics.median(as_served[_NUM_WARM_UP:]), 3)}
+
+
+def _decode(model: HostDecoder, kernels: CpuKernels, num_rows: int, context: int, num_steps: int) -> Iterator[float]:
+    """Milliseconds of each decode step, some to warm up among them; nothing is computed between two of them."""
     blocks_per_row = -(-(context + num_steps + _NUM_WARM_UP + 1) // _BLOCK_SIZE)
     limits = StepLimits(
         num_slots=num_rows,
         num_blocks=num_rows * blocks_per_row,
         num_host_blocks=0,
         block_size=_BLOCK_SIZE,
-        vocab_size=decoder.config.vocab_size,
-        max_model_len=decoder.config.max_model_len,
+        vocab_size=model.config.vocab_size,
+        max_model_len=model.config.max_model_len,
         max_batched_tokens=max(num_rows, context),
     )
-    pool = KVPool(decoder.block_shape(_BLOCK_SIZE), limits.num_blocks, decoder.device)
-    model = HostDecoder(timed_decoder(decoder, clock), timed)
-    runner = ModelRunner(model, pool, Sampler(), limits, greedy=timed.greedy)
+    pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
+    runner = ModelRunner(model, pool, Sampler(), limits, greedy=kernels.greedy)
     for row in range(num_rows):
         state = SlotState(
             slot=row,
@@ -166,16 +182,10 @@ def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, 
             sampling=_GREEDY,
         )
         runner.launch(Step(epoch=1, step_id=row, snapshot=row == 0, whole=[state], rows=[row], num_tokens=[context]))
-    samples: list[dict[str, float]] = []
     for number in range(_NUM_WARM_UP + num_steps):
-        clock.read()
         began_s = time.perf_counter()
         runner.launch(Step(epoch=1, step_id=num_rows + number, rows=list(range(num_rows))))
-        total = 1e3 * (time.perf_counter() - began_s)
-        parts = clock.read()
-        samples.append({**parts, "the rest": total - sum(parts.values()), "step": total})
-    measured = samples[_NUM_WARM_UP:]
-    return {part: round(statistics.median(each[part] for each in measured), 3) for part in measured[0]}
+        yield 1e3 * (time.perf_counter() - began_s)
 
 
 def main() -> None:
@@ -209,7 +219,7 @@ def main() -> None:
 
 
 def _as_table(steps: dict[int, dict[str, float]]) -> str:
-    parts: Sequence[str] = [*PARTS, "the rest", "step"]
+    parts: Sequence[str] = [*PARTS, "the rest", "kernel by kernel", "step"]
     return table(
         ["ms", *(f"{rows} rows" for rows in steps)], [[part, *(s[part] for s in steps.values())] for part in parts]
     )

@@ -155,5 +155,8 @@ class CpuKernels(Protocol):
     def activation(self, x: Tensor, activation: Activation, out: Tensor) -> None:
         """The activation of every element. x, out: [T, size]; out may be x."""
 
+    def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[i] = x[rows[i]]. x: [T, size]; rows: [L] int64; out: [L, size], not x's memory."""
+
     def greedy(self, logits: Tensor) -> GreedyTokens:
         """The greatest logit of each row, and whether all are finite, in one pass. logits: [L, vocab_size]."""

@@ -58,6 +58,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (c_int, c_void_p, c_int64, c_int, c_void_p, c_int64, c_int64, c_int64, c_int, c_int),
     ),
+    "quire_gather_rows": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
+    "quire_run": (None, (c_void_p, c_int64, c_void_p, c_int)),
     "quire_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int, c_int)),
 }
 

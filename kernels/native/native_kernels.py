@@ -25,6 +25,7 @@ from kernels.native.cpu_kernels import (
     NormRule,
 )
 from kernels.native.library import CacheMemory, load_library
+from kernels.native.program import ACTIVATE, ATTEND, GATHER, NORM, ROTATE, Program, recorded
 from kernels.native.torch_kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -81,6 +82,8 @@ class NativeKernels:
         """See CpuKernels.attend."""
         assert isinstance(plan, NativePlan), "not a plan of these kernels"
         assert query.dtype == out.dtype == cache.shape.dtype
+        if (program := recorded()) is not None:
+            program.add(ATTEND, query, out, first=self._address(cache), second=plan.handle, number=scale)
         self._library.quire_attend(
             plan.handle,
             self._address(cache),
@@ -103,6 +106,18 @@ class NativeKernels:
         """See CpuKernels.rotate_and_write."""
         assert qkv.dtype == cache.shape.dtype
         assert positions.dtype == slot_mapping.dtype == torch.int64
+        if (program := recorded()) is not None:
+            program.add(
+                ROTATE,
+                qkv,
+                qkv,
+                first=self._address(cache),
+                second=None if rotary is None else rotary.data_ptr(),
+                num_inputs=0 if rotary is None else rotary.shape[1],
+                query_norm=None if norms is None else norms.query.data_ptr(),
+                key_norm=None if norms is None else norms.key.data_ptr(),
+                number=0.0 if norms is None else norms.eps,
+            )
         self._library.quire_rotate_and_write(
             self._address(cache),
             qkv.data_ptr(),
@@ -121,6 +136,20 @@ class NativeKernels:
     def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
         """See CpuKernels.add_norm."""
         weight, bias, eps, rms = norm
+        if (program := recorded()) is not None:
+            program.add(
+                NORM,
+                x,
+                out,
+                choice=rms,
+                half=x.dtype == _BFLOAT16,
+                number=eps,
+                num_outputs=x.shape[1],
+                first=None if residual is None else residual.data_ptr(),
+                first_stride=0 if residual is None else residual.stride(0),
+                second=None if weight is None else weight.data_ptr(),
+                third=None if bias is None else bias.data_ptr(),
+            )
         self._library.quire_add_norm(
             x.data_ptr(),
             x.stride(0),
@@ -145,6 +174,25 @@ class NativeKernels:
         """See CpuKernels.activation."""
         self._activate(x, activation, False, out)
 
+    def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        """See CpuKernels.gather_rows."""
+        size = x.element_size()
+        if (program := recorded()) is not None:
+            program.add(GATHER, x, out, num_outputs=x.shape[1] * size)
+        self._library.quire_gather_rows(
+            x.data_ptr(),
+            x.stride(0) * size,
+            rows.data_ptr(),
+            len(rows),
+            x.shape[1] * size,
+            out.data_ptr(),
+            out.stride(0) * size,
+        )
+
+    def new_program(self) -> Program:
+        """For a pass whose native kernels are to be recorded."""
+        return Program(self._library, self._num_threads)
+
     def greedy(self, logits: Tensor) -> GreedyTokens:
         """See CpuKernels.greedy."""
         num_rows, size = logits.shape
@@ -166,6 +214,16 @@ class NativeKernels:
         return int(self._library.quire_plan_num_units(plan.handle))
 
     def _activate(self, x: Tensor, activation: Activation, gated: bool, out: Tensor) -> None:
+        if (program := recorded()) is not None:
+            program.add(
+                ACTIVATE,
+                x,
+                out,
+                choice=_ACTIVATIONS[activation],
+                gated=gated,
+                num_outputs=out.shape[1],
+                half=x.dtype == _BFLOAT16,
+            )
         self._library.quire_activate(
             _ACTIVATIONS[activation],
             x.data_ptr(),

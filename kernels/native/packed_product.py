@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
+from kernels.native.program import PRODUCT, recorded
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8_MAX = 127
@@ -63,6 +64,20 @@ class PackedProduct:
         num_rows = len(x)
         if out is None:
             out = x.new_empty(num_rows, self._outputs)
+        if (program := recorded()) is not None:
+            weights, scales, bias = self._arguments
+            program.add(
+                PRODUCT,
+                x,
+                out,
+                choice=_KINDS[self._packed.dtype],
+                half=x.dtype == torch.bfloat16,
+                num_inputs=self._inputs,
+                num_outputs=self._outputs,
+                first=weights,
+                second=scales,
+                third=bias,
+            )
         self._function(
             _KINDS[self._packed.dtype],
             x.data_ptr(),

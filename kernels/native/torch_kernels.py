@@ -85,6 +85,10 @@ class TorchKernels:
             case "gelu_tanh":
                 out.copy_(F.gelu(x, approximate="tanh"))
 
+    def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        """See CpuKernels.gather_rows."""
+        torch.index_select(x, 0, rows, out=out)
+
     def greedy(self, logits: Tensor) -> GreedyTokens:
         """See CpuKernels.greedy."""
         return GreedyTokens(logits.argmax(dim=1), logits.isfinite().all(dim=1))

@@ -1,12 +1,17 @@
 """The CPU's own forward pass against `transformers` and the plain decoder, family by family."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
+from kernels.native.cpu_kernels import CpuKernels
+from kernels.native.native_kernels import native_kernels
+from kernels.native.packed_product import ProductMaker
 from tests.equality import assert_equal_greedy
-from tests.worker.paged_runner import PagedRunner
+from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.host.start import choose_host
@@ -42,3 +47,43 @@ def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_pref
         ours = runner.generate(prompts, NUM_TOKENS, batch_size=batch_size, chunk=chunk)
         assert_equal_greedy(reference.tokens, reference.margins, ours)
         assert (runner.num_mixed_steps > 0) == (batch_size > 1)
+
+
+class EachByItself:
+    """The same kernels, which nobody takes for native ones: every pass calls each of them."""
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_a_recorded_pass_gives_the_same_bits_as_its_kernels_one_by_one(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    decoder = load_decoder(write_tiny_model(name, tmp_path), dtype, CPU, ProductMaker())
+    kernels = native_kernels()
+    runners = [
+        PagedRunner(HostDecoder(decoder, each), num_blocks=NUM_BLOCKS, block_size=16)
+        for each in (kernels, cast(CpuKernels, EachByItself(kernels)))
+    ]
+    prompts = random_prompts(PROMPT_LENGTHS)
+    for runner in runners:  # the first passes want nothing, as the first chunks of a long prompt do
+        first = PagedSequence(list(prompts[-1]), len(prompts[-1]), block_table=runner.free_blocks[:3])
+        batch = forward_batch([first], [16], runner.pool.block_size)
+        for _ in range(2):
+            assert not len(runner.decoder.hidden(replace(batch, logit_rows=batch.logit_rows[:0]), runner.pool))
+    running: list[list[PagedSequence]] = [[], []]
+    # Rows come, buffers grow, and steps want all tokens or some.
+    for number, chunk in enumerate((1, 3, 1, 16, 16, 48, 1, 1, 2, 1, 1)):
+        for sequences in running:
+            if number < len(prompts):
+                sequences.append(PagedSequence(list(prompts[number]), len(prompts[number])))
+        recorded, by_itself = (
+            runner.step(sequences, chunk) for runner, sequences in zip(runners, running, strict=True)
+        )
+        assert torch.equal(recorded, by_itself)
+    assert [each.token_ids for each in running[0]] == [each.token_ids for each in running[1]]

@@ -1,7 +1,8 @@
 """The forward pass on a CPU: packed products, and between them kernels that work in place or into kept buffers.
 
-It computes what `Decoder.hidden` and `Decoder.logits` do and can stand in its place. It reads and writes the KV pool
-that is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
+It computes what `Decoder.hidden` and `Decoder.logits` do and can stand in its place. Its first pass calls kernel after
+kernel; where all of them are native it is recorded, and later passes are one call. It reads and writes the KV pool that
+is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
 """
 
 from typing import NamedTuple
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.native.cpu_kernels import CacheShape, CpuKernels, CpuPlan, HeadNorms, LayerCache, NormRule, layer_caches
+from kernels.native.native_kernels import NativeKernels
+from kernels.native.packed_product import PackedProduct
+from kernels.native.program import Program, recording
 from worker_svc.host.row_buffers import RowBuffers
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
@@ -31,6 +35,10 @@ class HostDecoder:
         self._final_norm = None if decoder.final_norm is None else _norm_rule(decoder.final_norm)
         self._pool: KVPool | None = None  # that the caches belong to
         self._caches: tuple[LayerCache, ...] = ()
+        # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted, and with some.
+        self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
+        self._programs: dict[bool, Program] = {}
+        self._num_moves = 0  # of the buffers, when the programs were recorded
 
     @property
     def config(self) -> ModelConfig:
@@ -58,7 +66,29 @@ class HostDecoder:
         self._look_at(kv_pool)
         wanted = None if _wants_all(batch) else batch.logit_rows
         plans = self._plan(batch)
-        x, residual = self._embed(batch), None
+        self._buffers.reserve(len(batch.token_ids))
+        x = self._embed(batch)
+        if self._native is None:
+            return self._layers_of(x, batch, plans, wanted)
+        if self._buffers.num_moves != self._num_moves:
+            self._programs, self._num_moves = {}, self._buffers.num_moves
+        program = self._programs.get(wanted is None)
+        if program is None:
+            if wanted is not None and not len(wanted):  # where no rows are, there is no memory to write down
+                return self._layers_of(x, batch, plans, wanted)
+            program = self._programs[wanted is None] = self._native.new_program()
+            with recording(program):
+                return self._layers_of(x, batch, plans, wanted)
+        program.run(batch.positions, batch.slot_mapping, wanted)
+        num_rows = len(x) if wanted is None else len(wanted)
+        last_buffer = "layer_out" if self._final_norm is None else "final"
+        return self._buffers.of(last_buffer, num_rows, self.config.hidden_size)
+
+    def _layers_of(
+        self, x: Tensor, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
+    ) -> Tensor:
+        """All layers, kernel by kernel. x: [T, hidden_size], embedded; wanted: the tokens whose results are, or all."""
+        residual = None
         last = len(self._layers) - 1
         for index, layer in enumerate(self._weights.layers):
             tokens = _LayerTokens(
@@ -93,7 +123,7 @@ class HostDecoder:
             block_size=kv_pool.block_size,
             dtype=self.dtype,
         )
-        self._caches, self._pool = layer_caches(kv_pool.blocks, shape), kv_pool
+        self._caches, self._pool, self._programs = layer_caches(kv_pool.blocks, shape), kv_pool, {}
 
     def _plan(self, batch: ForwardBatch) -> dict[int | None, CpuPlan]:
         """One plan for all layers with the same window."""
@@ -121,7 +151,7 @@ class HostDecoder:
         residual = x if residual is None else residual
         x = self._attend(layer.attention, rules.head_norms, normed, tokens)
         if tokens.wanted is not None:
-            residual = residual.index_select(0, tokens.wanted)
+            residual = self._gather(residual, tokens.wanted, "wanted_residual")
         normed = self._norm(rules.mlp_norm, x, residual, "normed")
         return self._mlp(layer.mlp, normed), residual
 
@@ -131,7 +161,7 @@ class HostDecoder:
         assert residual is None, "layers of one decoder normalise all before or all after"
         attended = self._attend(layer.attention, rules.head_norms, x, tokens)
         if tokens.wanted is not None:
-            x = x.index_select(0, tokens.wanted)
+            x = self._gather(x, tokens.wanted, "wanted_residual")
         middle = self._norm(rules.attention_norm, attended, x, "normed")
         return self._norm(rules.mlp_norm, self._mlp(layer.mlp, middle), middle, "layer_out"), None
 
@@ -143,7 +173,7 @@ class HostDecoder:
         out = self._buffers.of("attended", num_tokens, config.query_size)
         kernels.attend(qkv[:, : config.query_size], tokens.cache, tokens.plan, config.attention_scale, out)
         if tokens.wanted is not None:
-            out = out.index_select(0, tokens.wanted)
+            out = self._gather(out, tokens.wanted, "wanted_attended")
         return attention.out(out, self._buffers.of("attention_out", len(out), config.hidden_size))
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
@@ -157,6 +187,11 @@ class HostDecoder:
             inner = mlp.up(x, self._buffers.of("inner", num_rows, size))
             self._kernels.activation(inner, self._activation, inner)
         return mlp.down(inner, self._buffers.of("mlp_out", num_rows, self.config.hidden_size))
+
+    def _gather(self, x: Tensor, rows: Tensor, buffer: str) -> Tensor:
+        out = self._buffers.of(buffer, len(rows), x.shape[1])
+        self._kernels.gather_rows(x, rows, out)
+        return out
 
     def _norm(self, rule: NormRule, x: Tensor, residual: Tensor | None, buffer: str) -> Tensor:
         """Adds x to the residual, if there is one, in place."""
@@ -190,6 +225,17 @@ class _LayerRules(NamedTuple):
             assert query.weight is not None and key.weight is not None, "norms of heads have weights"
             head_norms = HeadNorms(query.weight, key.weight, query.eps)
         return cls(_norm_rule(layer.attention_norm), _norm_rule(layer.mlp_norm), head_norms)
+
+
+def _is_native(decoder: Decoder) -> bool:
+    """Whether layers need nothing but native kernels, given that norms, activations and attention do."""
+    products = (
+        each
+        for layer in decoder.layers
+        for each in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
+    )
+    sums_at_the_end = decoder.final_norm is None and any(layer.norm_before for layer in decoder.layers)
+    return not sums_at_the_end and all(isinstance(each, PackedProduct) for each in products)
 
 
 def _norm_rule(norm: Norm) -> NormRule:

@@ -1,4 +1,4 @@
-"""Buffers for rows of numbers that are kept from pass to pass and grow to the largest pass seen."""
+"""Buffers for rows of numbers that are kept from pass to pass and hold as many rows as the largest pass seen."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,20 @@ class RowBuffers:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._buffers: dict[str, Tensor] = {}
+        self._num_rows = 0  # of every buffer
+        self.num_moves = 0  # how often all of them were given up for larger ones
+
+    def reserve(self, num_rows: int) -> None:
+        """Until more are reserved or asked for, no buffer of up to so many rows moves."""
+        if num_rows > self._num_rows:
+            self._num_rows, self._buffers = num_rows, {}
+            self.num_moves += 1
 
     def of(self, purpose: str, num_rows: int, size: int) -> Tensor:
         """[num_rows, size], contiguous, its contents undefined. A purpose always has the same size."""
+        self.reserve(num_rows)
         buffer = self._buffers.get(purpose)
-        if buffer is None or len(buffer) < num_rows:
+        if buffer is None:
             with torch.inference_mode():
-                buffer = self._buffers[purpose] = torch.empty((num_rows, size), dtype=self._dtype)
+                buffer = self._buffers[purpose] = torch.empty((self._num_rows, size), dtype=self._dtype)
         return buffer[:num_rows]

@@ -1,0 +1,111 @@
+"""A pass through a model as one native call: what its kernels were called with is written down once, and run again.
+
+While a program is being recorded, each native kernel that is called is also written down: memory, strides, sizes, but
+no number of rows. Rows are all tokens of a pass, or from the first gathering of rows on those that are wanted. Whoever
+records sees to it that everything lies where it was, and that nothing but native kernels computes in between.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import CDLL, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+from torch import Tensor
+
+PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER = range(6)
+
+
+class Operation(Structure):
+    """`Operation` of src/program.cpp."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("of_wanted", c_int32),
+        ("choice", c_int32),
+        ("half", c_int32),
+        ("gated", c_int32),
+        ("number", c_float),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num_inputs", c_int64),
+        ("num_outputs", c_int64),
+        ("first", c_void_p),
+        ("second", c_void_p),
+        ("third", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("first_stride", c_int64),
+    )
+
+
+class Pass(Structure):
+    """`Pass` of src/program.cpp."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_wanted", c_int64),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("wanted", c_void_p),
+    )
+
+
+class Program:
+    """Operations in their order. One thread at a time may run it."""
+
+    def __init__(self, library: CDLL, num_threads: int) -> None:
+        self._library, self._num_threads = library, num_threads
+        self._operations: list[Operation] = []
+        self._array: Any = None  # of the operations, made at the first run
+        self._of_wanted = False
+        self._pass = Pass()
+
+    def add(self, kind: int, x: Tensor, out: Tensor, **fields: Any) -> None:
+        """Writes an operation on rows `x` [.., ..] down, whose results are the rows `out`; `fields` of Operation."""
+        assert x.numel() and out.numel(), "tensors without rows have no address"
+        scale = x.element_size() if kind == GATHER else 1
+        self._of_wanted |= kind == GATHER
+        self._operations.append(
+            Operation(
+                kind=kind,
+                of_wanted=self._of_wanted,
+                x=x.data_ptr(),
+                x_stride=x.stride(0) * scale,
+                out=out.data_ptr(),
+                out_stride=out.stride(0) * scale,
+                **fields,
+            )
+        )
+
+    def run(self, positions: Tensor, slots: Tensor, wanted: Tensor | None) -> None:
+        """Another pass: positions and slots [T] int64, and the tokens that are wanted, [L] int64, or all."""
+        if self._array is None:
+            self._array = (Operation * len(self._operations))(*self._operations)
+        given = self._pass
+        given.num_tokens = len(positions)
+        given.num_wanted = len(positions) if wanted is None else len(wanted)
+        given.positions, given.slots = positions.data_ptr(), slots.data_ptr()
+        given.wanted = None if wanted is None else wanted.data_ptr()
+        self._library.quire_run(self._array, len(self._operations), byref(given), self._num_threads)
+
+
+_recorded: Program | None = None
+
+
+@contextmanager
+def recording(program: Program) -> Iterator[None]:
+    """Every native kernel that is called meanwhile, on this thread, is written down as well."""
+    global _recorded
+    assert _recorded is None, "one at a time"
+    _recorded = program
+    try:
+        yield
+    finally:
+        _recorded = None
+
+
+def recorded() -> Program | None:
+    """What is being recorded."""
+    return _recorded
