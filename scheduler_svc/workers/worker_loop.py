@@ -57,12 +57,22 @@ class StepTimes:
 class WorkerLoop:
     """Drives one worker until its link breaks."""
 
-    def __init__(self, worker_id: str, link: WorkerLink, engine: Engine, *, epoch: int, send_whole: bool) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        link: WorkerLink,
+        engine: Engine,
+        *,
+        epoch: int,
+        send_whole: bool,
+        expectations: StepExpectations | None = None,
+    ) -> None:
+        """`expectations`: of the same worker from before its link broke, if it is back."""
         self.worker_id = worker_id
         self.link = link
         self.times = StepTimes()
         self.costs = StepCosts()
-        self._expectations = StepExpectations()
+        self._expectations = expectations or StepExpectations()
         self._engine = engine
         self._scheduler = engine.scheduler
         self._epoch = epoch

@@ -18,6 +18,7 @@ from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.served_model import ServedModel, served_model
 from scheduler_svc.workers.memory_log import MemoryLog
+from scheduler_svc.workers.step_expectations import StepExpectations
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
 
@@ -69,6 +70,8 @@ class Workers:
         self._make_link = make_link
         self._memory_log = MemoryLog()
         self._drained: dict[str, str] = {}  # by worker_id the incarnation that was taken out of service, here or not
+        # By worker_id its incarnation and what was learnt of its steps, also while its link is broken.
+        self._expectations: dict[str, tuple[str, StepExpectations]] = {}
         self._closed = False
 
     def register(self, request: cluster_pb2.RegisterRequest) -> None:
@@ -235,8 +238,17 @@ class Workers:
             max_num_batched_tokens=description.max_batched_tokens or None,
             num_host_blocks=pool.num_host_blocks,
         )
+        incarnation, expectations = self._expectations.get(member.worker_id, ("", StepExpectations()))
+        if incarnation != member.incarnation:  # another process, which may have to compile first
+            expectations = StepExpectations()
+        self._expectations[member.worker_id] = member.incarnation, expectations
         member.loop = WorkerLoop(
-            member.worker_id, member.link, self._engine, epoch=self._epoch, send_whole=self._send_whole
+            member.worker_id,
+            member.link,
+            self._engine,
+            epoch=self._epoch,
+            send_whole=self._send_whole,
+            expectations=expectations,
         )
         log.info(
             "worker ready",

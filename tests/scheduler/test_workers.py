@@ -218,6 +218,30 @@ async def test_a_step_like_those_before_hangs_after_seconds_and_late_answers_cha
     await site.idle()
 
 
+async def test_the_first_step_of_a_worker_that_is_back_hangs_after_seconds_too(site: Site) -> None:
+    """As when a damaged length keeps a step from ever being whole."""
+    worker = await site.add_worker("back")
+    for start in (10, 20, 30):
+        await site.run(counting(start))
+    site.workers.members["back"].seen_s -= 2 * LEASE_MS / 1000
+    site.workers.give_up_silent(time.monotonic())
+    await until(lambda: not site.workers.members)
+    await site.register(worker)
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(40)))
+    await until(lambda: len(site.workers.driven) == 1 and site.workers.driven[0].loop is not None)
+    num_steps = len(worker.steps)
+    await until(lambda: len(worker.steps) > num_steps)
+    await look_later(site, "back", HUNG_AFTER_S - 1)
+    assert len(site.workers.driven) == 1
+    await look_later(site, "back", HUNG_AFTER_S + 1)
+    await until(lambda: not site.workers.members)
+    worker.may_answer.set()
+    await site.register(worker)
+    assert tokens_in(await running) == [41, 42, 43, 44]
+    await site.idle()
+
+
 async def test_time_in_which_the_scheduler_did_not_run_hangs_nobody(site: Site) -> None:
     worker = await site.add_worker()
     worker.silence_after(20)
