@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from protos import inference_pb2 as pb
+from scheduler_svc.requests.pin_journal import PinJournal
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
@@ -116,17 +117,23 @@ async def test_who_was_not_told_whether_a_pin_is_gone_is_told_so_when_asking_aga
         assert await refusal_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
 
 
-async def test_two_who_unpin_at_once_are_both_told_when_it_is_durable() -> None:
+async def test_two_who_unpin_at_once_are_both_told_when_it_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    until_gone, asked = PinJournal.until_gone, []
+
+    async def noted(pins: PinJournal, tenant: str, name: str) -> bool:
+        asked.append(name)
+        return await until_gone(pins, tenant, name)
+
+    monkeypatch.setattr(PinJournal, "until_gone", noted)
     store = GatedStore()
     async with running_site(store) as site:
         await site.add_worker()
         await pin(site)
         store.may_append.clear()
-        unpinning = asyncio.create_task(unpin(site))
-        await until(lambda: store.num_waiting == 1)
-        again = asyncio.create_task(unpin(site))
+        both = [asyncio.create_task(unpin(site)) for _ in range(2)]
+        await until(lambda: len(asked) == 2 and store.num_waiting == 1)
         await site.inference.GetStats(pb.GetStatsRequest())
-        assert not unpinning.done() and not again.done()
+        assert not any(each.done() for each in both)
         store.may_append.set()
-        await asyncio.gather(unpinning, again)
+        await asyncio.gather(*both)
         assert await refusal_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
