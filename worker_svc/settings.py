@@ -69,7 +69,10 @@ class WorkerSettings(Settings):
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
     threads: int | None = Field(None, ge=1, description="threads of the computation; absent: as torch chooses")
     niceness: int = Field(
-        5, ge=0, le=19, description="of the threads that compute on a CPU: who answers clients there comes first"
+        0,
+        ge=0,
+        le=19,
+        description="of the threads that compute on a CPU; above 0 refusals are quicker, and steps stall",
     )
     drain_timeout_s: float = Field(
         20.0, ge=0, description="when told to end: how long what runs here may take to move elsewhere, or to end"
