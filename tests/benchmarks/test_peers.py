@@ -14,6 +14,7 @@ from benchmarks.peers.peer_process import PeerError, PeerProcess
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run, RunsFile
 from benchmarks.peers.workload import Load
+from tests.benchmarks.peer_runs import figures, run
 
 TINY = Load(dataset="alpaca", seed=0, scale=0.1, num_requests=3)
 LIMIT_S = 60.0
@@ -27,23 +28,6 @@ def setup(options: Mapping[str, Any]) -> Setup:
 
 def scripted() -> PeerProcess:
     return PeerProcess([sys.executable, "-m", "tests.benchmarks.scripted_peer"], {})
-
-
-def figures(tokens_per_s: float) -> Figures:
-    return Figures(
-        tokens_per_s=tokens_per_s,
-        seconds=2.0,
-        normalised_latency_s=0.01,
-        first_token_p50_s=0.1,
-        first_token_p99_s=0.2,
-        per_token_p50_s=0.01,
-        per_token_p99_s=0.02,
-        peak_memory_mib=100.0,
-    )
-
-
-def run(system: str, load: str = "sharegpt", rate: float = 100.0, number: int = 0, **more: Any) -> Run:
-    return Run(round=number, system=system, load=load, figures=figures(rate), **more)
 
 
 class FakePeer:

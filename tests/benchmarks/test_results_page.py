@@ -19,7 +19,6 @@ from benchmarks.iteration_scale import Iteration
 from benchmarks.memory_scale import QueuedMemory
 from benchmarks.overhead_table import Overhead, Spread, row_of, summary_of
 from benchmarks.peers.__main__ import _loads_in_words, _peer_in_words
-from benchmarks.peers.figures import Figures
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run
 from benchmarks.peers.systems import SYSTEMS
@@ -31,6 +30,7 @@ from benchmarks.results_page.page import page, read_plots, read_results
 from benchmarks.results_page.section import Headline, Section, Target, number
 from benchmarks.scale import report as scale_report
 from benchmarks.stage_table import Stage
+from tests.benchmarks.peer_runs import run
 
 WRITER = re.compile(r"\bwrite_(?:result|with_history)\([^,]+,\s*\"(\w+)\"")
 
@@ -108,29 +108,12 @@ def test_a_verdict_counts_targets_and_no_goals() -> None:
     assert Headline("1 ms", [missed]).sentence == "1 ms (target b, **not met**)"
 
 
-def peer_figures(tokens_per_s: float) -> Figures:
-    return Figures(
-        tokens_per_s=tokens_per_s,
-        seconds=2.0,
-        normalised_latency_s=0.01,
-        first_token_p50_s=0.1,
-        first_token_p99_s=0.2,
-        per_token_p50_s=0.01,
-        per_token_p99_s=0.02,
-        peak_memory_mib=100.0,
-    )
-
-
-def peer_run(system: str, load: str, rate: float, **more: Any) -> Run:
-    return Run(round=0, system=system, load=load, figures=peer_figures(rate), **more)
-
-
 def test_peers_are_shown_with_every_target_and_every_failure(tmp_path: Path) -> None:
     # 104.96 / 100 is 1.05 when rounded, and under OpenVINO's 1.05 all the same.
-    runs = [peer_run("quire", "sharegpt", 104.96), peer_run("openvino", "sharegpt", 100.0)]
-    runs += [peer_run("transformers", "sharegpt", 10.0), peer_run("quire", "rate-2", 50.0)]
-    runs += [peer_run("reference", "parity", 1.0, token_ids=[[1, 2]])]
-    runs += [peer_run("quire", "parity", 1.0, token_ids=[[1, 3]])]
+    runs = [run("quire", "sharegpt", 104.96), run("openvino", "sharegpt", 100.0)]
+    runs += [run("transformers", "sharegpt", 10.0), run("quire", "rate-2", 50.0)]
+    runs += [run("reference", "parity", 1.0, token_ids=[[1, 2]])]
+    runs += [run("quire", "parity", 1.0, token_ids=[[1, 3]])]
     runs += [Run(round=0, system="llamacpp", load="sharegpt", figures=None, error="it ended with 1\nand more")]
     loads = ["sharegpt", "rate-2", "parity"]
     loaded = {"versions": {"torch": "2.13.0"}, "computes_in": "float32"}

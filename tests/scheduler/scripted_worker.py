@@ -140,6 +140,17 @@ class ScriptedWorker:
 
         self.script = script
 
+    def make_invalid(self, *bad_tokens: int) -> None:
+        """The logits of whatever would draw one of these tokens are not finite."""
+
+        def script(request: pb.StepRequest) -> Answer:
+            response = self.execute(request)
+            tokens = unpack_int32(response.token_ids)
+            response.invalid_samples = pack_int32(i for i, token in enumerate(tokens) if token in bad_tokens)
+            return response
+
+        self.script = script
+
     def silence_after(self, num_steps: int) -> None:
         """Answers so many steps, and those behind them once it is told to `speak_again`."""
 

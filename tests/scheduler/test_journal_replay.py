@@ -8,10 +8,9 @@ from functools import partial
 
 import pytest
 
-from common.arrays import pack_int32, unpack_int32
 from common.step import LogprobRows, StepResult
 from protos import inference_pb2 as pb
-from protos import journal_pb2, worker_pb2
+from protos import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.output_stream import Subscription
@@ -20,7 +19,6 @@ from tests.scheduler.journal_replay import Replay, ReplayedRequest, merged, repl
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.sample_outputs import RequestSeen, record_of, sampled, see
 from tests.scheduler.scripted_beams import of_kind, searching
-from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site
 
 SICK_TOKEN = 5555
@@ -86,16 +84,6 @@ def mixed_requests(random_: random.Random) -> list[pb.GenerateRequest]:
     return [*requests, sick, counting(SICK_TOKEN - 3, 30, "sick-too")]
 
 
-def make_sick(worker: ScriptedWorker) -> None:
-    def script(request: worker_pb2.StepRequest) -> Answer:
-        response = worker.execute(request)
-        tokens = unpack_int32(response.token_ids)
-        response.invalid_samples = pack_int32(i for i, token in enumerate(tokens) if token == SICK_TOKEN)
-        return response
-
-    worker.script = script
-
-
 async def run_all(site: Site, store: ReplayingStore, requests: Sequence[pb.GenerateRequest]) -> list[RequestSeen]:
     """Runs all with a reader for each; every seventh is cancelled in its course."""
     readers = []
@@ -142,7 +130,7 @@ async def test_a_replay_gives_what_clients_got_whatever_the_grouping_and_clients
     store = ReplayingStore(random_)
     async with running_site(store, pipeline_depth=depth, preempt_every=preempt_every) as site:
         worker = await site.add_worker(num_blocks=200)
-        make_sick(worker)
+        worker.make_invalid(SICK_TOKEN)
         seen = await run_all(site, store, requests)
         await site.idle()
         entries = [entry for _, entry in await entries_of(store)]

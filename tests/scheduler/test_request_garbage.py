@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from common.arrays import pack_int32, unpack_int32
 from protos import inference_pb2 as pb
-from protos import worker_pb2
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.beam_decoding import BeamDecoding
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
@@ -28,7 +26,6 @@ from tests.scheduler.pinning import pin, unpin
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.sample_outputs import sampled, see
 from tests.scheduler.scripted_beams import searching
-from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site
 from tests.scheduler.speaking_site import BAD_TOKEN, make_speaking, make_stumbling
 
@@ -145,7 +142,7 @@ async def test_requests_that_end_otherwise_are_gone_at_once_too(site: Site, left
 async def test_failed_requests_are_gone_at_once(site: Site, leftovers: Leftovers) -> None:
     worker = await site.add_worker()
     make_stumbling(site)
-    _answer_invalid(worker, 105)
+    worker.make_invalid(105)
     requests = [counting(BAD_TOKEN - 4, 30), sampled(BAD_TOKEN - 4, 30, 2), counting(100, 30), sampled(103, 30, 3)]
     await run_all(site, leftovers, *requests)
     await leftovers.assert_gone()
@@ -208,15 +205,3 @@ async def test_a_prefix_that_was_computed_leaves_no_sequence(site: Site, leftove
     await pinning
     await unpin(site)
     await leftovers.assert_gone()
-
-
-def _answer_invalid(worker: ScriptedWorker, bad_token: int) -> None:
-    """The logits of what would draw this token are not finite."""
-
-    def script(request: worker_pb2.StepRequest) -> Answer:
-        response = worker.execute(request)
-        tokens = unpack_int32(response.token_ids)
-        response.invalid_samples = pack_int32(i for i, token in enumerate(tokens) if token == bad_token)
-        return response
-
-    worker.script = script

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from common.arrays import pack_int32, unpack_int32
 from protos import inference_pb2 as pb
 from protos import worker_pb2
 from tests.scheduler.journal_replay import replayed
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.sample_outputs import RequestSeen, assert_recorded, record_of, sampled, see
 from tests.scheduler.scripted_model import counted
-from tests.scheduler.scripted_worker import Answer, ScriptedWorker
+from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, running_site
 from tests.scheduler.speaking_site import BAD_TOKEN, make_stumbling
 
@@ -75,21 +74,9 @@ async def test_a_text_can_fail_beside_a_sample_that_has_ended(site: Site) -> Non
     await assert_replayed(site, "late", seen)
 
 
-def answer_invalid(worker: ScriptedWorker, *bad_tokens: int) -> None:
-    """The logits of whatever would draw one of these tokens are not finite."""
-
-    def script(request: worker_pb2.StepRequest) -> Answer:
-        response = worker.execute(request)
-        tokens = unpack_int32(response.token_ids)
-        response.invalid_samples = pack_int32(i for i, token in enumerate(tokens) if token in bad_tokens)
-        return response
-
-    worker.script = script
-
-
 async def test_invalid_logits_of_one_sample_fail_its_request_and_no_other(site: Site) -> None:
     worker = await site.add_worker()
-    answer_invalid(worker, 108)  # the fourth token of sample 1, the eighth of sample 0
+    worker.make_invalid(108)  # the fourth token of sample 1, the eighth of sample 0
     good = asyncio.create_task(see(site, sampled(200, 20, 3)))
     seen = await see(site, sampled(100, 20, 3, "sick"))
     assert seen.error is not None and "not finite" in (seen.error.details() or "")
@@ -104,7 +91,7 @@ async def test_invalid_logits_of_one_sample_fail_its_request_and_no_other(site: 
 async def test_of_samples_that_end_in_the_step_of_an_invalid_one_those_before_it_keep_their_ends(site: Site) -> None:
     """By fives, sixes, sevens and eights: in the second step sample 0 stops by 10, and 12 and 16 are invalid."""
     worker = await site.add_worker()
-    answer_invalid(worker, 12, 16)
+    worker.make_invalid(12, 16)
     request = sampled(0, 20, 4, "mixed", first_sample_index=4)
     request.stopping.stop_token_ids.append(10)
     request.output.logprobs = 0
