@@ -3,7 +3,6 @@
 Everything here takes long and is done once, on the execution thread.
 """
 
-import os
 from pathlib import Path
 
 import torch
@@ -26,9 +25,6 @@ def load_engine(settings: WorkerSettings) -> Engine:
         torch.set_num_threads(settings.threads)
     clock = PhaseClock()
     choice = choose_runner(_wishes(settings), look_at_machine())
-    if choice.device.type == "cpu":
-        # Of this thread, and of those of torch and of the kernels, which it is the first to start.
-        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), settings.niceness))
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # of this thread, which launches all kernels
     with clock.phase("checkpoint"):

@@ -68,12 +68,6 @@ class WorkerSettings(Settings):
     max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
     threads: int | None = Field(None, ge=1, description="threads of the computation; absent: as torch chooses")
-    niceness: int = Field(
-        0,
-        ge=0,
-        le=19,
-        description="of the threads that compute on a CPU; above 0 refusals are quicker, and steps stall",
-    )
     drain_timeout_s: float = Field(
         20.0, ge=0, description="when told to end: how long what runs here may take to move elsewhere, or to end"
     )

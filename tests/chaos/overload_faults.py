@@ -22,7 +22,7 @@ PEAK_CONCURRENCY = 32
 SPAN_S = 30.0
 OVERLOAD = 10
 PROMPT_TOKENS = 48
-OUTPUT_TOKENS = 160  # ten times too much is then some 110 requests a second: what offers them takes little of two cores
+OUTPUT_TOKENS = 160  # ten times too much is then some 60 requests a second: what offers them takes little of two cores
 MAX_WAIT_MS = 25  # what is meant to be waited at most; the p99 of what is waited is some times that
 NUM_FILES = 256
 NUM_IDLE = 5000
@@ -40,7 +40,7 @@ class Attempt:
 
 async def ten_times_too_much(stage: Stage) -> Figures:
     deployment = stage.own(scheduler_flags=("--max-queue-wait-ms", str(MAX_WAIT_MS), "--max-num-seqs", "8"))
-    await deployment.begin(*STANDARD_WORKERS)
+    await deployment.begin("worker-0")  # it leaves a core to who answers: what is measured is not how cores are shared
     async with quire.AsyncClient(deployment.address, retries=0) as client:
         await _closed_loop(client, SPAN_S / 2)  # speeds are learnt
         peak_per_s = await _closed_loop(client, SPAN_S)
@@ -194,7 +194,7 @@ SCENARIOS = (
     Scenario(
         fault="F28",
         title="ten times more requests than can be served",
-        injected="an open loop at ten times the peak, after one at half of it; --max-queue-wait-ms 50",
+        injected="an open loop at ten times the peak, after one at half of it; one worker, --max-queue-wait-ms 25",
         promise="P5 P7",
         play=ten_times_too_much,
         targets=(
