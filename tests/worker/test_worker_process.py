@@ -194,6 +194,14 @@ def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> N
     ]
 
 
+def test_int8_keys_and_values_without_native_kernels_are_one_sentence_and_exit_code_2(folder: Path) -> None:
+    completed = run_worker("--model", str(folder), "--device", "cpu", "--kernels", "torch", "--kv-dtype", "int8")
+    assert completed.returncode == 2
+    assert sentences(completed) == [
+        "worker: --kv-dtype int8 needs native kernels and float32 or bfloat16: see --kernels"
+    ]
+
+
 def test_print_config_prints_the_settled_settings_and_ends() -> None:
     completed = run_worker("--model", "m", "--num-blocks", "9", "--print-config")
     assert completed.returncode == 0
