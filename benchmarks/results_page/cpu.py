@@ -72,8 +72,8 @@ def accuracy(document: Document) -> Section:
         (
             row["weights"],
             row["kv"],
-            f"{row['loss']:.5f}",
-            f"{row['percent']:.4f}",
+            f"{row['loss']:.6f}",
+            f"{row['percent']:.5f}",
             f"{row['mean_change']:.5f}",
             f"{row['same_best_percent']:.2f}",
             row["kv_bytes_per_token"],
