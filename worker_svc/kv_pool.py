@@ -50,7 +50,8 @@ class BlockShape:
 class KVPool:
     """Blocks `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` on the device, and on the host.
 
-    Block first, so that copying or swapping one is one contiguous copy for all layers (design, Memory).
+    Block first, so that copying or swapping one is one contiguous copy for all layers (design, Memory). On a CPU, how a
+    layer's part of a block lies inside may be the kernels' own, and in int8 it has the scales as well.
     """
 
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
