@@ -83,6 +83,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.kv_utilisation
 	$(BIN)/python -m benchmarks.memory_saving
 	$(BIN)/python -m benchmarks.prefix_reuse
+	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.results_page
 
 # The figures of the paper's evaluation, in virtual time: docs/paper.md and its plots. Some minutes.

@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    host = choose_host(options.kernels, dtype, int8_weights=options.weight_dtype == "int8")
+    host = choose_host(options.kernels, dtype, int8_weights=options.weight_dtype == "int8", int8_kv=False)
     with tempfile.TemporaryDirectory(prefix="quire-cpu-step-") as folder:
         shape = SMALL_SHAPE if options.small else SHAPE
         write_random_model(shape, Path(folder), torch.device("cpu"), dtype=dtype)

@@ -268,7 +268,7 @@ class PoolInfo(_message.Message):
     bytes_per_block: _builtins.int
     """bytes_per_block over all layers, keys and values."""
     dtype: _builtins.str
-    """dtype of keys and values as stored, as torch names it: that of the weights, or "float8_e4m3fn"."""
+    """dtype of keys and values as stored, as torch names it: that of the weights, "float8_e4m3fn" or "int8"."""
     def __init__(
         self,
         *,

@@ -4,6 +4,7 @@
 block is free, shared or swapped is the scheduler's knowledge alone.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.blocks.kv_blocks import copy_blocks, swap_blocks
+from kernels.native.cpu_kernels import stored_row
 from kernels.native.host_memory import zeros_as_used
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -30,25 +32,33 @@ class BlockShape:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: torch.dtype  # as stored: the model's, or float8_e4m3fn, which the device runner alone reads and writes
+    # As stored: the model's; float8_e4m3fn, which the device runner alone reads and writes; or int8, with scales among
+    # the bytes, for native kernels alone.
+    dtype: torch.dtype
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """`[num_layers, 2, block_size, num_kv_heads, head_dim]`; in int8 each head has room for its scale as well."""
+        row = stored_row(self.head_dim, self.dtype)
+        return self.num_layers, 2, self.block_size, self.num_kv_heads, row
 
     @property
     def bytes_per_block(self) -> int:
-        numel = self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim
-        return numel * self.dtype.itemsize
+        return math.prod(self.sizes) * self.dtype.itemsize
 
 
 class KVPool:
     """Blocks `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` on the device, and on the host.
 
-    Block first, so that copying or swapping one is one contiguous copy for all layers (design, Memory).
+    Block first, so that copying or swapping one is one contiguous copy for all layers (design, Memory). On a CPU, how a
+    layer's part of a block lies inside may be the kernels' own, and in int8 it has the scales as well.
     """
 
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        block = shape.sizes
         if device.type == "cpu":
             self.blocks = zeros_as_used((num_blocks, *block), shape.dtype)
         else:

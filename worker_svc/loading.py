@@ -35,7 +35,12 @@ def load_engine(settings: WorkerSettings) -> Engine:
     if choice.kind == "cpu" and choice.device.type == "cpu":
         assert choice.dtype is not None, "on a CPU the dtype is settled"
         with clock.phase("kernels"):
-            host = choose_host(settings.kernels, choice.dtype, int8_weights=settings.weight_dtype == "int8")
+            host = choose_host(
+                settings.kernels,
+                choice.dtype,
+                int8_weights=settings.weight_dtype == "int8",
+                int8_kv=choice.kv_dtype == torch.int8,
+            )
     elif settings.weight_dtype == "int8":
         raise DeviceError("--weight-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu")
     with clock.phase("weights"):
@@ -44,7 +49,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
     if choice.kind == "device":
         started = start_device_runner(settings, decoder, choice, clock)
     else:
-        started = start_plain_runner(settings, decoder, clock, None if host is None else host.kernels)
+        started = start_plain_runner(settings, decoder, choice, clock, None if host is None else host.kernels)
     return Engine(
         started.runner,
         WorkerDescription(

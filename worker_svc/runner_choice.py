@@ -10,7 +10,9 @@ from typing import Literal
 import torch
 
 RunnerKind = Literal["cpu", "device"]
+KvDtype = Literal["auto", "fp8", "int8"]
 
+_KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _FP8_CAPABILITY = (8, 9)  # from which on kernels can turn e4m3 into other numbers
 
 
@@ -34,7 +36,7 @@ class RunnerWishes:
     device: str
     runner: Literal["auto", "cpu", "device"]
     dtype: str
-    kv_dtype: Literal["auto", "fp8"]
+    kv_dtype: KvDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +76,19 @@ def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
         kind=kind,
         device=device,
         dtype=_dtype(wishes.dtype, device),
-        kv_dtype=torch.float8_e4m3fn if wishes.kv_dtype == "fp8" else None,
+        kv_dtype=_KV_DTYPES[wishes.kv_dtype],
     )
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(
             f"on {device} steps are computed by Triton kernels, and Triton is missing: install the extra quire[gpu], "
             "or give --runner cpu, which is slow"
         )
-    if choice.kv_dtype is not None:
+    if wishes.kv_dtype == "fp8":
         _check_fp8(choice, machine)
+    if wishes.kv_dtype == "int8" and (choice.kind != "cpu" or device.type != "cpu"):
+        raise DeviceError(
+            "--kv-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu and --runner cpu"
+        )
     return choice
 
 

@@ -41,14 +41,18 @@ class StartedRunner(NamedTuple):
 
 
 def start_plain_runner(
-    settings: WorkerSettings, decoder: Decoder, clock: PhaseClock, kernels: CpuKernels | None
+    settings: WorkerSettings,
+    decoder: Decoder,
+    choice: RunnerChoice,
+    clock: PhaseClock,
+    kernels: CpuKernels | None,
 ) -> StartedRunner:
     """The runner that does one thing after the other: on a CPU with kernels, else with plain torch.
 
     Raises PoolSizeError.
     """
     model, greedy = (decoder, None) if kernels is None else (HostDecoder(decoder, kernels), kernels.greedy)
-    shape = decoder.block_shape(settings.block_size)
+    shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     with clock.phase("kv_pool"):
         plan = _plan(settings, decoder, shape, free_memory_bytes(decoder.device), _UNMEASURED_FRACTION)
         pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)

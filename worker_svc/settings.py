@@ -37,8 +37,10 @@ class WorkerSettings(Settings):
         description="of matrices as kept on a CPU; int8: rounded for each output, which takes less memory and time; "
         "auto: as --dtype",
     )
-    kv_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="of KV memory; fp8: half of it for a token, with the device runner; auto: as the weights"
+    kv_dtype: Literal["auto", "fp8", "int8"] = Field(
+        "auto",
+        description="of KV memory; fp8: half of it for a token, with the device runner; int8: a quarter of float32 and "
+        "a little, with a CPU's native kernels; auto: as --dtype",
     )
     runner: Literal["auto", "cpu", "device"] = Field(
         "auto",

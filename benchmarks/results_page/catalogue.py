@@ -46,6 +46,14 @@ BENCHMARKS = (
         render=cpu.cpu_attention,
     ),
     Benchmark(
+        kinds=("accuracy",),
+        title="Accuracy of int8",
+        question="What do weights, and keys and values, in int8 cost in accuracy?",
+        command="python -m benchmarks.accuracy",
+        target="loss within 0.5 % of float32's",
+        render=cpu.accuracy,
+    ),
+    Benchmark(
         kinds=("overhead", "step_overhead"),
         title="Overhead of an iteration",
         question="What does an iteration cost beside the execution of its step, and do readers keep up?",

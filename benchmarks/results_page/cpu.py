@@ -1,10 +1,21 @@
-"""Sections about computing on a CPU: attention, a step by its parts, and Quire beside other engines."""
+"""Sections about computing on a CPU: attention, a step by its parts, accuracy, and Quire beside other engines."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS
-from benchmarks.results_page.section import NONE, Document, Headline, Section, Target, first_line, grid, listed, number
+from benchmarks.results_page.section import (
+    NONE,
+    Document,
+    Headline,
+    Section,
+    Target,
+    at_most,
+    first_line,
+    grid,
+    listed,
+    number,
+)
 
 Row = dict[str, Any]
 OURS, REFERENCE = "quire", "reference"
@@ -44,6 +55,38 @@ def cpu_step(document: Document) -> Section:
         ),
         headlines=[Headline(f"{fastest} ms a step of {listed(steps)} rows")],
         blocks=[grid(("", *(f"{rows} rows" for rows in steps)), cells)],
+        versions=("torch",),
+    )
+
+
+def accuracy(document: Document) -> Section:
+    rows: list[Row] = document["figures"]
+    most = document["most_percent"]
+    headlines = []
+    for row in rows[1:]:
+        off = abs(row["percent"])
+        figure = f"weights {row['weights']}, KV {row['kv']}: a loss {number(off, 4, most)} % off float32's"
+        headlines.append(Headline(figure, [at_most(off, most, "%")]))
+    head = ("weights", "KV", "nats a token", "more, %", "mean change", "same best token, %", "KV bytes a token")
+    cells = [
+        (
+            row["weights"],
+            row["kv"],
+            f"{row['loss']:.6f}",
+            f"{row['percent']:.5f}",
+            f"{row['mean_change']:.5f}",
+            f"{row['same_best_percent']:.2f}",
+            row["kv_bytes_per_token"],
+        )
+        for row in rows
+    ]
+    return Section(
+        done=(
+            f"The demo model on {document['tokens']:,} tokens of text that it was not trained on, as the worker "
+            f"computes it, in chunks of {document['chunk']} tokens that read what was before them from the pool."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
         versions=("torch",),
     )
 

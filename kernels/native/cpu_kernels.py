@@ -19,6 +19,11 @@ class NativeUnavailableError(RuntimeError):
     """There are no native kernels here; the message says why."""
 
 
+def stored_row(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements that a token's key, or value, of one head takes in a pool of this dtype: int8 has a scale beside it."""
+    return head_dim + (torch.float32.itemsize if dtype == torch.int8 else 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
     """What a model and its pool fix of attention."""
@@ -27,7 +32,8 @@ class CacheShape:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: torch.dtype  # of queries, keys, values and results
+    dtype: torch.dtype  # of queries and results
+    int8: bool = False  # keys and values as stored: int8, with a float32 scale for each token and head; else as queries
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0, "each key-value head serves as many heads as any other"
@@ -38,9 +44,14 @@ class CacheShape:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the pool."""
+        return torch.int8 if self.int8 else self.dtype
+
+    @property
     def side_numel(self) -> int:
-        """Elements of the keys, or of the values, of one block in one layer."""
-        return self.block_size * self.num_kv_heads * self.head_dim
+        """Elements of the keys, or of the values, of one block in one layer, scales among them."""
+        return self.block_size * self.num_kv_heads * stored_row(self.head_dim, self.stored_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ def layer_caches(pool: Tensor, shape: CacheShape) -> tuple[LayerCache, ...]:
     pool: [num_blocks, num_layers, 2, ...] with side_numel elements in the rest, contiguous
     """
     sides = pool.view(pool.shape[0], pool.shape[1], 2, shape.side_numel)
-    assert pool.dtype == shape.dtype, "not the pool of this shape"
+    assert pool.dtype == shape.stored_dtype, "not the pool of this shape"
     return tuple(LayerCache(sides[:, layer, 0], sides[:, layer, 1], shape) for layer in range(pool.shape[1]))
 
 

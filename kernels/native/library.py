@@ -27,6 +27,7 @@ class CacheMemory(Structure):
         ("head_dim", c_int32),
         ("block_size", c_int32),
         ("half", c_int32),
+        ("int8", c_int32),
     )
 
 

@@ -258,6 +258,7 @@ def _memory(cache: LayerCache) -> CacheMemory:
         shape.head_dim,
         shape.block_size,
         shape.dtype == torch.bfloat16,
+        shape.int8,
     )
 
 

@@ -95,6 +95,7 @@ class TorchKernels:
 
 
 def _in_slots(side: Tensor, shape: CacheShape) -> Tensor:
+    assert not shape.int8, "keys and values in int8 are for native kernels alone"
     return side.view(-1, shape.block_size, shape.num_kv_heads, shape.head_dim)
 
 

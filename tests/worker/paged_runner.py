@@ -1,7 +1,7 @@
 """Runs a decoder over a paged pool the hard way: scattered blocks, poisoned slots, chunks mixed with decode rows.
 
 It stands in for scheduler and executor in the decoder's tests. Blocks are written only through the slot mapping,
-and what no token wrote is NaN.
+and what no token wrote is NaN, or in int8 has such a scale.
 """
 
 import random
@@ -14,6 +14,8 @@ from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import Decoder
+
+_POISON = 255  # in every byte: NaN in any floating-point dtype
 
 
 @dataclass(slots=True)
@@ -33,11 +35,20 @@ class PagedSequence:
 class PagedRunner:
     """A decoder, its pool, and the free blocks in random order."""
 
-    def __init__(self, decoder: Decoder | HostDecoder, *, num_blocks: int, block_size: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder | HostDecoder,
+        *,
+        num_blocks: int,
+        block_size: int,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.decoder = decoder
         self.random = random.Random(seed)
-        self.pool = KVPool(decoder.block_shape(block_size), num_blocks, decoder.device)
-        self.pool.blocks.fill_(float("nan"))
+        self.pool = KVPool(decoder.block_shape(block_size, kv_dtype), num_blocks, decoder.device)
+        self._bytes = self.pool.blocks.view(torch.uint8)
+        self._bytes.fill_(_POISON)
         self.free_blocks = self.random.sample(range(num_blocks), num_blocks)
         self.num_mixed_steps = 0  # that had both chunks of prompts and decode rows
 
@@ -77,7 +88,7 @@ class PagedRunner:
 
     def release(self, sequence: PagedSequence) -> None:
         """Free the blocks, poisoned again."""
-        self.pool.blocks[sequence.block_table] = float("nan")
+        self._bytes[sequence.block_table] = _POISON
         self.free_blocks.extend(sequence.block_table)
         self.random.shuffle(self.free_blocks)
 

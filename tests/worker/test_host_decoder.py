@@ -29,7 +29,7 @@ def _one_thread() -> None:
 
 
 def host_decoder(folder: Path, dtype: torch.dtype, kernels: str) -> HostDecoder:
-    host = choose_host(kernels, dtype, int8_weights=False)
+    host = choose_host(kernels, dtype, int8_weights=False, int8_kv=False)
     return HostDecoder(load_decoder(folder, dtype, CPU, host.packing.make_product), host.kernels)
 
 

@@ -40,6 +40,11 @@ def test_keys_and_values_can_be_fp8_with_the_accelerators_runner(device: str) ->
     assert (choice.dtype, choice.kv_dtype) == (torch.bfloat16, torch.float8_e4m3fn)
 
 
+def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
+    choice = choose_runner(replace(NOTHING_ASKED, device="cpu", dtype="bfloat16", kv_dtype="int8"), HOPPERS)
+    assert (choice.kind, choice.dtype, choice.kv_dtype) == ("cpu", torch.bfloat16, torch.int8)
+
+
 @pytest.mark.parametrize(
     ("wishes", "machine", "message"),
     [
@@ -52,6 +57,17 @@ def test_keys_and_values_can_be_fp8_with_the_accelerators_runner(device: str) ->
             replace(NOTHING_ASKED, kv_dtype="fp8"),
             Machine(cuda_capabilities=((8, 0),), has_triton=True),
             "needs compute capability 8.9, and cuda:0 has 8.0: give --kv-dtype auto",
+        ),
+        (replace(NOTHING_ASKED, kv_dtype="int8"), HOPPERS, "leave it out, or give --device cpu and --runner cpu"),
+        (
+            replace(NOTHING_ASKED, kv_dtype="int8", runner="cpu"),
+            HOPPERS,
+            "leave it out, or give --device cpu and --runner cpu",
+        ),
+        (
+            replace(NOTHING_ASKED, kv_dtype="int8", runner="device"),
+            NO_GPU,
+            "leave it out, or give --device cpu and --runner cpu",
         ),
     ],
 )

@@ -118,6 +118,19 @@ async def test_the_accelerators_runner_gives_the_same_tokens_on_a_cpu(folder: Pa
         assert service.stop() == 0
 
 
+async def test_a_pool_of_int8_says_so_and_has_as_many_blocks_as_fit_with_their_scales(folder: Path) -> None:
+    sizes = ("--kv-memory-bytes", "400000", "--block-size", "4", "--max-num-seqs", "4")
+    with Service("worker_svc", "--model", str(folder), "--kv-dtype", "int8", "--threads", "1", *sizes) as service:
+        async with connect(service) as channel:
+            service.wait_for("ready")
+            answer = await worker_pb2_grpc.WorkerStub(channel).Describe(pb.DescribeRequest())
+        assert service.stop() == 0
+    num_bytes = 3 * 2 * 4 * 2 * (32 + 4)  # layers, K and V, tokens, heads, bytes of a head and a scale
+    assert (answer.pool.dtype, answer.pool.bytes_per_block) == ("int8", num_bytes)
+    assert answer.pool.num_blocks == 400_000 // num_bytes
+    assert answer.model.dtype == "float32"
+
+
 async def check_decoding(channel: grpc.aio.Channel, folder: Path) -> None:
     prompts = random_prompts([5, 30])
     client = StepClient(num_blocks=80, block_size=4, epoch=10)
@@ -191,6 +204,14 @@ def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> N
     assert completed.returncode == 2
     assert sentences(completed) == [
         "worker: --kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
+    ]
+
+
+def test_int8_keys_and_values_without_native_kernels_are_one_sentence_and_exit_code_2(folder: Path) -> None:
+    completed = run_worker("--model", str(folder), "--device", "cpu", "--kernels", "torch", "--kv-dtype", "int8")
+    assert completed.returncode == 2
+    assert sentences(completed) == [
+        "worker: --kv-dtype int8 needs native kernels and float32 or bfloat16: see --kernels"
     ]
 
 

@@ -43,7 +43,7 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
         (["--kv-memory-fraction", "1.5"], "less than or equal to 1"),
         (["--device", "tpu"], "should match pattern"),
         (["--dtype", "int4"], "Input should be 'auto'"),
-        (["--kv-dtype", "int4"], "Input should be 'auto' or 'fp8'"),
+        (["--kv-dtype", "int4"], "Input should be 'auto', 'fp8' or 'int8'"),
         (["--runner", "gpu"], "Input should be 'auto', 'cpu' or 'device'"),
     ],
 )

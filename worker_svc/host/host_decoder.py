@@ -114,7 +114,7 @@ class HostDecoder:
     def _look_at(self, kv_pool: KVPool) -> None:
         if kv_pool is self._pool:
             return
-        assert kv_pool.shape.dtype == self.dtype, "keys and values of another dtype are for the device runner alone"
+        assert kv_pool.shape.dtype in (self.dtype, torch.int8), "e4m3 is for the device runner alone"
         config = self.config
         shape = CacheShape(
             num_heads=config.num_heads,
@@ -122,6 +122,7 @@ class HostDecoder:
             head_dim=config.head_dim,
             block_size=kv_pool.block_size,
             dtype=self.dtype,
+            int8=kv_pool.shape.dtype == torch.int8,
         )
         self._caches, self._pool, self._programs = layer_caches(kv_pool.blocks, shape), kv_pool, {}
 

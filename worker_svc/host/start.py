@@ -21,7 +21,7 @@ class HostChoice:
     packing: Packing
 
 
-def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool) -> HostChoice:
+def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool, int8_kv: bool) -> HostChoice:
     """For `kernels` as the setting names them. Raises DeviceError if native ones are needed and not to be had."""
     try:
         chosen, shortcoming = choose_kernels(kernels, dtype)
@@ -29,7 +29,10 @@ def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool) -> Host
         raise DeviceError(f"--kernels native was asked for: {error}; give --kernels auto or torch") from error
     if shortcoming is not None:
         log.warning("without native kernels steps are slower", reason=shortcoming)
-    packing = choose_packing(dtype, has_native=isinstance(chosen, NativeKernels), int8=int8_weights)
+    has_native = isinstance(chosen, NativeKernels)
+    if int8_kv and not has_native:
+        raise DeviceError("--kv-dtype int8 needs native kernels and float32 or bfloat16: see --kernels")
+    packing = choose_packing(dtype, has_native=has_native, int8=int8_weights)
     if packing.shortcoming is not None:
         log.warning("without packed weights steps are slower", reason=packing.shortcoming)
     return HostChoice(chosen, packing)

@@ -8,10 +8,6 @@
 
 #include "simd.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 namespace quire {
 
 constexpr int TILE_GROUPS = 4;
@@ -35,6 +31,26 @@ struct Products<float> {
   QUIRE_INLINE void add(vfloat (&sums)[R][N], const Word* const (&words)[N], const Factor* factors, int64_t stride) {
     for (int n = 0; n < N; ++n) {
       vfloat word = load<vfloat>(words[n]);
+      if (R > 1) QUIRE_KEEP(word);
+      for (int r = 0; r < R; ++r) sums[r][n] += word * factors[r * stride];
+    }
+  }
+};
+
+// As float32; what the bytes are to be multiplied by is left to the caller.
+template <>
+struct Products<int8_t> {
+  static constexpr int STEP = 1;
+  static constexpr int FACTORS = 1;
+  static constexpr bool ROUNDS = false;
+  static constexpr int SUMS = NUM_SUMS;
+  typedef int8_t Word;
+  typedef float Factor;
+
+  template <int R, int N>
+  QUIRE_INLINE void add(vfloat (&sums)[R][N], const Word* const (&words)[N], const Factor* factors, int64_t stride) {
+    for (int n = 0; n < N; ++n) {
+      vfloat word = load_floats(words[n]);
       if (R > 1) QUIRE_KEEP(word);
       for (int r = 0; r < R; ++r) sums[r][n] += word * factors[r * stride];
     }

@@ -11,10 +11,6 @@
 
 #include "simd.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 namespace quire {
 
 namespace {
@@ -42,26 +38,17 @@ QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
 
 // One instruction each to load and to widen, which compilers do not find by themselves.
 QUIRE_INLINE vfloat weights_at(const float* p) { return load_floats(p); }
+QUIRE_INLINE vfloat weights_at(const int8_t* p) { return load_floats(p); }
 #if defined(__AVX512F__) && QUIRE_LANES == 16
 QUIRE_INLINE vfloat weights_at(const bf16* p) {
   return bits_as<vfloat>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-}
-QUIRE_INLINE vfloat weights_at(const int8_t* p) {
-  return bits_as<vfloat>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))));
 }
 #elif defined(__AVX2__) && QUIRE_LANES == 8
 QUIRE_INLINE vfloat weights_at(const bf16* p) {
   return bits_as<vfloat>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
-QUIRE_INLINE vfloat weights_at(const int8_t* p) {
-  return bits_as<vfloat>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
-}
 #else
-typedef int8_t vbyte __attribute__((vector_size(LANES)));
 QUIRE_INLINE vfloat weights_at(const bf16* p) { return load_floats(p); }
-QUIRE_INLINE vfloat weights_at(const int8_t* p) {
-  return __builtin_convertvector(__builtin_convertvector(load<vbyte>(p), vint), vfloat);
-}
 #endif
 
 // Weights that are fetched while others are multiplied, some lines at each turn: memory and products share the time.

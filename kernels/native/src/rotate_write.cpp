@@ -65,12 +65,46 @@ void write_slot(const Cache& cache, S* keys, S* values, int offset, const float*
   }
 }
 
+// To the nearest of 127 steps on each side of zero. Returns the step, which is NaN if any number is not finite.
+float round_to_int8(const float* x, int dim, int8_t* rounded) {
+  const float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is in the low bits
+  uint32_t greatest_bits = 0;  // of the absolute values, whose order is that of their bits
+  for (int d = 0; d < dim; ++d) {
+    uint32_t bits = bits_as<uint32_t>(x[d]) & 0x7fffffffu;
+    greatest_bits = bits > greatest_bits ? bits : greatest_bits;
+  }
+  float step = bits_as<float>(greatest_bits) / 127.0f;
+  if (greatest_bits >= 0x7f800000u || step < std::numeric_limits<float>::min()) {
+    for (int d = 0; d < dim; ++d) rounded[d] = 0;
+    return greatest_bits >= 0x7f800000u ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+  }
+  float inverse = 1.0f / step;
+  for (int d = 0; d < dim; ++d)
+    rounded[d] = static_cast<int8_t>(bits_as<int32_t>(x[d] * inverse + MAGIC) - bits_as<int32_t>(MAGIC));
+  return step;
+}
+
+// In int8 the scales are behind the head's bytes.
 template <class S>
+void write_slot(const Cache& cache, int8_t* keys, int8_t* values, int offset, const float* key, const S* value) {
+  int64_t dim = cache.head_dim, size = cache.block_size, key_stride = is_packed(cache) ? size : 1;
+  int64_t scale_place = size * dim + offset * static_cast<int64_t>(sizeof(float));
+  int8_t rounded[MAX_DIM];
+  store(keys + scale_place, round_to_int8(key, cache.head_dim, rounded));
+  int8_t* at = keys + (is_packed(cache) ? offset : offset * dim);
+  for (int64_t d = 0; d < dim; ++d) at[d * key_stride] = rounded[d];
+  float wide[MAX_DIM];
+  for (int64_t d = 0; d < dim; ++d) wide[d] = to_float(value[d]);
+  store(values + scale_place, round_to_int8(wide, cache.head_dim, values + offset * dim));
+}
+
+// K: of keys and values, see attention_call.h
+template <class S, class K>
 void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* rotary, int rotary_dim,
                       const int64_t* positions, const int64_t* slots, int64_t num_tokens, const S* query_norm,
                       const S* key_norm, float eps, int num_threads) {
   int dim = cache.head_dim;
-  int64_t head_numel = static_cast<int64_t>(cache.block_size) * dim;
+  int64_t head_stride = head_numel<K>(cache.block_size, dim);
   int64_t width = static_cast<int64_t>(cache.num_heads + 2 * cache.num_kv_heads) * dim;
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_tokens > 1 && num_tokens * width > MIN_PARALLEL)
   for (int64_t token = 0; token < num_tokens; ++token) {
@@ -87,11 +121,11 @@ void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* r
     if (slots[token] < 0) continue;
     int64_t block = slots[token] / cache.block_size;
     int offset = static_cast<int>(slots[token] % cache.block_size);
-    S* keys = static_cast<S*>(cache.keys) + block * cache.key_block_stride;
-    S* values = static_cast<S*>(cache.values) + block * cache.value_block_stride;
+    K* keys = static_cast<K*>(cache.keys) + block * cache.key_block_stride;
+    K* values = static_cast<K*>(cache.values) + block * cache.value_block_stride;
     for (int head = 0; head < cache.num_kv_heads; ++head) {
       treat_head(x, key + head * dim, dim, key_norm, treatment);
-      write_slot(cache, keys + head * head_numel, values + head * head_numel, offset, x, value + head * dim);
+      write_slot(cache, keys + head * head_stride, values + head * head_stride, offset, x, value + head * dim);
     }
   }
 }
@@ -104,13 +138,20 @@ extern "C" void quire_rotate_and_write(const quire::Cache* cache, void* qkv, int
                                        int rotary_dim, const int64_t* positions, const int64_t* slots,
                                        int64_t num_tokens, const void* query_norm, const void* key_norm, float eps,
                                        int num_threads) {
-  auto run = [&](auto zero) {
+  auto run = [&](auto zero, auto stored) {
     typedef decltype(zero) S;
-    quire::rotate_and_write<S>(*cache, static_cast<S*>(qkv), stride, rotary, rotary_dim, positions, slots, num_tokens,
-                               static_cast<const S*>(query_norm), static_cast<const S*>(key_norm), eps, num_threads);
+    quire::rotate_and_write<S, decltype(stored)>(
+        *cache, static_cast<S*>(qkv), stride, rotary, rotary_dim, positions, slots, num_tokens,
+        static_cast<const S*>(query_norm), static_cast<const S*>(key_norm), eps, num_threads);
+  };
+  auto run_stored = [&](auto zero) {
+    if (cache->int8)
+      run(zero, int8_t());
+    else
+      run(zero, zero);
   };
   if (cache->half)
-    run(quire::bf16());
+    run_stored(quire::bf16());
   else
-    run(0.0f);
+    run_stored(0.0f);
 }

@@ -17,7 +17,7 @@ BAD_BLOCK = 2**31 - 1  # in table entries that must not be read
 
 @dataclass(frozen=True)
 class Case:
-    """Queries, keys and values per row; the pool is NaN wherever no row has written."""
+    """Queries, keys and values per row; the pool, or its scales, is NaN wherever no row has written."""
 
     qkv: Tensor  # [T, all heads * head_dim], the queries' columns filled
     keys: list[Tensor]  # [context, num_kv_heads, head_dim]
@@ -73,17 +73,22 @@ def attention_case(
     head_dim: int = 32,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    int8: bool = False,
     seed: int = 0,
 ) -> Case:
     """Rows of (queries, context) in shuffled blocks."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     shape = CacheShape(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype, int8=int8
     )
     counts = [-(-context // block_size) for _, context in spans]
     num_blocks = sum(counts) + 2
-    cache = layer_caches(torch.full((num_blocks, NUM_LAYERS, 2, shape.side_numel), math.nan, dtype=dtype), shape)[LAYER]
+    side_bytes = shape.side_numel * shape.stored_dtype.itemsize
+    poisoned = torch.full(
+        (num_blocks, NUM_LAYERS, 2, side_bytes), 255, dtype=torch.uint8
+    )  # NaN in any dtype that has it
+    cache = layer_caches(poisoned.view(shape.stored_dtype), shape)[LAYER]
     blocks = iter(torch.randperm(num_blocks, generator=generator).tolist())
     tables = torch.full((len(spans), max(counts)), BAD_BLOCK, dtype=torch.int32)
     keys, values = (

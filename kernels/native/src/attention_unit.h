@@ -1,0 +1,298 @@
+// One unit of attention over keys and values in their blocks, tile by tile; and all units of a plan. Knows a plan, no
+// model; which slots a unit reads is all in the plan.
+//
+// Scores of keys in int8 are multiplied by the keys' scales, and weights by the values'.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention_call.h"
+#include "attention_plan.h"
+#include "attention_softmax.h"
+#include "attention_tiles.h"
+#include "cache.h"
+
+namespace quire {
+
+// Calls f(number of rows as a constant, first row) for rows in chunks whose sums fit in registers.
+template <class F>
+QUIRE_INLINE void in_chunks(int num_rows, F f) {
+  int num_chunks = (num_rows + MAX_SUM_ROWS - 1) / MAX_SUM_ROWS;
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    int first = num_rows * chunk / num_chunks, last = num_rows * (chunk + 1) / num_chunks;
+    switch (last - first) {
+      case 1: f(std::integral_constant<int, 1>(), first); break;
+      case 2: f(std::integral_constant<int, 2>(), first); break;
+      case 3: f(std::integral_constant<int, 3>(), first); break;
+      default: f(std::integral_constant<int, 4>(), first);
+    }
+  }
+}
+
+// One unit's work. PACKED blocks are read in place; plain ones are gathered into packed tiles of floats.
+template <class S, class K, bool PACKED>
+class UnitAttention {
+ public:
+  UnitAttention(const Plan& plan, const Unit& unit, const Call<S, K>& call, float* scratch)
+      : plan_(plan), unit_(unit), call_(call), dims_(plan.padded_dim()), num_rows_(unit.num_heads * unit.num_queries) {
+    table_ = plan.block_tables + unit.row * plan.table_stride;
+    int group = plan.num_heads / plan.num_kv_heads;
+    num_kv_heads_ = std::max(1, unit.num_heads / group);
+    rows_per_kv_head_ = num_rows_ / num_kv_heads_;
+    head_stride_ = head_numel<K>(plan.block_size, plan.head_dim);
+    head_offset_ = unit.first_head / group * head_stride_;
+    results_ = scratch;
+    merged_ = results_ + MAX_UNIT_ROWS * dims_;
+    queries_ = reinterpret_cast<Factor*>(merged_ + MAX_UNIT_ROWS * (dims_ + 2));
+    scores_ = reinterpret_cast<float*>(queries_) + MAX_UNIT_ROWS * dims_;
+    weights_ = reinterpret_cast<Factor*>(P::ROUNDS ? scores_ + MAX_UNIT_ROWS * TILE : scores_);
+    gathered_ = scores_ + 2 * MAX_UNIT_ROWS * TILE;
+  }
+
+  void attend() {
+    take_queries();
+    int first_part = unit_.first_key / PART_KEYS, part = first_part;
+    for (; part * PART_KEYS < unit_.last_key; ++part) {
+      attend_part(std::max(unit_.first_key, part * PART_KEYS), std::min(unit_.last_key, (part + 1) * PART_KEYS));
+      float* to = merged_;
+      if (unit_.partial >= 0) to = call_.partials + (unit_.partial + part - first_part) * plan_.partial_floats();
+      for (int row = 0; row < num_rows_; ++row, to += dims_ + 2) {
+        float greatest = softmax_[row].greatest, sum = sum_of(softmax_[row].sums);
+        if (unit_.partial < 0 && part > first_part) {
+          merge_part(to, greatest, sum, results_ + row * dims_, dims_);
+        } else {
+          to[0] = greatest;
+          to[1] = sum;
+          std::memcpy(to + 2, results_ + row * dims_, dims_ * sizeof(float));
+        }
+      }
+    }
+    if (unit_.partial < 0) give_results(plan_, unit_, call_, merged_);
+  }
+
+ private:
+  typedef Products<typename std::conditional<PACKED, K, float>::type> P;
+  typedef typename P::Word Word;
+  typedef typename P::Factor Factor;
+  static constexpr int ROW_FACTORS = P::FACTORS;
+  static constexpr bool SCALED = PACKED && std::is_same<K, int8_t>::value;
+  // Which of the tiles to come is fetched into the caches meanwhile.
+  static constexpr int TILES_AHEAD = 2;
+
+  int64_t query_factors() const { return dims_ / P::STEP * P::FACTORS; }
+  static constexpr int64_t weight_factors() { return TILE / P::STEP * P::FACTORS; }
+
+  void take_queries() {
+    for (int row = 0; row < num_rows_; ++row) {
+      const S* from = call_.query + (unit_.first_token + row / unit_.num_heads) * call_.query_stride +
+                      (unit_.first_head + row % unit_.num_heads) * plan_.head_dim;
+      Factor* to = queries_ + row * query_factors();
+      if constexpr (P::ROUNDS) {
+        std::memcpy(to, from, plan_.head_dim * sizeof(S));
+      } else {
+        for (int d = 0; d < plan_.head_dim; ++d) to[d] = to_float(from[d]);
+        for (int64_t d = plan_.head_dim; d < dims_; ++d) to[d] = 0.0f;
+      }
+    }
+  }
+
+  void attend_part(int first_key, int last_key) {
+    std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
+    std::fill(softmax_, softmax_ + num_rows_, Softmax());
+    for (int key = first_key / TILE * TILE; key < last_key; key += TILE)
+      for (int head = 0; head < num_kv_heads_; ++head)
+        attend_tile(head, key, std::max(0, first_key - key), std::min(TILE, last_key - key));
+  }
+
+  // The keys from key + first to key + last, the last one not included, of one of the unit's key-value heads.
+  void attend_tile(int head, int key, int first, int last) {
+    int num_groups = (last + GROUP - 1) / GROUP;
+    int first_row = head * rows_per_kv_head_;
+    const Word *keys[TILE_GROUPS], *values[TILE_GROUPS], *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS];
+    int64_t word_stride;
+    if constexpr (PACKED) {
+      find_groups(head, key, first / GROUP, num_groups - 1, keys, values);
+      int ahead = head + TILES_AHEAD;
+      int next = key + ahead / num_kv_heads_ * TILE;
+      if (next >= unit_.last_key) next = key;
+      int next_last = std::min(TILE, unit_.last_key - next);
+      find_groups(ahead % num_kv_heads_, next, next == key ? first / GROUP : 0, (next_last - 1) / GROUP, next_keys,
+                  next_values);
+      word_stride = plan_.block_size;
+      if constexpr (SCALED) find_scales(head, key, first, last);
+    } else {
+      gather_groups(head, key, first, last, keys, values);
+      std::copy(keys, keys + TILE_GROUPS, next_keys);
+      std::copy(values, values + TILE_GROUPS, next_values);
+      word_stride = TILE;
+    }
+    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
+      row += first_row;
+      score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
+                            queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
+    });
+    for (int row = 0; row < rows_per_kv_head_; ++row) weigh_scores(first_row + row, key, first, last);
+    if constexpr (P::STEP == 2)
+      if (first % 2) weigh_half(first_row, values, first / 2, 0xffff0000u);
+    weigh(first_row, values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+    if constexpr (P::STEP == 2)
+      if (last % 2) weigh_half(first_row, values, last / 2, 0x0000ffffu);
+  }
+
+  void find_groups(int head, int key, int first, int last, const Word** keys, const Word** values) const {
+    int64_t head_offset = head_offset_ + head * head_stride_;
+    for (int g = 0; g < TILE_GROUPS; ++g) {
+      // In place of a group that must not be read there is one that may; what comes of it is not used.
+      int position = key + std::clamp(g, first, last) * GROUP;
+      int64_t block = table_[position / plan_.block_size];
+      int offset = position % plan_.block_size;
+      const K* k = call_.keys + block * call_.key_block_stride + head_offset;
+      const K* v = call_.values + block * call_.value_block_stride + head_offset;
+      keys[g] = reinterpret_cast<const Word*>(k) + offset;
+      values[g] = reinterpret_cast<const Word*>(v) + offset / P::STEP * plan_.head_dim;
+    }
+  }
+
+  // Copies the scales of the tile's own slots and puts zeros for the others.
+  void find_scales(int head, int key, int first, int last) {
+    constexpr int64_t GROUP_BYTES = GROUP * sizeof(float);
+    int64_t behind = head_offset_ + head * head_stride_ + plan_.block_size * plan_.head_dim;
+    std::fill(key_scales_, key_scales_ + TILE, 0.0f);
+    std::fill(value_scales_, value_scales_ + TILE, 0.0f);
+    for (int i = first / GROUP * GROUP; i < last; i += GROUP) {
+      int64_t block = table_[(key + i) / plan_.block_size];
+      int64_t place = behind + (key + i) % plan_.block_size * static_cast<int64_t>(sizeof(float));
+      std::memcpy(key_scales_ + i, call_.keys + block * call_.key_block_stride + place, GROUP_BYTES);
+      std::memcpy(value_scales_ + i, call_.values + block * call_.value_block_stride + place, GROUP_BYTES);
+    }
+    int last_group = (last + GROUP - 1) / GROUP * GROUP;
+    for (float* scales : {key_scales_, value_scales_}) {
+      std::fill(scales + first / GROUP * GROUP, scales + first, 0.0f);
+      std::fill(scales + last, scales + last_group, 0.0f);
+    }
+  }
+
+  // Copies the tile's own slots and puts zeros for the others.
+  void gather_groups(int head, int key, int first, int last, const float** keys, const float** values) {
+    float *k = gathered_, *v = gathered_ + TILE * dims_;  // [dims, TILE] and [TILE, dims]
+    std::fill(k, v + TILE * dims_, 0.0f);
+    for (int i = first; i < last; ++i) {
+      int64_t block = table_[(key + i) / plan_.block_size];
+      int offset = (key + i) % plan_.block_size;
+      const K* head_k = call_.keys + block * call_.key_block_stride + head_offset_ + head * head_stride_;
+      const K* head_v = call_.values + block * call_.value_block_stride + head_offset_ + head * head_stride_;
+      const K *from_k = head_k + offset * plan_.head_dim, *from_v = head_v + offset * plan_.head_dim;
+      float k_scale = 1.0f, v_scale = 1.0f;
+      if constexpr (std::is_same<K, int8_t>::value) {
+        int64_t place = plan_.block_size * plan_.head_dim + offset * static_cast<int64_t>(sizeof(float));
+        k_scale = load<float>(head_k + place);
+        v_scale = load<float>(head_v + place);
+      }
+      for (int d = 0; d < plan_.head_dim; ++d) {
+        k[d * TILE + i] = to_float(from_k[d]) * k_scale;
+        v[i * dims_ + d] = to_float(from_v[d]) * v_scale;
+      }
+    }
+    for (int g = 0; g < TILE_GROUPS; ++g) {
+      keys[g] = k + g * GROUP;
+      values[g] = v + g * GROUP * dims_;
+    }
+  }
+
+  void weigh_scores(int row, int key, int first, int last) {
+    int position = unit_.first_position + row / unit_.num_heads - key;
+    if (plan_.window) first = std::max(first, position - plan_.window + 1);
+    last = std::min(last, position + 1);
+    if constexpr (SCALED) multiply_tile(scores_ + row * TILE, key_scales_);
+    float factor = weights_of(scores_ + row * TILE, first, last, call_.scale, softmax_[row]);
+    if constexpr (SCALED) multiply_tile(scores_ + row * TILE, value_scales_);
+    if (factor != 1.0f)
+      for (int64_t d = 0; d < dims_; d += LANES)
+        store(results_ + row * dims_ + d, load<vfloat>(results_ + row * dims_ + d) * factor);
+    if constexpr (P::ROUNDS) {
+      bf16* to = reinterpret_cast<bf16*>(weights_ + row * weight_factors());
+      for (int i = 0; i < TILE; i += LANES) store_floats(to + i, load<vfloat>(scores_ + row * TILE + i));
+    }
+  }
+
+  void weigh(int first_row, const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
+    if (first_word >= last_word) return;
+    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
+      row += first_row;
+      weigh_tile<P, rows()>(values, ahead, first_word, last_word, dims_, weights_ + row * weight_factors(),
+                            weight_factors(), results_ + row * dims_);
+    });
+  }
+
+  // A pair of tokens of which one must not be read: its half is cleared first.
+  void weigh_half(int first_row, const Word* const* values, int word, uint32_t mask) {
+    constexpr int GROUP_WORDS = GROUP / P::STEP;
+    const Word* from = values[word / GROUP_WORDS] + word % GROUP_WORDS * dims_;
+    uint32_t* cleared = reinterpret_cast<uint32_t*>(gathered_);
+    for (int64_t d = 0; d < dims_; ++d) cleared[d] = bits_as<uint32_t>(from[d]) & mask;
+    const Word* cleared_values[TILE_GROUPS];
+    for (const Word*& group : cleared_values) group = reinterpret_cast<const Word*>(gathered_);
+    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
+      row += first_row;
+      weigh_tile<P, rows()>(cleared_values, cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
+                            weight_factors(), results_ + row * dims_);
+    });
+  }
+
+  const Plan& plan_;
+  const Unit& unit_;
+  const Call<S, K>& call_;
+  const int64_t dims_;
+  const int num_rows_;
+  const int32_t* table_;
+  int num_kv_heads_, rows_per_kv_head_;
+  int64_t head_offset_, head_stride_;  // in a block: of the first of the key-value heads, and between them
+  float* results_;    // [num_rows, dims], of a part
+  float* merged_;     // [num_rows, 2 + dims], as a partial
+  Factor* queries_;   // [num_rows, query_factors]
+  float* scores_;     // [num_rows, TILE]
+  Factor* weights_;   // [num_rows, weight_factors], the scores' memory where they are not rounded
+  float* gathered_;
+  float key_scales_[TILE], value_scales_[TILE];  // of a tile of int8
+  Softmax softmax_[MAX_UNIT_ROWS];
+};
+
+template <class S, class K, bool PACKED>
+void attend_units(Plan& plan, const Call<S, K>& call) {
+  int64_t num_units = static_cast<int64_t>(plan.order.size()), num_merges = static_cast<int64_t>(plan.merges.size());
+#pragma omp parallel num_threads(plan.num_threads) if (num_units > 1)
+  {
+    float* scratch = plan.scratch.data() + omp_get_thread_num() * plan.scratch_floats();
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_units; ++i)
+      UnitAttention<S, K, PACKED>(plan, plan.units[plan.order[i]], call, scratch).attend();
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_merges; ++i) merge(plan, plan.merges[i], call);
+  }
+}
+
+template <class S, class K>
+void attend(Plan& plan, const Cache& cache, const Rows& rows) {
+  Call<S, K> call = {static_cast<const S*>(rows.query),
+                     rows.query_stride,
+                     static_cast<S*>(rows.out),
+                     rows.out_stride,
+                     static_cast<const K*>(cache.keys),
+                     static_cast<const K*>(cache.values),
+                     cache.key_block_stride,
+                     cache.value_block_stride,
+                     rows.scale,
+                     plan.partials.data()};
+  if (is_packed(cache))
+    attend_units<S, K, true>(plan, call);
+  else
+    attend_units<S, K, false>(plan, call);
+}
+
+// Over keys and values in int8. In attention_int8.cpp.
+void attend_int8(Plan& plan, const Cache& cache, const Rows& rows);
+
+}  // namespace quire
