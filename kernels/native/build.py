@@ -1,7 +1,7 @@
 """Compiling the native kernels at first use, for the processor at hand, and keeping what was compiled.
 
-A build is found again by a hash of all that it depends on: sources, flags, compiler, processor, OpenMP library. It is
-put in place by renaming, so processes that build at once do not disturb each other. It knows no kernel.
+A build is found again by a hash of all that it depends on: sources, flags, compiler, processor. It is put in place by
+renaming, so processes that build at once do not disturb each other. It knows no kernel.
 """
 
 import hashlib
@@ -18,26 +18,25 @@ from kernels.native.cpu_kernels import NativeUnavailableError
 
 SOURCES = Path(__file__).parent / "src"
 _FLAGS = (
-    *("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+    *("-O3", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
     *("-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
 )
 _TIMEOUT_S = 300
 _ERROR_LINES = 8
 
 
-def library_path(environment: Mapping[str, str], openmp: Path | None, flags: Sequence[str] = ()) -> Path:
+def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> Path:
     """The compiled library, built now if it is not there yet.
 
-    `openmp` is the OpenMP library that torch's own products use, so that both use the same threads.
     Raises NativeUnavailableError, which says why, if it cannot be built.
     """
     if environment.get("QUIRE_NATIVE", "").lower() in ("off", "0", "no", "false"):
         raise NativeUnavailableError("native kernels are switched off by QUIRE_NATIVE")
     compiler = _compiler(environment)
     flags = (*_FLAGS, _tuning_flag(), *flags)
-    path = cache_directory(environment) / f"kernels-{_key(compiler, flags, openmp)}.so"
+    path = cache_directory(environment) / f"kernels-{_key(compiler, flags)}.so"
     if not path.exists():
-        _build(compiler, flags, openmp, path)
+        _build(compiler, flags, path)
     return path
 
 
@@ -51,7 +50,7 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 
 def _compiler(environment: Mapping[str, str]) -> str:
-    """GCC, since torch's own OpenMP library is GCC's on Linux."""
+    """GCC, or what CXX names."""
     name = environment.get("CXX") or "g++"
     compiler = shutil.which(name, path=environment.get("PATH"))
     if compiler is None:
@@ -63,12 +62,12 @@ def _tuning_flag() -> str:
     return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
-def _key(compiler: str, flags: Sequence[str], openmp: Path | None) -> str:
+def _key(compiler: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     version = _run([compiler, "--version"])
-    for part in (compiler, version, *flags, str(openmp), platform.machine(), _processor_features()):
+    for part in (compiler, version, *flags, platform.machine(), _processor_features()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]
 
@@ -83,7 +82,7 @@ def _processor_features() -> str:
     return "\n".join(sorted({line for line in lines if line.partition("\t")[0].strip(" :") in wanted}))
 
 
-def _build(compiler: str, flags: Sequence[str], openmp: Path | None, path: Path) -> None:
+def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
     """Each source on its own, several at once, then the library, which appears under its name when it is whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,9 +96,7 @@ def _build(compiler: str, flags: Sequence[str], openmp: Path | None, path: Path)
                 ]
                 list(pool.map(_run, commands))
             library = Path(folder) / "kernels.so"
-            # With the very library that torch has loaded; `-fopenmp` would find the compiler's own.
-            openmp_library = ["-fopenmp"] if openmp is None else [str(openmp)]
-            _run([compiler, "-shared", *objects, *openmp_library, "-o", str(library)])
+            _run([compiler, "-shared", "-pthread", *objects, "-o", str(library)])
             library.replace(path)
     except OSError as error:
         raise NativeUnavailableError(f"cannot keep compiled kernels in {path.parent}: {error}") from error

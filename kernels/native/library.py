@@ -5,7 +5,6 @@ It knows addresses and counts, no tensors.
 
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL, Structure, c_float, c_int, c_int32, c_int64, c_void_p
-from pathlib import Path
 from typing import Any
 
 from kernels.native.build import library_path
@@ -67,7 +66,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def load_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> CDLL:
     """The library, compiled if need be. Raises NativeUnavailableError, which says why there is none."""
-    path = library_path(environment, loaded_openmp(), flags)
+    path = library_path(environment, flags)
     try:
         library = CDLL(str(path))
     except OSError as error:
@@ -76,13 +75,3 @@ def load_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> C
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def loaded_openmp() -> Path | None:
-    """The OpenMP library of GCC that this process has loaded, which with torch is torch's own."""
-    try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    paths = (Path(line.split(maxsplit=5)[5]) for line in maps if "/" in line)
-    return next((path for path in paths if path.name.startswith("libgomp")), None)

@@ -1,7 +1,7 @@
 """The CPU's kernels in C++, compiled at first use and called on the memory of tensors.
 
-They run on the threads of torch's own products: the library is linked with the OpenMP library that torch has loaded,
-whose threads belong to the thread that calls. A call releases the interpreter's lock. `src/cache.h` says how a block
+The library has threads of its own (`src/team.h`), which sleep where there is nothing to do and which no call waits for
+that could do without. A call releases the interpreter's lock. `src/cache.h` says how a block
 lies inside.
 """
 

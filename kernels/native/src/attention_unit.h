@@ -4,8 +4,6 @@
 // Scores of keys in int8 are multiplied by the keys' scales, and weights by the values'.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <type_traits>
 
@@ -14,6 +12,7 @@
 #include "attention_softmax.h"
 #include "attention_tiles.h"
 #include "cache.h"
+#include "team.h"
 
 namespace quire {
 
@@ -263,15 +262,11 @@ class UnitAttention {
 template <class S, class K, bool PACKED>
 void attend_units(Plan& plan, const Call<S, K>& call) {
   int64_t num_units = static_cast<int64_t>(plan.order.size()), num_merges = static_cast<int64_t>(plan.merges.size());
-#pragma omp parallel num_threads(plan.num_threads) if (num_units > 1)
-  {
-    float* scratch = plan.scratch.data() + omp_get_thread_num() * plan.scratch_floats();
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_units; ++i)
-      UnitAttention<S, K, PACKED>(plan, plan.units[plan.order[i]], call, scratch).attend();
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < num_merges; ++i) merge(plan, plan.merges[i], call);
-  }
+  share(plan.num_threads, num_units, [&](int64_t i, int thread) {
+    float* scratch = plan.scratch.data() + thread * plan.scratch_floats();
+    UnitAttention<S, K, PACKED>(plan, plan.units[plan.order[i]], call, scratch).attend();
+  });
+  share(plan.num_threads, num_merges, [&](int64_t i, int) { merge(plan, plan.merges[i], call); });
 }
 
 template <class S, class K>

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "simd.h"
+#include "team.h"
 
 namespace quire {
 
@@ -50,11 +51,10 @@ void greedy(const S* logits, int64_t stride, int64_t num_rows, int64_t size, int
             int num_threads) {
   int64_t num_parts = num_rows < num_threads ? num_threads : 1, part = (size + num_parts - 1) / num_parts;
   std::vector<Best> best(num_rows * num_parts);
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows * size > MIN_PARALLEL)
-  for (int64_t i = 0; i < num_rows * num_parts; ++i) {
+  share(num_rows * size > MIN_PARALLEL ? num_threads : 1, num_rows * num_parts, [&](int64_t i, int) {
     int64_t begin = i % num_parts * part, end = begin + part < size ? begin + part : size;
     best[i] = best_of(logits + i / num_parts * stride, begin, end);
-  }
+  });
   for (int64_t row = 0; row < num_rows; ++row) {
     Best whole = best[row * num_parts];
     for (int64_t i = 1; i < num_parts; ++i) {

@@ -4,12 +4,11 @@
 // Each sum runs over the inputs in one order, with one accumulator, whatever the number of rows: a row's result
 // does not depend on the rows beside it. Knows rows and strides, no layers.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "simd.h"
+#include "team.h"
 
 namespace quire {
 
@@ -223,12 +222,11 @@ void product(const Call<S>& call, int num_threads) {
   group = (group + MAX_SIDE - 1) / MAX_SIDE * MAX_SIDE;
   int64_t num_groups = (num_panels + group - 1) / group;
   bool parallel = num_threads > 1 && call.num_rows * call.num_outputs * call.num_inputs > MIN_PARALLEL;
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (parallel)
-  for (int64_t i = 0; i < num_blocks * num_groups; ++i) {
+  share(parallel ? num_threads : 1, num_blocks * num_groups, [&](int64_t i, int) {
     int64_t first_row = i / num_groups * block, begin = i % num_groups * group;
     panels<S, W>(call, first_row, std::min(block, call.num_rows - first_row), begin,
                  std::min(begin + group, num_panels));
-  }
+  });
 }
 
 template <class S>
@@ -254,13 +252,13 @@ const float* widened_rows(const bf16* x, int64_t stride, int64_t num_rows, int64
 template <class T>
 void pack(const T* weight, int64_t num_outputs, int64_t num_inputs, T* packed, int num_threads) {
   int64_t num_panels = (num_outputs + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (int64_t panel = 0; panel < num_panels; ++panel)
+  share(num_threads, num_panels, [&](int64_t panel, int) {
     for (int64_t i = 0; i < PANEL; ++i) {
       int64_t output = panel * PANEL + i;
       for (int64_t k = 0; k < num_inputs; ++k)
         packed[(panel * num_inputs + k) * PANEL + i] = output < num_outputs ? weight[output * num_inputs + k] : T{};
     }
+  });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cache.h"
 #include "simd.h"
+#include "team.h"
 
 namespace quire {
 
@@ -106,28 +107,29 @@ void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* r
   int dim = cache.head_dim;
   int64_t head_stride = head_numel<K>(cache.block_size, dim);
   int64_t width = static_cast<int64_t>(cache.num_heads + 2 * cache.num_kv_heads) * dim;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_tokens > 1 && num_tokens * width > MIN_PARALLEL)
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    float x[MAX_DIM];
-    S* query = qkv + token * stride;
-    const S* key = query + static_cast<int64_t>(cache.num_heads) * dim;
-    const S* value = key + static_cast<int64_t>(cache.num_kv_heads) * dim;
-    Treatment treatment = {rotary ? rotary + positions[token] * rotary_dim : nullptr, rotary_dim / 2, eps};
-    if (rotary || query_norm)
-      for (int head = 0; head < cache.num_heads; ++head, query += dim) {
-        treat_head(x, query, dim, query_norm, treatment);
-        for (int d = 0; d < dim; ++d) set_float(query[d], x[d]);
+  share_rows(num_threads, num_tokens, num_tokens * width > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      float x[MAX_DIM];
+      S* query = qkv + token * stride;
+      const S* key = query + static_cast<int64_t>(cache.num_heads) * dim;
+      const S* value = key + static_cast<int64_t>(cache.num_kv_heads) * dim;
+      Treatment treatment = {rotary ? rotary + positions[token] * rotary_dim : nullptr, rotary_dim / 2, eps};
+      if (rotary || query_norm)
+        for (int head = 0; head < cache.num_heads; ++head, query += dim) {
+          treat_head(x, query, dim, query_norm, treatment);
+          for (int d = 0; d < dim; ++d) set_float(query[d], x[d]);
+        }
+      if (slots[token] < 0) continue;
+      int64_t block = slots[token] / cache.block_size;
+      int offset = static_cast<int>(slots[token] % cache.block_size);
+      K* keys = static_cast<K*>(cache.keys) + block * cache.key_block_stride;
+      K* values = static_cast<K*>(cache.values) + block * cache.value_block_stride;
+      for (int head = 0; head < cache.num_kv_heads; ++head) {
+        treat_head(x, key + head * dim, dim, key_norm, treatment);
+        write_slot(cache, keys + head * head_stride, values + head * head_stride, offset, x, value + head * dim);
       }
-    if (slots[token] < 0) continue;
-    int64_t block = slots[token] / cache.block_size;
-    int offset = static_cast<int>(slots[token] % cache.block_size);
-    K* keys = static_cast<K*>(cache.keys) + block * cache.key_block_stride;
-    K* values = static_cast<K*>(cache.values) + block * cache.value_block_stride;
-    for (int head = 0; head < cache.num_kv_heads; ++head) {
-      treat_head(x, key + head * dim, dim, key_norm, treatment);
-      write_slot(cache, keys + head * head_stride, values + head * head_stride, offset, x, value + head * dim);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "simd.h"
+#include "team.h"
 
 namespace quire {
 
@@ -92,9 +93,10 @@ void activate_row(const S* x, const S* up, S* out, int64_t size) {
 template <class S, int KIND>
 void activate(const S* x, int64_t stride, bool gated, S* out, int64_t out_stride, int64_t num_rows, int64_t size,
               int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_rows > 1 && num_rows * size > MIN_PARALLEL)
-  for (int64_t row = 0; row < num_rows; ++row)
-    activate_row<S, KIND>(x + row * stride, gated ? x + row * stride + size : nullptr, out + row * out_stride, size);
+  share_rows(num_threads, num_rows, num_rows * size > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      activate_row<S, KIND>(x + row * stride, gated ? x + row * stride + size : nullptr, out + row * out_stride, size);
+  });
 }
 
 template <class S>
@@ -121,13 +123,13 @@ void quire_add_norm(const void* x, int64_t x_stride, void* residual, int64_t res
                     int64_t size, int half, int num_threads) {
   auto run = [&](auto zero) {
     typedef decltype(zero) S;
-#pragma omp parallel for schedule(static) num_threads(num_threads) \
-    if (num_rows > 1 && num_rows * size > quire::MIN_PARALLEL)
-    for (int64_t row = 0; row < num_rows; ++row)
-      quire::norm_row<S>(static_cast<const S*>(x) + row * x_stride,
-                         residual ? static_cast<S*>(residual) + row * residual_stride : nullptr,
-                         static_cast<const S*>(weight), static_cast<const S*>(bias), eps, rms,
-                         static_cast<S*>(out) + row * out_stride, size);
+    quire::share_rows(num_threads, num_rows, num_rows * size > quire::MIN_PARALLEL, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        quire::norm_row<S>(static_cast<const S*>(x) + row * x_stride,
+                           residual ? static_cast<S*>(residual) + row * residual_stride : nullptr,
+                           static_cast<const S*>(weight), static_cast<const S*>(bias), eps, rms,
+                           static_cast<S*>(out) + row * out_stride, size);
+    });
   };
   if (half)
     run(quire::bf16());

@@ -1,4 +1,4 @@
-"""Native kernels are compiled once, say why they are not there, and share torch's threads."""
+"""Native kernels are compiled once, and say why they are not there."""
 
 import os
 import shutil
@@ -9,7 +9,6 @@ import torch
 
 from kernels.native.build import cache_directory, library_path
 from kernels.native.cpu_kernels import NativeUnavailableError
-from kernels.native.library import loaded_openmp
 from kernels.native.native_kernels import NativeKernels, choose_kernels, native_kernels
 from kernels.native.torch_kernels import TorchKernels
 
@@ -57,7 +56,7 @@ def test_another_compiler_or_flag_is_another_build(tmp_path: Path) -> None:
     script = _compiler_script(tmp_path, 'for last; do :; done; [ "$1" = --version ] || echo nothing > "$last"')
     other = str(shutil.copy(script, tmp_path / "other"))
     environments = [_environment(tmp_path / "cache", CXX=compiler) for compiler in (script, other)]
-    paths = {library_path(environment, None, flags) for environment in environments for flags in ((), ("-g",))}
+    paths = {library_path(environment, flags) for environment in environments for flags in ((), ("-g",))}
     assert len(paths) == 4
     assert all(path.exists() for path in paths)
 
@@ -80,13 +79,3 @@ def test_the_fallback_is_chosen_openly() -> None:
     assert choose_kernels("torch", torch.float32)[1] is None
     with pytest.raises(NativeUnavailableError, match="float16"):
         choose_kernels("native", torch.float16)
-
-
-def test_products_and_kernels_share_one_pool_of_threads(native: NativeKernels) -> None:
-    torch.ones(300, 300) @ torch.ones(300, 300)
-    torch.ones(1 << 20).sum()
-    before = len(list(Path("/proc/self/task").iterdir()))
-    native.greedy(torch.ones(8, 40_000))
-    assert len(list(Path("/proc/self/task").iterdir())) == before
-    openmp = loaded_openmp()
-    assert openmp is not None and "torch" in str(openmp)

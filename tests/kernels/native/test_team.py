@@ -1,0 +1,34 @@
+"""The kernels' threads: every unit is done once, by whoever comes first, and nobody spins for long."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernels.native.build import SOURCES
+
+STRESS = Path(__file__).with_name("team_stress.cpp")
+
+
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("team") / "stress"
+    flags = ["-O2", "-std=c++17", "-pthread", "-I", str(SOURCES)]
+    compiler = os.environ.get("CXX") or "g++"
+    subprocess.run([compiler, *flags, str(STRESS), str(SOURCES / "team.cpp"), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.mark.parametrize("num_cores", [None, 1])
+def test_every_unit_is_done_once_from_any_caller_and_who_is_idle_sleeps(stress: Path, num_cores: int | None) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:num_cores]
+    done = subprocess.run(
+        [stress],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    assert done.returncode == 0, done.stderr
