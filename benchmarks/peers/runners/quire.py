@@ -32,25 +32,31 @@ class Quire:
                 )
             )
         )
-        self._address = site.address
+        self._loop = self._services.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        self._client = self._loop.run(_connected(site.address))
 
     def run(self, recorder: Recorder) -> None:
-        uvloop.run(self._run(recorder))
+        self._loop.run(self._run(recorder))
 
     def close(self) -> None:
+        self._loop.run(self._client.close())
         self._services.close()
 
     async def _run(self, recorder: Recorder) -> None:
-        async with AsyncClient(self._address) as client:
-            await client.wait_ready(_READY_S)
-            await asyncio.gather(*(self._one(client, recorder, each) for each in recorder.requests))
+        await asyncio.gather(*(self._one(recorder, each) for each in recorder.requests))
 
-    async def _one(self, client: AsyncClient, recorder: Recorder, request: Request) -> None:
+    async def _one(self, recorder: Recorder, request: Request) -> None:
         await asyncio.sleep(max(0.0, request.arrival_s - recorder.now_s()))
         recorder.sent(request.index)
-        stream = client.stream(request.prompt, max_tokens=request.num_output, temperature=0, ignore_eos=True)
+        stream = self._client.stream(request.prompt, max_tokens=request.num_output, temperature=0, ignore_eos=True)
         async for chunk in stream:
             recorder.came(request.index, chunk.token_ids)
+
+
+async def _connected(address: str) -> AsyncClient:
+    client = AsyncClient(address)
+    await client.wait_ready(_READY_S)
+    return client
 
 
 if __name__ == "__main__":
