@@ -4,7 +4,7 @@ It knows addresses and counts, no tensors.
 """
 
 from collections.abc import Mapping, Sequence
-from ctypes import CDLL, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import CDLL, Structure, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 from kernels.native.build import library_path
@@ -39,26 +39,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (_PLAN, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int, c_int),
     ),
-    "quire_attend": (None, (_PLAN, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_float)),
-    "quire_rotate_and_write": (
-        None,
-        (
-            *(c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_void_p, c_int64),
-            *(c_void_p, c_void_p, c_float, c_int),
-        ),
-    ),
-    "quire_add_norm": (
-        None,
-        (
-            *(c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int),
-            *(c_void_p, c_int64, c_int64, c_int64, c_int, c_int),
-        ),
-    ),
-    "quire_activate": (
-        None,
-        (c_int, c_void_p, c_int64, c_int, c_void_p, c_int64, c_int64, c_int64, c_int, c_int),
-    ),
-    "quire_gather_rows": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
     "quire_run": (None, (c_void_p, c_int64, c_void_p, c_int)),
     "quire_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int, c_int)),
 }

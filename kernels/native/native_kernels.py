@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL, addressof
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,13 +26,12 @@ from kernels.native.cpu_kernels import (
     NormRule,
 )
 from kernels.native.library import CacheMemory, load_library
-from kernels.native.program import ACTIVATE, ATTEND, GATHER, NORM, ROTATE, Program, recorded
+from kernels.native.program import ACTIVATE, ATTEND, GATHER, NORM, ROTATE, Program, address, call
 from kernels.native.torch_kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 _MAX_HEAD_DIM = 512
 _ACTIVATIONS: dict[Activation, int] = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
-_BFLOAT16 = torch.bfloat16
 
 
 class NativePlan(CpuPlan):
@@ -52,6 +52,7 @@ class NativeKernels:
         self.name = f"native, {32 * library.quire_lanes()}-bit vectors"
         self._library = library
         self._num_threads = num_threads
+        self._call = partial(call, library, num_threads)
         self._plans: dict[int | None, NativePlan] = {}
         # By id, which stays the cache's own while it is kept here.
         self._memories: dict[int, tuple[LayerCache, CacheMemory, int]] = {}
@@ -82,17 +83,7 @@ class NativeKernels:
         """See CpuKernels.attend."""
         assert isinstance(plan, NativePlan), "not a plan of these kernels"
         assert query.dtype == out.dtype == cache.shape.dtype
-        if (program := recorded()) is not None:
-            program.add(ATTEND, query, out, first=self._address(cache), second=plan.handle, number=scale)
-        self._library.quire_attend(
-            plan.handle,
-            self._address(cache),
-            query.data_ptr(),
-            query.stride(0),
-            out.data_ptr(),
-            out.stride(0),
-            scale,
-        )
+        self._call(ATTEND, query, out, first=self._address(cache), second=plan.handle, number=scale)
 
     def rotate_and_write(
         self,
@@ -106,88 +97,46 @@ class NativeKernels:
         """See CpuKernels.rotate_and_write."""
         assert qkv.dtype == cache.shape.dtype
         assert positions.dtype == slot_mapping.dtype == torch.int64
-        if (program := recorded()) is not None:
-            program.add(
-                ROTATE,
-                qkv,
-                qkv,
-                first=self._address(cache),
-                second=None if rotary is None else rotary.data_ptr(),
-                num_inputs=0 if rotary is None else rotary.shape[1],
-                query_norm=None if norms is None else norms.query.data_ptr(),
-                key_norm=None if norms is None else norms.key.data_ptr(),
-                number=0.0 if norms is None else norms.eps,
-            )
-        self._library.quire_rotate_and_write(
-            self._address(cache),
-            qkv.data_ptr(),
-            qkv.stride(0),
-            None if rotary is None else rotary.data_ptr(),
-            0 if rotary is None else rotary.shape[1],
-            positions.data_ptr(),
-            slot_mapping.data_ptr(),
-            len(qkv),
-            None if norms is None else norms.query.data_ptr(),
-            None if norms is None else norms.key.data_ptr(),
-            0.0 if norms is None else norms.eps,
-            self._num_threads,
+        self._call(
+            ROTATE,
+            qkv,
+            qkv,
+            positions=positions,
+            slots=slot_mapping,
+            first=self._address(cache),
+            second=address(rotary),
+            num_inputs=0 if rotary is None else rotary.shape[1],
+            query_norm=None if norms is None else norms.query.data_ptr(),
+            key_norm=None if norms is None else norms.key.data_ptr(),
+            number=0.0 if norms is None else norms.eps,
         )
 
     def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
         """See CpuKernels.add_norm."""
-        weight, bias, eps, rms = norm
-        if (program := recorded()) is not None:
-            program.add(
-                NORM,
-                x,
-                out,
-                choice=rms,
-                half=x.dtype == _BFLOAT16,
-                number=eps,
-                num_outputs=x.shape[1],
-                first=None if residual is None else residual.data_ptr(),
-                first_stride=0 if residual is None else residual.stride(0),
-                second=None if weight is None else weight.data_ptr(),
-                third=None if bias is None else bias.data_ptr(),
-            )
-        self._library.quire_add_norm(
-            x.data_ptr(),
-            x.stride(0),
-            None if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.stride(0),
-            None if weight is None else weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            eps,
-            rms,
-            out.data_ptr(),
-            out.stride(0),
-            *x.shape,
-            x.dtype == _BFLOAT16,
-            self._num_threads,
+        self._call(
+            NORM,
+            x,
+            out,
+            choice=norm.rms,
+            number=norm.eps,
+            num_outputs=x.shape[1],
+            first=address(residual),
+            first_stride=0 if residual is None else residual.stride(0),
+            second=address(norm.weight),
+            third=address(norm.bias),
         )
 
     def gated_activation(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
         """See CpuKernels.gated_activation."""
-        self._activate(gate_up, activation, True, out)
+        self._call(ACTIVATE, gate_up, out, choice=_ACTIVATIONS[activation], gated=True, num_outputs=out.shape[1])
 
     def activation(self, x: Tensor, activation: Activation, out: Tensor) -> None:
         """See CpuKernels.activation."""
-        self._activate(x, activation, False, out)
+        self._call(ACTIVATE, x, out, choice=_ACTIVATIONS[activation], num_outputs=out.shape[1])
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """See CpuKernels.gather_rows."""
-        size = x.element_size()
-        if (program := recorded()) is not None:
-            program.add(GATHER, x, out, num_outputs=x.shape[1] * size)
-        self._library.quire_gather_rows(
-            x.data_ptr(),
-            x.stride(0) * size,
-            rows.data_ptr(),
-            len(rows),
-            x.shape[1] * size,
-            out.data_ptr(),
-            out.stride(0) * size,
-        )
+        self._call(GATHER, x, out, rows=rows, num_outputs=x.shape[1] * x.element_size())
 
     def new_program(self) -> Program:
         """For a pass whose native kernels are to be recorded."""
@@ -204,7 +153,7 @@ class NativeKernels:
             size,
             tokens.data_ptr(),
             finite.data_ptr(),
-            logits.dtype == _BFLOAT16,
+            logits.dtype == torch.bfloat16,
             self._num_threads,
         )
         return GreedyTokens(tokens, finite)
@@ -212,29 +161,6 @@ class NativeKernels:
     def num_units(self, plan: NativePlan) -> int:
         """Into how many units of work a plan divides its rows."""
         return int(self._library.quire_plan_num_units(plan.handle))
-
-    def _activate(self, x: Tensor, activation: Activation, gated: bool, out: Tensor) -> None:
-        if (program := recorded()) is not None:
-            program.add(
-                ACTIVATE,
-                x,
-                out,
-                choice=_ACTIVATIONS[activation],
-                gated=gated,
-                num_outputs=out.shape[1],
-                half=x.dtype == _BFLOAT16,
-            )
-        self._library.quire_activate(
-            _ACTIVATIONS[activation],
-            x.data_ptr(),
-            x.stride(0),
-            gated,
-            out.data_ptr(),
-            out.stride(0),
-            *out.shape,
-            x.dtype == _BFLOAT16,
-            self._num_threads,
-        )
 
     def _address(self, cache: LayerCache) -> int:
         known = self._memories.get(id(cache))

@@ -6,53 +6,50 @@ A row's result does not depend on the rows that are multiplied beside it, to the
 import os
 from collections.abc import Mapping
 from ctypes import CDLL, c_int, c_int64, c_void_p
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
-from kernels.native.program import PRODUCT, recorded
+from kernels.native.program import PRODUCT, address, call
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8_MAX = 127
 _SIGNATURES = {
     "quire_panel": (c_int, ()),
     "quire_pack": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int)),
-    "quire_product": (
-        None,
-        (
-            *(c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
-            *(c_void_p, c_int64, c_int64, c_int, c_int),
-        ),
-    ),
 }
 
 
 class PackedProduct:
     """x W^T + b. The weight exists in packed form only; one thread at a time may multiply."""
 
-    __slots__ = ("_arguments", "_bias", "_function", "_inputs", "_num_threads", "_outputs", "_packed", "_scales")
+    __slots__ = ("_bias", "_call", "_fields", "_outputs", "_packed", "_scales")
 
     def __init__(self, library: CDLL, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> None:
         """weight: [out, in], contiguous, float32, bfloat16 or int8; scales: [out] float32, with int8; bias: [out]"""
         assert weight.is_contiguous(), "packed from contiguous rows"
         assert (scales is None) == (weight.dtype != torch.int8), "int8 has scales, and nothing else has"
-        self._outputs, self._inputs = weight.shape
-        self._num_threads = torch.get_num_threads()
+        self._outputs, num_inputs = weight.shape
+        num_threads = torch.get_num_threads()
         panel = library.quire_panel()
         num_panels = -(-self._outputs // panel)
-        self._packed = zeros_as_used((num_panels, self._inputs, panel), weight.dtype)
+        self._packed = zeros_as_used((num_panels, num_inputs, panel), weight.dtype)
         library.quire_pack(
-            weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), self._num_threads
+            weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), num_threads
         )
         self._scales, self._bias = scales, bias
-        self._function = library.quire_product
-        self._arguments = (
-            self._packed.data_ptr(),
-            None if scales is None else scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-        )
+        self._call = partial(call, library, num_threads, PRODUCT)
+        self._fields = {
+            "choice": _KINDS[weight.dtype],
+            "num_inputs": num_inputs,
+            "num_outputs": self._outputs,
+            "first": self._packed.data_ptr(),
+            "second": address(scales),
+            "third": address(bias),
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -61,36 +58,9 @@ class PackedProduct:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The product, in `out` if that is given. x: [T, in], float32 or bfloat16, as bias and out are."""
-        num_rows = len(x)
         if out is None:
-            out = x.new_empty(num_rows, self._outputs)
-        if (program := recorded()) is not None:
-            weights, scales, bias = self._arguments
-            program.add(
-                PRODUCT,
-                x,
-                out,
-                choice=_KINDS[self._packed.dtype],
-                half=x.dtype == torch.bfloat16,
-                num_inputs=self._inputs,
-                num_outputs=self._outputs,
-                first=weights,
-                second=scales,
-                third=bias,
-            )
-        self._function(
-            _KINDS[self._packed.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            num_rows,
-            self._inputs,
-            *self._arguments,
-            out.data_ptr(),
-            out.stride(0),
-            self._outputs,
-            x.dtype == torch.bfloat16,
-            self._num_threads,
-        )
+            out = x.new_empty(len(x), self._outputs)
+        self._call(x, out, **self._fields)
         return out
 
 

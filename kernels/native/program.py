@@ -1,7 +1,7 @@
-"""A pass through a model as one native call: what its kernels were called with is written down once, and run again.
+"""Native kernels by what they are called with; and a pass through a model as one call, written down once and run again.
 
-While a program is being recorded, each native kernel that is called is also written down: memory, strides, sizes, but
-no number of rows. Rows are all tokens of a pass, or from the first gathering of rows on those that are wanted. Whoever
+While a program is being recorded, each kernel that is called is also written down: memory, strides, sizes, but no
+number of rows. Rows are all tokens of a pass, or from the first gathering of rows on those that are wanted. Whoever
 records sees to it that everything lies where it was, and that nothing but native kernels computes in between.
 """
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from ctypes import CDLL, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
+import torch
 from torch import Tensor
 
 PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER = range(6)
@@ -62,22 +63,12 @@ class Program:
         self._of_wanted = False
         self._pass = Pass()
 
-    def add(self, kind: int, x: Tensor, out: Tensor, **fields: Any) -> None:
-        """Writes an operation on rows `x` [.., ..] down, whose results are the rows `out`; `fields` of Operation."""
-        assert x.numel() and out.numel(), "tensors without rows have no address"
-        scale = x.element_size() if kind == GATHER else 1
-        self._of_wanted |= kind == GATHER
-        self._operations.append(
-            Operation(
-                kind=kind,
-                of_wanted=self._of_wanted,
-                x=x.data_ptr(),
-                x_stride=x.stride(0) * scale,
-                out=out.data_ptr(),
-                out_stride=out.stride(0) * scale,
-                **fields,
-            )
-        )
+    def add(self, operation: Operation) -> None:
+        """Writes an operation down. Its rows are those that are wanted, once some were gathered."""
+        assert operation.x and operation.out, "tensors without rows have no address"
+        self._of_wanted |= operation.kind == GATHER
+        operation.of_wanted = self._of_wanted
+        self._operations.append(operation)
 
     def run(self, positions: Tensor, slots: Tensor, wanted: Tensor | None) -> None:
         """Another pass: positions and slots [T] int64, and the tokens that are wanted, [L] int64, or all."""
@@ -87,7 +78,7 @@ class Program:
         given.num_tokens = len(positions)
         given.num_wanted = len(positions) if wanted is None else len(wanted)
         given.positions, given.slots = positions.data_ptr(), slots.data_ptr()
-        given.wanted = None if wanted is None else wanted.data_ptr()
+        given.wanted = address(wanted)
         self._library.quire_run(self._array, len(self._operations), byref(given), self._num_threads)
 
 
@@ -106,6 +97,38 @@ def recording(program: Program) -> Iterator[None]:
         _recorded = None
 
 
-def recorded() -> Program | None:
-    """What is being recorded."""
-    return _recorded
+def call(
+    library: CDLL,
+    num_threads: int,
+    kind: int,
+    x: Tensor,
+    out: Tensor,
+    *,
+    positions: Tensor | None = None,
+    slots: Tensor | None = None,
+    rows: Tensor | None = None,
+    **fields: Any,
+) -> None:
+    """Runs one kernel on rows `x` [.., ..], whose results are the rows `out`; `fields` of Operation, as it needs them.
+
+    positions, slots: [T] int64, for ROTATE; rows: [L] int64, for GATHER
+    """
+    scale = x.element_size() if kind == GATHER else 1
+    operation = Operation(
+        kind=kind,
+        half=x.dtype == torch.bfloat16,
+        x=x.data_ptr(),
+        x_stride=x.stride(0) * scale,
+        out=out.data_ptr(),
+        out_stride=out.stride(0) * scale,
+        **fields,
+    )
+    if _recorded is not None:
+        _recorded.add(operation)
+    given = Pass(len(x), len(out), address(positions), address(slots), address(rows))
+    library.quire_run(byref(operation), 1, byref(given), num_threads)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where its elements begin; None: there is none."""
+    return None if tensor is None else tensor.data_ptr()

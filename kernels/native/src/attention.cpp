@@ -2,6 +2,7 @@
 // that both are compiled at once.
 
 #include "attention_unit.h"
+#include "kernels.h"
 
 extern "C" void quire_attend(quire::Plan* plan, const quire::Cache* cache, const void* query, int64_t query_stride,
                              void* out, int64_t out_stride, float scale) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels.h"
 #include "simd.h"
 #include "team.h"
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cache.h"
+#include "kernels.h"
 #include "simd.h"
 #include "team.h"
 

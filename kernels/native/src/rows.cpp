@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kernels.h"
 #include "simd.h"
 #include "team.h"
 
