@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.random_models import SHAPES, write_random_model
+from benchmarks.random_models import SHAPES, ModelShape, write_random_model
 from benchmarks.report import RESULTS, table, write_result
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
@@ -30,7 +30,7 @@ from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.host.start import choose_host
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.model.layers import Product
+from worker_svc.model.layers import MakeProduct, Product
 from worker_svc.runner import ModelRunner
 from worker_svc.sampler import Sampler
 from worker_svc.step_limits import StepLimits
@@ -39,7 +39,7 @@ SHAPE = SHAPES["125m"]
 SMALL_SHAPE = replace(SHAPE, hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=512)
 _BLOCK_SIZE = 16
 _GREEDY = SlotSampling(seed=0, temperature=0.0)
-_NUM_WARM_UP = 3
+NUM_WARM_UP = 3
 
 
 class PartClock:
@@ -146,21 +146,23 @@ def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, 
     """Medians in milliseconds of decode steps of `num_rows` rows: by part, kernel by kernel, and as they are served."""
     clock = PartClock()
     timed = TimedKernels(kernels, clock)
-    by_parts = _decode(HostDecoder(timed_decoder(decoder, clock), timed), timed, num_rows, context, num_steps)
+    by_parts = decode_steps(HostDecoder(timed_decoder(decoder, clock), timed), timed, num_rows, context, num_steps)
     samples: list[dict[str, float]] = []
     clock.read()
     for total in by_parts:
         parts = clock.read()
         samples.append({**parts, "the rest": total - sum(parts.values()), "kernel by kernel": total})
-    measured = samples[_NUM_WARM_UP:]
+    measured = samples[NUM_WARM_UP:]
     medians = {part: round(statistics.median(each[part] for each in measured), 3) for part in measured[0]}
-    as_served = list(_decode(HostDecoder(decoder, kernels), kernels, num_rows, context, num_steps))
-    return {**medians, "step": round(statistics.median(as_served[_NUM_WARM_UP:]), 3)}
+    as_served = list(decode_steps(HostDecoder(decoder, kernels), kernels, num_rows, context, num_steps))
+    return {**medians, "step": round(statistics.median(as_served[NUM_WARM_UP:]), 3)}
 
 
-def _decode(model: HostDecoder, kernels: CpuKernels, num_rows: int, context: int, num_steps: int) -> Iterator[float]:
+def decode_steps(
+    model: HostDecoder, kernels: CpuKernels, num_rows: int, context: int, num_steps: int
+) -> Iterator[float]:
     """Milliseconds of each decode step, some to warm up among them; nothing is computed between two of them."""
-    blocks_per_row = -(-(context + num_steps + _NUM_WARM_UP + 1) // _BLOCK_SIZE)
+    blocks_per_row = -(-(context + num_steps + NUM_WARM_UP + 1) // _BLOCK_SIZE)
     limits = StepLimits(
         num_slots=num_rows,
         num_blocks=num_rows * blocks_per_row,
@@ -182,10 +184,17 @@ def _decode(model: HostDecoder, kernels: CpuKernels, num_rows: int, context: int
             sampling=_GREEDY,
         )
         runner.launch(Step(epoch=1, step_id=row, snapshot=row == 0, whole=[state], rows=[row], num_tokens=[context]))
-    for number in range(_NUM_WARM_UP + num_steps):
+    for number in range(NUM_WARM_UP + num_steps):
         began_s = time.perf_counter()
         runner.launch(Step(epoch=1, step_id=num_rows + number, rows=list(range(num_rows))))
         yield 1e3 * (time.perf_counter() - began_s)
+
+
+def random_decoder(shape: ModelShape, dtype: torch.dtype, make_product: MakeProduct) -> Decoder:
+    """Random weights, in memory."""
+    with tempfile.TemporaryDirectory(prefix="quire-cpu-step-") as folder:
+        write_random_model(shape, Path(folder), torch.device("cpu"), dtype=dtype)
+        return load_decoder(Path(folder), dtype, torch.device("cpu"), make_product)
 
 
 def main() -> None:
@@ -202,10 +211,8 @@ def main() -> None:
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     host = choose_host(options.kernels, dtype, int8_weights=options.weight_dtype == "int8", int8_kv=False)
-    with tempfile.TemporaryDirectory(prefix="quire-cpu-step-") as folder:
-        shape = SMALL_SHAPE if options.small else SHAPE
-        write_random_model(shape, Path(folder), torch.device("cpu"), dtype=dtype)
-        decoder = load_decoder(Path(folder), dtype, torch.device("cpu"), host.packing.make_product)
+    shape = SMALL_SHAPE if options.small else SHAPE
+    decoder = random_decoder(shape, dtype, host.packing.make_product)
     steps = {rows: measure(decoder, host.kernels, rows, options.context, options.steps) for rows in options.rows}
     print(_as_table(steps))
     figures = {

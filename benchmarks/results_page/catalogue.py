@@ -43,7 +43,16 @@ BENCHMARKS = (
         title="Attention on a CPU",
         question="How near does attention over blocks come to the read bandwidth?",
         command="python -m benchmarks.cpu_attention",
+        target="at context 2,048 and batch 32: 65 % in float32, 50 % in bfloat16",
         render=cpu.cpu_attention,
+    ),
+    Benchmark(
+        kinds=("int8_speed",),
+        title="Speed of int8 weights",
+        question="How much faster is a step on a CPU with weights in int8?",
+        command="python -m benchmarks.int8_speed",
+        target="1.4 × bfloat16 at one row",
+        render=cpu.int8_speed,
     ),
     Benchmark(
         kinds=("accuracy",),

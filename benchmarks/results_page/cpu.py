@@ -10,6 +10,7 @@ from benchmarks.results_page.section import (
     Headline,
     Section,
     Target,
+    at_least,
     at_most,
     first_line,
     grid,
@@ -19,6 +20,8 @@ from benchmarks.results_page.section import (
 
 Row = dict[str, Any]
 OURS, REFERENCE = "quire", "reference"
+LONG_CONTEXT, FULL_BATCH = 2048, 32  # of attention, where its share of the read bandwidth has a target
+LEAST_PERCENT = {"float32": 65, "bfloat16": 50}
 
 
 def cpu_attention(document: Document) -> Section:
@@ -27,6 +30,14 @@ def cpu_attention(document: Document) -> Section:
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         own = [row["percent_of_bandwidth"] for row in rows if row["dtype"] == dtype]
         headlines.append(Headline(f"{dtype}: {min(own):g} to {max(own):g} % of the read bandwidth"))
+        headlines += [
+            Headline(
+                f"{dtype}, context {LONG_CONTEXT:,}, batch {FULL_BATCH}: {row['percent_of_bandwidth']:g} %",
+                [at_least(row["percent_of_bandwidth"], LEAST_PERCENT[dtype], "%")],
+            )
+            for row in rows
+            if (row["dtype"], row["context"], row["batch"]) == (dtype, LONG_CONTEXT, FULL_BATCH)
+        ]
     head = ("dtype", "context", "batch", "ms a layer", "GB/s", "read bandwidth, GB/s", "% of it")
     keys = ("dtype", "context", "batch", "layer_ms", "gb_per_s", "read_gb_per_s", "percent_of_bandwidth")
     return Section(
@@ -55,6 +66,31 @@ def cpu_step(document: Document) -> Section:
         ),
         headlines=[Headline(f"{fastest} ms a step of {listed(steps)} rows")],
         blocks=[grid(("", *(f"{rows} rows" for rows in steps)), cells)],
+        versions=("torch",),
+    )
+
+
+def int8_speed(document: Document) -> Section:
+    rows: list[Row] = document["figures"]
+    one = next(row for row in rows if row["rows"] == 1)
+    least = document["least_speedup"]
+    headline = Headline(
+        f"at 1 row {number(one['speedup'], 2, least)} times as fast as with weights in {document['dtype']}",
+        [at_least(one["speedup"], least, "times")],
+    )
+    return Section(
+        done=(
+            "A random model decodes in this process, without services, with weights as they are and in int8, in turn. "
+            f"Medians of {document['rounds']} rounds, and of their ratios; kernels: {document['kernels']}; "
+            f"{document['threads']} threads; context {document['context']}."
+        ),
+        headlines=[headline],
+        blocks=[
+            grid(
+                ("rows", f"{document['dtype']}, ms a step", "int8, ms a step", "times as fast"),
+                [(row["rows"], row["plain_ms"], row["int8_ms"], f"{row['speedup']:.2f}") for row in rows],
+            )
+        ],
         versions=("torch",),
     )
 
