@@ -49,7 +49,7 @@ def main() -> None:
         ]
         plain, int8 = (statistics.median(each) for each in zip(*rounds, strict=True))
         speedup = statistics.median(plain / int8 for plain, int8 in rounds)
-        rows.append({"rows": num_rows, "plain_ms": round(plain, 3), "int8_ms": round(int8, 3), "speedup": speedup})
+        rows.append({"rows": num_rows, "plain_ms": round(plain, 3), "int8_ms": round(int8, 3), "speedup": round(speedup, 3)})
     print(table(["rows", options.dtype, "int8", "times"], [list(row.values()) for row in rows]))
     figures = {
         "model": asdict(shape),
