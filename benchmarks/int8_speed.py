@@ -48,8 +48,8 @@ def main() -> None:
             [_step_ms(model, kernels, num_rows, options.steps) for model in models] for _ in range(options.rounds)
         ]
         plain, int8 = (statistics.median(each) for each in zip(*rounds, strict=True))
-        speedup = statistics.median(plain / int8 for plain, int8 in rounds)
-        rows.append({"rows": num_rows, "plain_ms": round(plain, 3), "int8_ms": round(int8, 3), "speedup": round(speedup, 3)})
+        speedup = round(statistics.median(plain / int8 for plain, int8 in rounds), 3)
+        rows.append({"rows": num_rows, "plain_ms": round(plain, 3), "int8_ms": round(int8, 3), "speedup": speedup})
     print(table(["rows", options.dtype, "int8", "times"], [list(row.values()) for row in rows]))
     figures = {
         "model": asdict(shape),

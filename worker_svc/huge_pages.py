@@ -1,4 +1,4 @@
-"""Moves what a process has in memory into huge pages, once it has settled.
+"""Moves what a process has in memory into huge pages, once it has been loaded.
 
 The interpreter and torch leave some 150 MB in pages of 4 KiB. When a process is killed the kernel frees them one by one
 before it closes a single connection, so that its loss is seen later by as much; in huge pages that takes half as long,

@@ -11,6 +11,7 @@ from worker_svc.checkpoint import fingerprint, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.engine import Engine
 from worker_svc.host.start import choose_host
+from worker_svc.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
@@ -50,6 +51,9 @@ def load_engine(settings: WorkerSettings) -> Engine:
         started = start_device_runner(settings, decoder, choice, clock)
     else:
         started = start_plain_runner(settings, decoder, choice, clock, None if host is None else host.kernels)
+    if choice.device.type == "cpu":
+        with clock.phase("huge_pages"):
+            collapse_memory()
     return Engine(
         started.runner,
         WorkerDescription(

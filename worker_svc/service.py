@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from worker_svc.engine import Engine
 from worker_svc.executor import StepExecutor
-from worker_svc.huge_pages import collapse_memory
 from worker_svc.registration import Registration, WorkerIdentity
 from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
 from worker_svc.task_thread import TaskThread
 
 _STOP_GRACE_S = 1.0
-_SETTLED_S = 1.0  # after it is ready, and has its first steps behind it
 
 log = structlog.get_logger()
 
@@ -62,10 +59,6 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         servicer.serve(LoadedWorker(engine.description, executor))
         await _set_serving(server, True)
         _log_ready(engine)
-        if engine.description.device == "cpu":
-            asyncio.get_running_loop().call_later(
-                _SETTLED_S, threading.Thread(target=collapse_memory, daemon=True).start
-            )
         identity = WorkerIdentity(
             worker_id=worker_id,
             incarnation=servicer.incarnation,

@@ -77,7 +77,14 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert (answer.pool.num_host_blocks, answer.pool.dtype) == (6, "float32")
     # keys and values, 3 layers, 4 tokens, 2 heads of 32 numbers of 4 bytes
     assert answer.pool.bytes_per_block == 2 * 3 * 4 * 2 * 32 * 4
-    assert [each.phase for each in answer.startup] == ["checkpoint", "kernels", "weights", "kv_pool", "warm_up"]
+    assert [each.phase for each in answer.startup] == [
+        "checkpoint",
+        "kernels",
+        "weights",
+        "kv_pool",
+        "warm_up",
+        "huge_pages",
+    ]
 
 
 def test_the_log_says_how_large_both_pools_are(worker: Service) -> None:
@@ -113,7 +120,8 @@ async def test_the_accelerators_runner_gives_the_same_tokens_on_a_cpu(folder: Pa
         assert service.wait_for("ready")["kv_dtype"] == "float32"
         async with connect(service) as channel:
             answer = await worker_pb2_grpc.WorkerStub(channel).Describe(pb.DescribeRequest())
-            assert [each.phase for each in answer.startup] == ["checkpoint", "weights", "kv_pool", "warm_up"]
+            phases = [each.phase for each in answer.startup]
+            assert phases == ["checkpoint", "weights", "kv_pool", "warm_up", "huge_pages"]
             await check_decoding(channel, folder)
         assert service.stop() == 0
 
