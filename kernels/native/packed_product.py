@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from ctypes import CDLL, c_int, c_int64, c_void_p
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class PackedProduct:
         )
         self._scales, self._bias = scales, bias
         self._call = partial(call, library, num_threads, PRODUCT)
-        self._fields = {
+        self._fields: dict[str, Any] = {
             "choice": _KINDS[weight.dtype],
             "num_inputs": num_inputs,
             "num_outputs": self._outputs,
