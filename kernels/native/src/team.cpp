@@ -14,7 +14,6 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <new>
 #include <thread>
 
 namespace quire {

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +14,12 @@ from kernels.native.cpu_kernels import CacheShape, CpuKernels, LayerCache, layer
 NUM_LAYERS = 3
 LAYER = 1  # the layers around it stay poisoned
 BAD_BLOCK = 2**31 - 1  # in table entries that must not be read
+AWKWARD_LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 129)
+DECODE = [(1, length) for length in AWKWARD_LENGTHS]
+PREFILL = [(2, 2), (17, 17), (64, 64), (33, 66), (1, 1), (7, 100)]
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# For a sum in another order.
+SLACK = {torch.float32: 2e-6, torch.bfloat16: 2e-3}
 
 
 @dataclass(frozen=True)

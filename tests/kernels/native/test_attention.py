@@ -8,14 +8,7 @@ import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.native_kernels import NativeKernels
-from tests.kernels.native.attention_cases import attention_case
-
-AWKWARD_LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 129)
-DECODE = [(1, length) for length in AWKWARD_LENGTHS]
-PREFILL = [(2, 2), (17, 17), (64, 64), (33, 66), (1, 1), (7, 100)]
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-# For a sum in another order.
-SLACK = {torch.float32: 2e-6, torch.bfloat16: 2e-3}
+from tests.kernels.native.attention_cases import DECODE, DTYPES, PREFILL, SLACK, attention_case
 
 
 @DTYPES

@@ -14,15 +14,9 @@ from torch import Tensor
 
 from kernels.native.cpu_kernels import CacheShape, LayerCache, layer_caches
 from kernels.native.native_kernels import NativeKernels
-from tests.kernels.native.attention_cases import Case, attention_case
+from tests.kernels.native.attention_cases import DECODE, DTYPES, PREFILL, SLACK, Case, attention_case
 
-AWKWARD_LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 129)
-DECODE = [(1, length) for length in AWKWARD_LENGTHS]
-PREFILL = [(2, 2), (17, 17), (64, 64), (33, 66), (1, 1), (7, 100)]
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 BLOCK_SIZES = pytest.mark.parametrize("block_size", [1, 5, 16, 48, 256])
-# For a sum in another order.
-SLACK = {torch.float32: 2e-6, torch.bfloat16: 2e-3}
 
 
 def stored(side: Tensor, shape: CacheShape, slots: Tensor, *, keys: bool) -> tuple[Tensor, Tensor]:
