@@ -55,7 +55,10 @@ class Service:
             with self._changed:
                 self.raw.append(line)
                 if line.startswith("{"):
-                    self.lines.append(json.loads(line))
+                    try:
+                        self.lines.append(json.loads(line))
+                    except json.JSONDecodeError as error:
+                        raise AssertionError(f"a log line that is not one object: {line!r}") from error
                 self._changed.notify_all()
         with self._changed:
             self._closed = True
