@@ -16,21 +16,25 @@ def build_batch(
 ) -> ForwardBatch:
     """The batch of `rows`; `query_start` [R + 1] from `starts_of`; logits of the tokens `logit_rows` [L]."""
     num_tokens = rows.num_tokens
-    positions = np.arange(query_start[-1]) + np.repeat(rows.starts - query_start[:-1], num_tokens)
-    token_slots = np.repeat(rows.slots, num_tokens)
+    if query_start[-1] == len(rows.slots):  # one token each
+        positions, token_slots = rows.starts, rows.slots
+    else:
+        positions = np.arange(query_start[-1]) + np.repeat(rows.starts - query_start[:-1], num_tokens)
+        token_slots = np.repeat(rows.slots, num_tokens)
     block_size = table.limits.block_size
     columns, offsets = np.divmod(positions, block_size)
     blocks = table.block_tables[token_slots, columns].astype(np.int64)
     longest = int(rows.ends.max())
     width = -(-longest // block_size)
+    on_device = torch.from_numpy if device.type == "cpu" else lambda array: torch.from_numpy(array).to(device)
     return ForwardBatch(
-        token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(blocks * block_size + offsets).to(device),
-        query_start=torch.from_numpy(query_start.astype(np.int32)).to(device),
-        context_lens=torch.from_numpy(rows.ends.astype(np.int32)).to(device),
-        block_tables=torch.from_numpy(table.block_tables[rows.slots, :width]).to(device),
-        logit_rows=torch.from_numpy(logit_rows).to(device),
+        token_ids=on_device(table.token_ids[token_slots, positions].astype(np.int64)),
+        positions=on_device(positions),
+        slot_mapping=on_device(blocks * block_size + offsets),
+        query_start=on_device(query_start.astype(np.int32)),
+        context_lens=on_device(rows.ends.astype(np.int32)),
+        block_tables=on_device(table.block_tables[rows.slots, :width]),
+        logit_rows=on_device(logit_rows),
         max_query_len=int(num_tokens.max()),
         max_context_len=longest,
     )

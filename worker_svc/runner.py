@@ -79,19 +79,26 @@ class ModelRunner:
             torch.cuda.synchronize(self._kv_pool.device)
 
     def _compute(self, rows: StepRows, result: StepResult) -> None:
+        # Between two passes the processor idles: what most steps lack is passed over.
         query_start = starts_of(rows)
-        sampled_rows, which_sampled = np.unique(rows.sample_rows, return_inverse=True)
-        num_sampled, num_last = len(sampled_rows), len(sampled_rows) + len(rows.candidate_rows)
-        last_of = [query_start[some_rows + 1] - 1 for some_rows in (sampled_rows, rows.candidate_rows)]
+        sampled_rows, which_sampled = _distinct(rows.sample_rows)
+        num_sampled, num_ranked = len(sampled_rows), len(rows.candidate_rows)
+        logit_rows = query_start[sampled_rows + 1] - 1
         spans = find_prompt_spans(self._slots, rows, query_start)
-        logit_rows = np.concatenate([*last_of, *(span.logit_rows for span in spans)])
+        if num_ranked or spans:
+            ranked = query_start[rows.candidate_rows + 1] - 1
+            logit_rows = np.concatenate([logit_rows, ranked, *(span.logit_rows for span in spans)])
         batch = build_batch(self._slots, rows, query_start, logit_rows, self._model.device)
         hidden = self._model.hidden(batch, self._kv_pool)
-        result.prompt_logprobs = self._prompt_logprobs(hidden[num_last:], spans)
-        if num_last:
-            logits = self._model.logits(hidden[:num_last])
-            result.candidates = self._rank(logits[num_sampled:], rows)
-            self._sample(logits[:num_sampled], which_sampled, rows, result)
+        if spans:
+            result.prompt_logprobs = self._prompt_logprobs(hidden[num_sampled + num_ranked :], spans)
+            hidden = hidden[: num_sampled + num_ranked]
+        if num_sampled or num_ranked:
+            logits = self._model.logits(hidden)
+            if num_ranked:
+                result.candidates = self._rank(logits[num_sampled:], rows)
+                logits = logits[:num_sampled]
+            self._sample(logits, which_sampled, rows, result)
         self._slots.advance(rows, result.token_ids)
 
     def _sample(self, logits: Tensor, which_sampled: IntArray, rows: StepRows, result: StepResult) -> None:
@@ -102,7 +109,7 @@ class ModelRunner:
             logits = logits[torch.from_numpy(which_sampled).to(logits.device)]
         if self._greedy is not None and self._slots.is_plainly_greedy[rows.sample_slots].all():
             chosen = self._greedy(logits)
-            _take_tokens(result, torch.where(chosen.is_finite, chosen.token_ids, 0), chosen.is_finite)
+            _take_tokens(result, chosen.token_ids, chosen.is_finite)
             return
         slots, positions = rows.sample_slots.tolist(), rows.sample_positions.tolist()
         sampling = [self._slots.sampling[slot] for slot in slots]
@@ -115,8 +122,6 @@ class ModelRunner:
         }
 
     def _rank(self, logits: Tensor, rows: StepRows) -> list[Candidates]:
-        if not len(logits):
-            return []
         slots, positions = rows.slots[rows.candidate_rows].tolist(), rows.ends[rows.candidate_rows].tolist()
         sampling = [self._slots.sampling[slot] for slot in slots]
         histories = self._histories(slots, positions)
@@ -135,8 +140,6 @@ class ModelRunner:
 
     def _prompt_logprobs(self, hidden: Tensor, spans: list[PromptSpan]) -> list[PromptLogprobs]:
         """The head in slices, since all logits of a long prompt at once could outgrow the memory."""
-        if not spans:
-            return []
         token_ids = torch.from_numpy(np.concatenate([span.token_ids for span in spans])).to(hidden.device)
         num_top = max(span.num_top for span in spans)
         size = max(1, self._max_prompt_logits // self._model.config.vocab_size)
@@ -147,7 +150,14 @@ class ModelRunner:
         return cut_into_answers(spans, concatenate(parts))
 
 
+def _distinct(sample_rows: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct rows, ascending, and which of them each sample has."""
+    if np.count_nonzero(sample_rows[1:] <= sample_rows[:-1]):
+        return np.unique(sample_rows, return_inverse=True)
+    return sample_rows, np.arange(len(sample_rows))
+
+
 def _take_tokens(result: StepResult, token_ids: Tensor, valid: Tensor) -> None:
     result.token_ids = token_ids.tolist()
-    if not valid.all():
+    if False in valid.tolist():
         result.invalid_samples = (~valid).nonzero().flatten().tolist()

@@ -36,7 +36,8 @@ class SlotTable:
         checked = check_step(step, self.counts, self.limits)
         for state in step.whole:
             self._place(state)
-        self.block_tables[checked.appended.slots, checked.appended.columns] = checked.appended.blocks
+        if len(checked.appended.slots):
+            self.block_tables[checked.appended.slots, checked.appended.columns] = checked.appended.blocks
         if len(checked.forks.parents):
             self._fork(checked.forks)
         self.counts = checked.counts

@@ -68,6 +68,11 @@ class Forks:
     children: IntArray
 
 
+# Most steps only compute: what they do not name is not looked at, for the device idles meanwhile.
+_NOTHING_APPENDED = Appended(_NONE, _NONE, _NONE)
+_NO_FORKS = Forks(_NONE, _NONE)
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """What to compute, R rows, what to sample from it, S samples, and what to rank, C rows that none samples."""
@@ -120,6 +125,8 @@ def check_step(step: Step, counts: SlotCounts, limits: StepLimits) -> CheckedSte
 
 
 def _drop(step: Step, after: SlotCounts, limits: StepLimits) -> None:
+    if not len(step.freed_slots) and not step.snapshot:
+        return
     freed = as_ids(step.freed_slots)
     check_range("freed_slots", freed, limits.num_slots, "slot")
     if step.snapshot:
@@ -130,6 +137,8 @@ def _drop(step: Step, after: SlotCounts, limits: StepLimits) -> None:
 
 
 def _place(states: Sequence[SlotState], after: SlotCounts, limits: StepLimits) -> None:
+    if not states:
+        return
     check_distinct("whole", as_ids([state.slot for state in states]))
     for index, state in enumerate(states):
         where = f"whole[{index}]"
@@ -170,13 +179,15 @@ def _check_state(where: str, state: SlotState, limits: StepLimits) -> None:
 
 
 def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
+    if not len(step.append_pairs):
+        return _NOTHING_APPENDED
     pairs = as_pairs(step.append_pairs)
     slots, blocks = pairs[:, 0], pairs[:, 1]
     check_range("append_pairs", slots, limits.num_slots, "slot")
     check_range("append_pairs", blocks, limits.num_blocks, "block")
     check_live("append_pairs", slots, after.live)
     columns = after.num_blocks[slots] + occurrence(slots)
-    np.add.at(after.num_blocks, slots, 1)
+    after.num_blocks[slots] = columns + 1  # of a slot that is named again, the last one stays
     refuse_where(
         columns >= limits.max_blocks,
         lambda i: f"append_pairs[{i}]: slot {slots[i]} has {limits.max_blocks} blocks, which is the most",
@@ -185,6 +196,8 @@ def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
 
 
 def _fork(step: Step, after: SlotCounts, limits: StepLimits) -> Forks:
+    if not len(step.forks):
+        return _NO_FORKS
     pairs = as_pairs(step.forks)
     parents, children = pairs[:, 0], pairs[:, 1]
     check_range("forks", pairs.reshape(-1), limits.num_slots, "slot")
@@ -206,19 +219,11 @@ def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations:
 
 def _rows(step: Step, after: SlotCounts, limits: StepLimits) -> StepRows:
     slots = as_ids(step.rows)
-    num_tokens = as_ids(step.num_tokens) if len(step.num_tokens) else np.ones(len(slots), dtype=np.int64)
-    if len(num_tokens) != len(slots):
-        raise InvalidStepError(f"num_tokens has {len(num_tokens)} entries beside {len(slots)} rows")
     check_range("rows", slots, limits.num_slots, "slot")
     check_live("rows", slots, after.live)
     check_distinct("rows", slots)
-    refuse_where(num_tokens < 1, lambda i: f"num_tokens[{i}] is {num_tokens[i]}: a row computes at least 1 token")
-    if num_tokens.sum() > limits.max_batched_tokens:
-        raise InvalidStepError(
-            f"num_tokens are {num_tokens.sum()} together: one step computes at most {limits.max_batched_tokens}"
-        )
     starts = after.positions[slots]
-    ends = starts + num_tokens
+    ends = starts + _num_tokens(step, len(slots), limits)
     _check_ends(slots, starts, ends, after, limits)
     samples = _samples(step, slots, ends, after, limits)
     if not len(step.candidates):
@@ -228,9 +233,29 @@ def _rows(step: Step, after: SlotCounts, limits: StepLimits) -> StepRows:
     return StepRows(slots, starts, ends, *samples, *candidates)
 
 
+def _num_tokens(step: Step, num_rows: int, limits: StepLimits) -> IntArray | int:
+    """How many tokens each row computes, [R], or all of them alike."""
+    if not len(step.num_tokens):
+        num_tokens: IntArray | int = 1
+        total = num_rows
+    else:
+        each = num_tokens = as_ids(step.num_tokens)
+        if len(each) != num_rows:
+            raise InvalidStepError(f"num_tokens has {len(each)} entries beside {num_rows} rows")
+        refuse_where(each < 1, lambda i: f"num_tokens[{i}] is {each[i]}: a row computes at least 1 token")
+        total = int(each.sum())
+    if total > limits.max_batched_tokens:
+        raise InvalidStepError(
+            f"num_tokens are {total} together: one step computes at most {limits.max_batched_tokens}"
+        )
+    return num_tokens
+
+
 def _check_ends(slots: IntArray, starts: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits) -> None:
     known = after.num_known[slots]
     held = after.num_blocks[slots] * limits.block_size
+    if not np.count_nonzero(ends > np.minimum(np.minimum(known, held), limits.max_model_len)):
+        return
     refuse_where(
         ends > known,
         lambda i: f"rows[{i}]: slot {slots[i]} knows {known[i]} tokens and is to compute {starts[i]} to {ends[i]}",
@@ -250,24 +275,27 @@ def _samples(
 ) -> tuple[IntArray, IntArray]:
     """Rows and slots of the samples. Both the row and the slot must stand at the end of what they know."""
     if step.samples is None:
-        sample_rows, sample_slots = np.arange(len(slots)), slots
-    else:
-        pairs = as_pairs(step.samples)
-        sample_rows, sample_slots = pairs[:, 0], pairs[:, 1]
-        check_range("samples", sample_rows, len(slots), "row")
-        check_range("samples", sample_slots, limits.num_slots, "slot")
-        check_live("samples", sample_slots, after.live)
-        check_distinct("samples (slots)", sample_slots)
-    row_slots, row_ends = slots[sample_rows], ends[sample_rows]
-    for which, sampled in (("row of slot", row_slots), ("slot", sample_slots)):
-        known = after.num_known[sampled]
-        refuse_where(
-            known != row_ends,
-            lambda i, which=which, sampled=sampled, known=known: (  # type: ignore[misc]
-                f"samples[{i}]: {which} {sampled[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}"
-            ),
-        )
+        _check_known("row of slot", slots, ends, after)
+        return np.arange(len(slots)), slots
+    pairs = as_pairs(step.samples)
+    sample_rows, sample_slots = pairs[:, 0], pairs[:, 1]
+    check_range("samples", sample_rows, len(slots), "row")
+    check_range("samples", sample_slots, limits.num_slots, "slot")
+    check_live("samples", sample_slots, after.live)
+    check_distinct("samples (slots)", sample_slots)
+    row_ends = ends[sample_rows]
+    _check_known("row of slot", slots[sample_rows], row_ends, after)
+    _check_known("slot", sample_slots, row_ends, after)
     return sample_rows, sample_slots
+
+
+def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SlotCounts) -> None:
+    """The slots `sampled` from stand where their rows end."""
+    known = after.num_known[sampled]
+    refuse_where(
+        known != row_ends,
+        lambda i: f"samples[{i}]: {which} {sampled[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
+    )
 
 
 def _candidates(

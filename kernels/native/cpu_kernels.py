@@ -102,7 +102,7 @@ class NormRule(NamedTuple):
 class GreedyTokens(NamedTuple):
     """The choice of each row."""
 
-    token_ids: Tensor  # [L] int64, the first of the greatest; any id where the row is not finite
+    token_ids: Tensor  # [L] int64, the first of the greatest; 0 where the row is not finite
     is_finite: Tensor  # [L] bool, whether every logit of the row is finite
 
 
@@ -168,6 +168,9 @@ class CpuKernels(Protocol):
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """out[i] = x[rows[i]]. x: [T, size]; rows: [L] int64; out: [L, size], not x's memory."""
+
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
+        """out[i] = table[token_ids[i]]. table: [vocab_size, size]; token_ids: [T] int64; out: [T, size]."""
 
     def greedy(self, logits: Tensor) -> GreedyTokens:
         """The greatest logit of each row, and whether all are finite, in one pass. logits: [L, vocab_size]."""

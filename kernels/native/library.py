@@ -4,7 +4,7 @@ It knows addresses and counts, no tensors.
 """
 
 from collections.abc import Mapping, Sequence
-from ctypes import CDLL, Structure, c_int, c_int32, c_int64, c_void_p
+from ctypes import CDLL, PyDLL, Structure, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 from kernels.native.build import library_path
@@ -44,6 +44,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+# Done in microseconds: the interpreter's lock is kept, since to get it back may take longer.
+_QUICK = ("quire_plan_fill",)
+
+
 def load_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> CDLL:
     """The library, compiled if need be. Raises NativeUnavailableError, which says why there is none."""
     path = library_path(environment, flags)
@@ -51,6 +55,8 @@ def load_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> C
         library = CDLL(str(path))
     except OSError as error:
         raise NativeUnavailableError(f"the compiled kernels do not load: {error}") from error
+    for name in _QUICK:
+        setattr(library, name, getattr(PyDLL(str(path)), name))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import CDLL, addressof
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from kernels.native.cpu_kernels import (
     NormRule,
 )
 from kernels.native.library import CacheMemory, load_library
-from kernels.native.program import ACTIVATE, ATTEND, GATHER, NORM, ROTATE, Program, address, call
+from kernels.native.program import ACTIVATE, ATTEND, EMBED, GATHER, NORM, ROTATE, Program, address, call
 from kernels.native.torch_kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -138,6 +139,10 @@ class NativeKernels:
         """See CpuKernels.gather_rows."""
         self._call(GATHER, x, out, rows=rows, num_outputs=x.shape[1] * x.element_size())
 
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
+        """See CpuKernels.embed."""
+        self._call(EMBED, table, out, token_ids=token_ids, num_outputs=table.shape[1] * table.element_size())
+
     def new_program(self) -> Program:
         """For a pass whose native kernels are to be recorded."""
         return Program(self._library, self._num_threads)
@@ -145,18 +150,18 @@ class NativeKernels:
     def greedy(self, logits: Tensor) -> GreedyTokens:
         """See CpuKernels.greedy."""
         num_rows, size = logits.shape
-        tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+        tokens, finite = np.empty(num_rows, dtype=np.int64), np.empty(num_rows, dtype=np.bool_)
         self._library.quire_greedy(
             logits.data_ptr(),
             logits.stride(0),
             num_rows,
             size,
-            tokens.data_ptr(),
-            finite.data_ptr(),
+            tokens.ctypes.data,
+            finite.ctypes.data,
             logits.dtype == torch.bfloat16,
             self._num_threads,
         )
-        return GreedyTokens(tokens, finite)
+        return GreedyTokens(torch.from_numpy(tokens), torch.from_numpy(finite))
 
     def num_units(self, plan: NativePlan) -> int:
         """Into how many units of work a plan divides its rows."""

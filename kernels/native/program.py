@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER = range(6)
+PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED = range(7)
 
 
 class Operation(Structure):
@@ -47,6 +47,7 @@ class Pass(Structure):
     _fields_ = (
         ("num_tokens", c_int64),
         ("num_wanted", c_int64),
+        ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p),
         ("wanted", c_void_p),
@@ -70,14 +71,14 @@ class Program:
         operation.of_wanted = self._of_wanted
         self._operations.append(operation)
 
-    def run(self, positions: Tensor, slots: Tensor, wanted: Tensor | None) -> None:
-        """Another pass: positions and slots [T] int64, and the tokens that are wanted, [L] int64, or all."""
+    def run(self, token_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor | None) -> None:
+        """Another pass: token ids, positions and slots [T] int64, and the tokens that are wanted, [L] int64, or all."""
         if self._array is None:
             self._array = (Operation * len(self._operations))(*self._operations)
         given = self._pass
         given.num_tokens = len(positions)
         given.num_wanted = len(positions) if wanted is None else len(wanted)
-        given.positions, given.slots = positions.data_ptr(), slots.data_ptr()
+        given.token_ids, given.positions, given.slots = token_ids.data_ptr(), positions.data_ptr(), slots.data_ptr()
         given.wanted = address(wanted)
         self._library.quire_run(self._array, len(self._operations), byref(given), self._num_threads)
 
@@ -104,6 +105,7 @@ def call(
     x: Tensor,
     out: Tensor,
     *,
+    token_ids: Tensor | None = None,
     positions: Tensor | None = None,
     slots: Tensor | None = None,
     rows: Tensor | None = None,
@@ -111,9 +113,9 @@ def call(
 ) -> None:
     """Runs one kernel on rows `x` [.., ..], whose results are the rows `out`; `fields` of Operation, as it needs them.
 
-    positions, slots: [T] int64, for ROTATE; rows: [L] int64, for GATHER
+    positions, slots: [T] int64, for ROTATE; rows: [L] int64, for GATHER; token_ids: [T] int64, for EMBED
     """
-    scale = x.element_size() if kind == GATHER else 1
+    scale = x.element_size() if kind in (GATHER, EMBED) else 1
     operation = Operation(
         kind=kind,
         half=x.dtype == torch.bfloat16,
@@ -125,7 +127,8 @@ def call(
     )
     if _recorded is not None:
         _recorded.add(operation)
-    given = Pass(len(x), len(out), address(positions), address(slots), address(rows))
+    num_tokens = len(out) if kind == EMBED else len(x)
+    given = Pass(num_tokens, len(out), address(token_ids), address(positions), address(slots), address(rows))
     library.quire_run(byref(operation), 1, byref(given), num_threads)
 
 

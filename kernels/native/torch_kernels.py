@@ -89,9 +89,14 @@ class TorchKernels:
         """See CpuKernels.gather_rows."""
         torch.index_select(x, 0, rows, out=out)
 
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
+        """See CpuKernels.embed."""
+        torch.index_select(table, 0, token_ids, out=out)
+
     def greedy(self, logits: Tensor) -> GreedyTokens:
         """See CpuKernels.greedy."""
-        return GreedyTokens(logits.argmax(dim=1), logits.isfinite().all(dim=1))
+        is_finite = logits.isfinite().all(dim=1)
+        return GreedyTokens(torch.where(is_finite, logits.argmax(dim=1), 0), is_finite)
 
 
 def _in_slots(side: Tensor, shape: CacheShape) -> Tensor:

@@ -7,6 +7,7 @@ is handed in, whose blocks lie inside as its kernels want; it knows no sequences
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ class HostDecoder:
         self._rotary = _rotary_table(decoder)
         self._layers = tuple(_LayerRules.of(layer) for layer in decoder.layers)
         self._final_norm = None if decoder.final_norm is None else _norm_rule(decoder.final_norm)
+        self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
         self._pool: KVPool | None = None  # that the caches belong to
         self._caches: tuple[LayerCache, ...] = ()
         # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted, and with some.
@@ -67,7 +69,7 @@ class HostDecoder:
         wanted = None if _wants_all(batch) else batch.logit_rows
         plans = self._plan(batch)
         self._buffers.reserve(len(batch.token_ids))
-        x = self._embed(batch)
+        x = None if self._is_embedding_plain else self._embed(batch)
         if self._native is None:
             return self._layers_of(x, batch, plans, wanted)
         if self._buffers.num_moves != self._num_moves:
@@ -79,15 +81,19 @@ class HostDecoder:
             program = self._programs[wanted is None] = self._native.new_program()
             with recording(program):
                 return self._layers_of(x, batch, plans, wanted)
-        program.run(batch.positions, batch.slot_mapping, wanted)
-        num_rows = len(x) if wanted is None else len(wanted)
+        program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted)
+        num_rows = len(batch.token_ids) if wanted is None else len(wanted)
         last_buffer = "layer_out" if self._final_norm is None else "final"
         return self._buffers.of(last_buffer, num_rows, self.config.hidden_size)
 
     def _layers_of(
-        self, x: Tensor, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
+        self, x: Tensor | None, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
     ) -> Tensor:
-        """All layers, kernel by kernel. x: [T, hidden_size], embedded; wanted: the tokens whose results are, or all."""
+        """All layers, kernel by kernel.
+
+        x: [T, hidden_size], embedded; None: is to be; wanted: the tokens whose results are, or all
+        """
+        x = self._embed(batch) if x is None else x
         residual = None
         last = len(self._layers) - 1
         for index, layer in enumerate(self._weights.layers):
@@ -136,7 +142,7 @@ class HostDecoder:
     def _embed(self, batch: ForwardBatch) -> Tensor:
         weights, num_tokens = self._weights, len(batch.token_ids)
         hidden = self._buffers.of("embedded", num_tokens, self.config.embed_dim)
-        torch.index_select(weights.token_embedding, 0, batch.token_ids, out=hidden)
+        self._kernels.embed(weights.token_embedding, batch.token_ids, hidden)
         if weights.project_in is not None:
             hidden = weights.project_in(hidden, self._buffers.of("projected", num_tokens, self.config.hidden_size))
         if weights.position_embedding is not None:
@@ -244,8 +250,8 @@ def _norm_rule(norm: Norm) -> NormRule:
 
 
 def _wants_all(batch: ForwardBatch) -> bool:
-    num_tokens = len(batch.token_ids)
-    return len(batch.logit_rows) == num_tokens and torch.equal(batch.logit_rows, torch.arange(num_tokens))
+    wanted = batch.logit_rows.numpy()
+    return len(wanted) == len(batch.token_ids) and not np.count_nonzero(wanted != np.arange(len(wanted)))
 
 
 def _rotary_table(decoder: Decoder) -> Tensor | None:

@@ -63,7 +63,7 @@ void greedy(const S* logits, int64_t stride, int64_t num_rows, int64_t size, int
       if (other.value > whole.value) whole = other;
       whole.is_finite = is_finite;
     }
-    tokens[row] = whole.index;
+    tokens[row] = whole.is_finite ? whole.index : 0;
     finite[row] = whole.is_finite;
   }
 }

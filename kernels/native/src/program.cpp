@@ -8,9 +8,9 @@
 
 namespace quire {
 
-enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER };
+enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED };
 
-// Fields that a kind does not need are zero. Strides are in elements, for GATHER in bytes.
+// Fields that a kind does not need are zero. Strides are in elements, for GATHER and EMBED in bytes.
 struct Operation {
   int32_t kind;
   int32_t of_wanted;  // rows: the wanted ones', else all tokens
@@ -31,8 +31,8 @@ struct Operation {
 // What is another in every pass.
 struct Pass {
   int64_t num_tokens, num_wanted;
-  const int64_t *positions, *slots;  // [num_tokens]
-  const int64_t* wanted;             // [num_wanted], or null if all are
+  const int64_t *token_ids, *positions, *slots;  // [num_tokens]
+  const int64_t* wanted;                         // [num_wanted], or null if all are
 };
 
 static void run(const Operation& op, const Pass& pass, int num_threads) {
@@ -58,6 +58,9 @@ static void run(const Operation& op, const Pass& pass, int num_threads) {
                           op.out, op.out_stride, op.number);
     case GATHER:
       return quire_gather_rows(op.x, op.x_stride, pass.wanted, pass.num_wanted, op.num_outputs, op.out,
+                               op.out_stride);
+    case EMBED:
+      return quire_gather_rows(op.x, op.x_stride, pass.token_ids, pass.num_tokens, op.num_outputs, op.out,
                                op.out_stride);
   }
 }
