@@ -113,6 +113,9 @@ class TimedKernels:
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         self._kernels.gather_rows(x, rows, out)
 
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
+        self._kernels.embed(table, token_ids, out)
+
     def greedy(self, logits: Tensor) -> GreedyTokens:
         with self._clock.part("greedy"):
             return self._kernels.greedy(logits)
