@@ -116,9 +116,9 @@ class TimedKernels:
     def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
         self._kernels.embed(table, token_ids, out)
 
-    def greedy(self, logits: Tensor) -> GreedyTokens:
+    def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         with self._clock.part("greedy"):
-            return self._kernels.greedy(logits)
+            self._kernels.greedy(logits, out)
 
 
 PARTS = ("products", "head", "attention", "rotate and write", "norms", "activations", "greedy")
@@ -149,7 +149,7 @@ def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, 
     """Medians in milliseconds of decode steps of `num_rows` rows: by part, kernel by kernel, and as they are served."""
     clock = PartClock()
     timed = TimedKernels(kernels, clock)
-    by_parts = decode_steps(HostDecoder(timed_decoder(decoder, clock), timed), timed, num_rows, context, num_steps)
+    by_parts = decode_steps(HostDecoder(timed_decoder(decoder, clock), timed), num_rows, context, num_steps)
     samples: list[dict[str, float]] = []
     clock.read()
     for total in by_parts:
@@ -157,13 +157,11 @@ def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, 
         samples.append({**parts, "the rest": total - sum(parts.values()), "kernel by kernel": total})
     measured = samples[NUM_WARM_UP:]
     medians = {part: round(statistics.median(each[part] for each in measured), 3) for part in measured[0]}
-    as_served = list(decode_steps(HostDecoder(decoder, kernels), kernels, num_rows, context, num_steps))
+    as_served = list(decode_steps(HostDecoder(decoder, kernels), num_rows, context, num_steps))
     return {**medians, "step": round(statistics.median(as_served[NUM_WARM_UP:]), 3)}
 
 
-def decode_steps(
-    model: HostDecoder, kernels: CpuKernels, num_rows: int, context: int, num_steps: int
-) -> Iterator[float]:
+def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int) -> Iterator[float]:
     """Milliseconds of each decode step, some to warm up among them; nothing is computed between two of them."""
     blocks_per_row = -(-(context + num_steps + NUM_WARM_UP + 1) // _BLOCK_SIZE)
     limits = StepLimits(
@@ -176,7 +174,7 @@ def decode_steps(
         max_batched_tokens=max(num_rows, context),
     )
     pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
-    runner = ModelRunner(model, pool, Sampler(), limits, greedy=kernels.greedy)
+    runner = ModelRunner(model, pool, Sampler(), limits, greedy=model.greedy)
     for row in range(num_rows):
         state = SlotState(
             slot=row,

@@ -16,7 +16,6 @@ import torch
 from benchmarks.cpu_step import NUM_WARM_UP, SMALL_SHAPE, decode_steps, random_decoder
 from benchmarks.random_models import SHAPES
 from benchmarks.report import RESULTS, table, write_result
-from kernels.native.cpu_kernels import CpuKernels
 from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.host.start import choose_host
 
@@ -45,7 +44,7 @@ def main() -> None:
     rows = []
     for num_rows in options.rows:
         rounds = [
-            [_step_ms(model, kernels, num_rows, options.steps) for model in models] for _ in range(options.rounds)
+            [_step_ms(model, num_rows, options.steps) for model in models] for _ in range(options.rounds)
         ]
         plain, int8 = (statistics.median(each) for each in zip(*rounds, strict=True))
         speedup = round(statistics.median(plain / int8 for plain, int8 in rounds), 3)
@@ -64,8 +63,8 @@ def main() -> None:
     write_result(options.out / "int8_speed.json", "int8_speed", figures)
 
 
-def _step_ms(model: HostDecoder, kernels: CpuKernels, num_rows: int, num_steps: int) -> float:
-    steps = list(decode_steps(model, kernels, num_rows, CONTEXT, num_steps))
+def _step_ms(model: HostDecoder, num_rows: int, num_steps: int) -> float:
+    steps = list(decode_steps(model, num_rows, CONTEXT, num_steps))
     return statistics.median(steps[NUM_WARM_UP:])
 
 

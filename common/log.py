@@ -26,7 +26,7 @@ def set_up_logging(service: str, level: str) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write a line: threads, and logging, never mix two
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write a line, so that no two ever mix
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from common.step import Candidates, PromptLogprobs, Step, StepResult
-from kernels.native.cpu_kernels import GreedyTokens
 from kernels.sampling.sampling import token_logprobs
 from worker_svc.batch_builder import build_batch, starts_of
 from worker_svc.candidates import rank_candidates
 from worker_svc.kv_pool import KVPool
 from worker_svc.logit_edits import TokenHistory
+from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.forward_pass import ForwardPass
 from worker_svc.prompt_logprobs import PromptSpan, concatenate, cut_into_answers, find_prompt_spans, logprob_rows
 from worker_svc.sampler import Sampler
@@ -24,7 +25,9 @@ from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.step_limits import StepLimits
 
-ChooseGreedy = Callable[[Tensor], GreedyTokens]
+# Of each row of `ForwardBatch.logit_rows`: its greatest logit's token, int64, and whether all are finite, bool.
+GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+ChooseGreedy = Callable[[ForwardBatch, KVPool], GreedyChoice]
 _MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
 
 
@@ -40,7 +43,7 @@ class ModelRunner:
         max_prompt_logits: int = _MAX_PROMPT_LOGITS,
         greedy: ChooseGreedy | None = None,
     ) -> None:
-        """`greedy` takes the place of the sampler where all slots of a step want the greatest logit and no more."""
+        """`greedy` takes the place of model and sampler where a step wants its rows' greatest logits and no more."""
         self._model = model
         self._kv_pool = kv_pool
         self._sampler = sampler
@@ -89,32 +92,45 @@ class ModelRunner:
             ranked = query_start[rows.candidate_rows + 1] - 1
             logit_rows = np.concatenate([logit_rows, ranked, *(span.logit_rows for span in spans)])
         batch = build_batch(self._slots, rows, query_start, logit_rows, self._model.device)
+        if self._greedy is not None and self._wants_greatest(rows) and len(logit_rows) == num_sampled:
+            _take_greatest(result, self._greedy(batch, self._kv_pool), which_sampled)
+        else:
+            self._take_logits(batch, spans, which_sampled, rows, result)
+        self._slots.advance(rows, result.token_ids)
+
+    def _wants_greatest(self, rows: StepRows) -> bool:
+        """Whether there are samples, and all of them are the greatest logit as it is."""
+        slots = rows.sample_slots
+        return len(slots) > 0 and np.count_nonzero(self._slots.is_plainly_greedy[slots]) == len(slots)
+
+    def _take_logits(
+        self, batch: ForwardBatch, spans: list[PromptSpan], which_sampled: IntArray, rows: StepRows, result: StepResult
+    ) -> None:
+        """The pass, and all that is made of its rows: those that are sampled, ranked, and of the spans."""
         hidden = self._model.hidden(batch, self._kv_pool)
         if spans:
-            result.prompt_logprobs = self._prompt_logprobs(hidden[num_sampled + num_ranked :], spans)
-            hidden = hidden[: num_sampled + num_ranked]
-        if num_sampled or num_ranked:
-            logits = self._model.logits(hidden)
-            if num_ranked:
-                result.candidates = self._rank(logits[num_sampled:], rows)
-                logits = logits[:num_sampled]
-            self._sample(logits, which_sampled, rows, result)
-        self._slots.advance(rows, result.token_ids)
+            num_last = len(hidden) - sum(len(span.logit_rows) for span in spans)
+            result.prompt_logprobs = self._prompt_logprobs(hidden[num_last:], spans)
+            hidden = hidden[:num_last]
+        if not len(hidden):
+            return
+        logits = self._model.logits(hidden)
+        num_sampled = len(logits) - len(rows.candidate_rows)
+        if num_sampled < len(logits):
+            result.candidates = self._rank(logits[num_sampled:], rows)
+        if num_sampled:
+            self._sample(logits[:num_sampled], which_sampled, rows, result)
 
     def _sample(self, logits: Tensor, which_sampled: IntArray, rows: StepRows, result: StepResult) -> None:
         """Sample s has row which_sampled[s] of the logits."""
-        if not len(which_sampled):
-            return
         if len(which_sampled) > len(logits):  # a row feeds several slots
             logits = logits[torch.from_numpy(which_sampled).to(logits.device)]
-        if self._greedy is not None and self._slots.is_plainly_greedy[rows.sample_slots].all():
-            chosen = self._greedy(logits)
-            _take_tokens(result, chosen.token_ids, chosen.is_finite)
-            return
         slots, positions = rows.sample_slots.tolist(), rows.sample_positions.tolist()
         sampling = [self._slots.sampling[slot] for slot in slots]
         output = self._sampler.sample(logits, sampling, positions, self._histories(slots, positions))
-        _take_tokens(result, output.token_ids, output.valid)
+        result.token_ids = output.token_ids.tolist()
+        if not output.valid.all():
+            result.invalid_samples = (~output.valid).nonzero().flatten().tolist()
         result.logprobs = {
             index: logprob_rows(slice(None), row, sampling[index].num_logprobs or 0)
             for index, row in enumerate(output.logprobs)
@@ -157,7 +173,10 @@ def _distinct(sample_rows: IntArray) -> tuple[IntArray, IntArray]:
     return sample_rows, np.arange(len(sample_rows))
 
 
-def _take_tokens(result: StepResult, token_ids: Tensor, valid: Tensor) -> None:
+def _take_greatest(result: StepResult, chosen: GreedyChoice, which_sampled: IntArray) -> None:
+    token_ids, is_finite = chosen
+    if len(which_sampled) > len(token_ids):
+        token_ids, is_finite = token_ids[which_sampled], is_finite[which_sampled]
     result.token_ids = token_ids.tolist()
-    if False in valid.tolist():
-        result.invalid_samples = (~valid).nonzero().flatten().tolist()
+    if np.count_nonzero(is_finite) < len(is_finite):
+        result.invalid_samples = np.flatnonzero(~is_finite).tolist()

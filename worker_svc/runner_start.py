@@ -51,7 +51,8 @@ def start_plain_runner(
 
     Raises PoolSizeError.
     """
-    model, greedy = (decoder, None) if kernels is None else (HostDecoder(decoder, kernels), kernels.greedy)
+    host = None if kernels is None else HostDecoder(decoder, kernels)
+    model, greedy = (decoder, None) if host is None else (host, host.greedy)
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     with clock.phase("kv_pool"):
         plan = _plan(settings, decoder, shape, free_memory_bytes(decoder.device), _UNMEASURED_FRACTION)

@@ -100,10 +100,10 @@ class NormRule(NamedTuple):
 
 
 class GreedyTokens(NamedTuple):
-    """The choice of each row."""
+    """The choice of each row, where the kernels are to put it."""
 
-    token_ids: Tensor  # [L] int64, the first of the greatest; 0 where the row is not finite
-    is_finite: Tensor  # [L] bool, whether every logit of the row is finite
+    token_ids: Tensor  # [L] int64, contiguous: the first of the greatest; 0 where the row is not finite
+    is_finite: Tensor  # [L] bool, contiguous: whether every logit of the row is finite
 
 
 class CpuKernels(Protocol):
@@ -172,5 +172,5 @@ class CpuKernels(Protocol):
     def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
         """out[i] = table[token_ids[i]]. table: [vocab_size, size]; token_ids: [T] int64; out: [T, size]."""
 
-    def greedy(self, logits: Tensor) -> GreedyTokens:
+    def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """The greatest logit of each row, and whether all are finite, in one pass. logits: [L, vocab_size]."""

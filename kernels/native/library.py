@@ -40,7 +40,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (_PLAN, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int, c_int),
     ),
     "quire_run": (None, (c_void_p, c_int64, c_void_p, c_int)),
-    "quire_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int, c_int)),
 }
 
 

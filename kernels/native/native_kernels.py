@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from ctypes import CDLL, addressof
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from kernels.native.cpu_kernels import (
     NormRule,
 )
 from kernels.native.library import CacheMemory, load_library
-from kernels.native.program import ACTIVATE, ATTEND, EMBED, GATHER, NORM, ROTATE, Program, address, call
+from kernels.native.program import ACTIVATE, ATTEND, EMBED, GATHER, GREEDY, NORM, ROTATE, Program, address, call
 from kernels.native.torch_kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -147,21 +146,11 @@ class NativeKernels:
         """For a pass whose native kernels are to be recorded."""
         return Program(self._library, self._num_threads)
 
-    def greedy(self, logits: Tensor) -> GreedyTokens:
+    def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """See CpuKernels.greedy."""
-        num_rows, size = logits.shape
-        tokens, finite = np.empty(num_rows, dtype=np.int64), np.empty(num_rows, dtype=np.bool_)
-        self._library.quire_greedy(
-            logits.data_ptr(),
-            logits.stride(0),
-            num_rows,
-            size,
-            tokens.ctypes.data,
-            finite.ctypes.data,
-            logits.dtype == torch.bfloat16,
-            self._num_threads,
-        )
-        return GreedyTokens(torch.from_numpy(tokens), torch.from_numpy(finite))
+        assert out.token_ids.dtype == torch.int64
+        assert out.is_finite.dtype == torch.bool
+        self._call(GREEDY, logits, out.token_ids, num_inputs=logits.shape[1], second=out.is_finite.data_ptr())
 
     def num_units(self, plan: NativePlan) -> int:
         """Into how many units of work a plan divides its rows."""

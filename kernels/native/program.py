@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED = range(7)
+PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY = range(8)
 
 
 class Operation(Structure):

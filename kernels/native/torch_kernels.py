@@ -93,10 +93,10 @@ class TorchKernels:
         """See CpuKernels.embed."""
         torch.index_select(table, 0, token_ids, out=out)
 
-    def greedy(self, logits: Tensor) -> GreedyTokens:
+    def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """See CpuKernels.greedy."""
-        is_finite = logits.isfinite().all(dim=1)
-        return GreedyTokens(torch.where(is_finite, logits.argmax(dim=1), 0), is_finite)
+        torch.all(logits.isfinite(), dim=1, out=out.is_finite)
+        out.token_ids.copy_(torch.where(out.is_finite, logits.argmax(dim=1), 0))
 
 
 def _in_slots(side: Tensor, shape: CacheShape) -> Tensor:

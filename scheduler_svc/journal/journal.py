@@ -85,6 +85,16 @@ class Journal:
         self._ended_by: StoreError | None = None
 
     @property
+    def num_pending(self) -> int:
+        """Records that are not known to be durable."""
+        return self._num_pending
+
+    @property
+    def pending_bytes(self) -> int:
+        """How large they are together."""
+        return self._pending_bytes
+
+    @property
     def stats(self) -> JournalStats:
         writer = self._writer
         return JournalStats(

@@ -4,6 +4,7 @@ Each thing can say itself again, so that its older entries need not be kept: thi
 written since. Knows nothing of what the things are.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ class NeededEntries:
         self._restate_entries = restate_entries
         self._restate_bytes = restate_bytes
         self._coming: dict[Hashable, Restate] = {}
-        self._durable: dict[Hashable, _Needed] = {}
+        # Its first is asked for at every write; a plain dict would pass over all that went before it.
+        self._durable: OrderedDict[Hashable, _Needed] = OrderedDict()
         self._num_entries = 0
         self._num_bytes = 0
 
@@ -61,7 +63,7 @@ class NeededEntries:
 
     def sort(self) -> None:
         """Brings what was kept into order; before anything is written."""
-        self._durable = dict(sorted(self._durable.items(), key=lambda item: item[1].entry_id))
+        self._durable = OrderedDict(sorted(self._durable.items(), key=lambda item: item[1].entry_id))
 
     def restate_by(self, key: Hashable, restate: Restate) -> None:
         """From now on this says it again."""

@@ -410,7 +410,7 @@ class Admission:
     def _start(self, live: LiveRequest) -> None:
         self.readers.watch(live)
         self._engine.start(live)
-        log.info(
+        log.debug(
             "request accepted",
             request_id=live.request_id,
             prompt_tokens=live.num_prompt_tokens,

@@ -195,8 +195,8 @@ class Engine:
 
         Who is held back is woken when it does again.
         """
-        stats = self.journal.stats
-        self._is_held_back = stats.pending >= MAX_PENDING_RECORDS or stats.pending_bytes >= MAX_PENDING_BYTES
+        journal = self.journal
+        self._is_held_back = journal.num_pending >= MAX_PENDING_RECORDS or journal.pending_bytes >= MAX_PENDING_BYTES
         return not self._is_held_back
 
     def _wake_held_back(self) -> None:

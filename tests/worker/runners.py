@@ -45,9 +45,9 @@ def make_cpu_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tu
 
 def make_host_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
     """The CPU's own forward pass, with the kernels' torch references."""
-    pool, kernels = poisoned_pool(decoder), TorchKernels()
-    model = HostDecoder(decoder, kernels)
-    runner = ModelRunner(model, pool, Sampler(), limits_for(decoder), max_prompt_logits, kernels.greedy)
+    pool = poisoned_pool(decoder)
+    model = HostDecoder(decoder, TorchKernels())
+    runner = ModelRunner(model, pool, Sampler(), limits_for(decoder), max_prompt_logits, model.greedy)
     return SteppedRunner(runner), pool
 
 

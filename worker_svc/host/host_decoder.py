@@ -5,13 +5,24 @@ kernel; where all of them are native it is recorded, and later passes are one ca
 is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.native.cpu_kernels import CacheShape, CpuKernels, CpuPlan, HeadNorms, LayerCache, NormRule, layer_caches
+from kernels.native.cpu_kernels import (
+    CacheShape,
+    CpuKernels,
+    CpuPlan,
+    GreedyTokens,
+    HeadNorms,
+    LayerCache,
+    NormRule,
+    layer_caches,
+)
 from kernels.native.native_kernels import NativeKernels
 from kernels.native.packed_product import PackedProduct
 from kernels.native.program import Program, recording
@@ -37,9 +48,12 @@ class HostDecoder:
         self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
         self._pool: KVPool | None = None  # that the caches belong to
         self._caches: tuple[LayerCache, ...] = ()
-        # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted, and with some.
+        self._chosen = GreedyTokens(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+        # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted or some, and with
+        # the choice or without.
         self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
-        self._programs: dict[bool, Program] = {}
+        self._is_head_native = decoder.project_out is None and isinstance(decoder.head, PackedProduct)
+        self._programs: dict[tuple[bool, bool], Program] = {}
         self._num_moves = 0  # of the buffers, when the programs were recorded
 
     @property
@@ -65,26 +79,58 @@ class HostDecoder:
     @torch.inference_mode()
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
         """What `forward` does before the head's products: [L, hidden_size], normalised."""
+        hidden = self._compute(batch, kv_pool, chooses=False)
+        if hidden is not None:
+            return hidden
+        last_buffer = "layer_out" if self._final_norm is None else "final"
+        return self._buffers.of(last_buffer, len(batch.logit_rows), self.config.hidden_size)
+
+    @torch.inference_mode()
+    def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """`forward`, and of each row its greatest logit: the tokens, [L], and whether all of a row's logits are finite.
+
+        Overwritten by the next call. Token 0 stands for a row that is not finite.
+        """
+        if self._native is None or self._is_head_native:
+            self._compute(batch, kv_pool, chooses=True)
+        else:
+            self._choose(self.hidden(batch, kv_pool))
+        num_rows = len(batch.logit_rows)
+        return self._chosen.token_ids.numpy()[:num_rows], self._chosen.is_finite.numpy()[:num_rows]
+
+    def _compute(self, batch: ForwardBatch, kv_pool: KVPool, *, chooses: bool) -> Tensor | None:
+        """A pass up to the head, or up to the choice; what is to be recorded is so the first time.
+
+        Returns hidden states [L, hidden_size], or None where the pass was one call, which left them in their buffer.
+        """
         self._look_at(kv_pool)
-        wanted = None if _wants_all(batch) else batch.logit_rows
+        wants_all = _wants_all(batch)
+        wanted = None if wants_all else batch.logit_rows
         plans = self._plan(batch)
-        self._buffers.reserve(len(batch.token_ids))
+        self._reserve(len(batch.token_ids))
         x = None if self._is_embedding_plain else self._embed(batch)
-        if self._native is None:
-            return self._layers_of(x, batch, plans, wanted)
+        program = self._programs.get((wants_all, chooses))
+        if program is not None:
+            program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted)
+            return None
+        if self._native is not None and len(batch.logit_rows):  # where no rows are, there is no memory to write down
+            program = self._programs[wants_all, chooses] = self._native.new_program()
+        with nullcontext() if program is None else recording(program):
+            hidden = self._layers_of(x, batch, plans, wanted)
+            if chooses:
+                self._choose(hidden)
+        return hidden
+
+    def _choose(self, hidden: Tensor) -> None:
+        self._kernels.greedy(self.logits(hidden), GreedyTokens(*(each[: len(hidden)] for each in self._chosen)))
+
+    def _reserve(self, num_rows: int) -> None:
+        """Buffers for so many rows. Where that moves them, nothing that was recorded holds."""
+        self._buffers.reserve(num_rows)
         if self._buffers.num_moves != self._num_moves:
             self._programs, self._num_moves = {}, self._buffers.num_moves
-        program = self._programs.get(wanted is None)
-        if program is None:
-            if wanted is not None and not len(wanted):  # where no rows are, there is no memory to write down
-                return self._layers_of(x, batch, plans, wanted)
-            program = self._programs[wanted is None] = self._native.new_program()
-            with recording(program):
-                return self._layers_of(x, batch, plans, wanted)
-        program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted)
-        num_rows = len(batch.token_ids) if wanted is None else len(wanted)
-        last_buffer = "layer_out" if self._final_norm is None else "final"
-        return self._buffers.of(last_buffer, num_rows, self.config.hidden_size)
+            tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+            self._chosen = GreedyTokens(tokens, finite)
 
     def _layers_of(
         self, x: Tensor | None, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
@@ -250,8 +296,8 @@ def _norm_rule(norm: Norm) -> NormRule:
 
 
 def _wants_all(batch: ForwardBatch) -> bool:
-    wanted = batch.logit_rows.numpy()
-    return len(wanted) == len(batch.token_ids) and not np.count_nonzero(wanted != np.arange(len(wanted)))
+    num_tokens = len(batch.token_ids)
+    return len(batch.logit_rows) == num_tokens and batch.logit_rows.tolist() == list(range(num_tokens))
 
 
 def _rotary_table(decoder: Decoder) -> Tensor | None:

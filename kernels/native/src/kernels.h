@@ -22,4 +22,6 @@ void quire_attend(quire::Plan* plan, const quire::Cache* cache, const void* quer
                   int64_t out_stride, float scale);
 void quire_gather_rows(const void* x, int64_t x_stride, const int64_t* rows, int64_t num_rows, int64_t row_bytes,
                        void* out, int64_t out_stride);
+void quire_greedy(const void* logits, int64_t stride, int64_t num_rows, int64_t size, int64_t* tokens, bool* finite,
+                  int half, int num_threads);
 }

@@ -8,7 +8,7 @@
 
 namespace quire {
 
-enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED };
+enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY };
 
 // Fields that a kind does not need are zero. Strides are in elements, for GATHER and EMBED in bytes.
 struct Operation {
@@ -23,7 +23,8 @@ struct Operation {
   void* out;
   int64_t out_stride;
   int64_t num_inputs, num_outputs;
-  void *first, *second, *third;  // weights, scales, bias; residual, weight, bias; cache, rotary or plan
+  // weights, scales, bias; residual, weight, bias; cache, rotary or plan; second: what is finite
+  void *first, *second, *third;
   void *query_norm, *key_norm;
   int64_t first_stride;
 };
@@ -62,6 +63,9 @@ static void run(const Operation& op, const Pass& pass, int num_threads) {
     case EMBED:
       return quire_gather_rows(op.x, op.x_stride, pass.token_ids, pass.num_tokens, op.num_outputs, op.out,
                                op.out_stride);
+    case GREEDY:
+      return quire_greedy(op.x, op.x_stride, rows, op.num_inputs, static_cast<int64_t*>(op.out),
+                          static_cast<bool*>(op.second), op.half, num_threads);
   }
 }
 
