@@ -43,9 +43,7 @@ def main() -> None:
     models = [HostDecoder(decoder, kernels) for decoder in decoders]
     rows = []
     for num_rows in options.rows:
-        rounds = [
-            [_step_ms(model, num_rows, options.steps) for model in models] for _ in range(options.rounds)
-        ]
+        rounds = [[_step_ms(model, num_rows, options.steps) for model in models] for _ in range(options.rounds)]
         plain, int8 = (statistics.median(each) for each in zip(*rounds, strict=True))
         speedup = round(statistics.median(plain / int8 for plain, int8 in rounds), 3)
         rows.append({"rows": num_rows, "plain_ms": round(plain, 3), "int8_ms": round(int8, 3), "speedup": speedup})

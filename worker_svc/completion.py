@@ -1,11 +1,12 @@
 """Answers in the order of their steps: waits for launched steps on a thread of its own, while others are launched.
 
-What is done at once and has nothing before it does not take the way through that thread. A failure spoils the steps
-that were launched behind it; it knows nothing of what steps may come next.
+What is done at once and has nothing before it does not take the way through that thread, and may be held back for a
+moment. A failure spoils the steps that were launched behind it; it knows nothing of what steps may come next.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,10 +36,13 @@ class LaunchedStep:
 
 
 class Completion:
-    """`add` and `wait_for_room` belong to the execution thread."""
+    """`add`, `release` and `wait_for_room` belong to the execution thread."""
 
-    def __init__(self, abandon: Callable[[], None]) -> None:
+    def __init__(self, abandon: Callable[[], None], *, holds: bool = False) -> None:
+        """`holds`: answers that are done at once wait for `release`, or for one that is not."""
         self._abandon = abandon  # the process, whose device is lost
+        self._holds = holds
+        self._held: deque[tuple[Callable[[StepResult], None], StepResult]] = deque()
         self._thread = TaskThread("completion")
         self._changed = threading.Condition()
         # Changed under the condition. Only `add` counts up, so while its thread finds nothing unfinished it is alone.
@@ -64,15 +68,23 @@ class Completion:
         """Takes an answer, or a step whose answer it will be; `deliver` gets it on the loop, in the order of `add`."""
         is_pending = isinstance(answer, LaunchedStep) and answer.result is None
         if self._num_unfinished == 0 and not is_pending:
-            self._thread.deliver(deliver, self._settled(answer))
+            self._held.append((deliver, self._settled(answer)))
+            if not self._holds:
+                self.release()
             return
+        self.release()
         with self._changed:
             self._num_unfinished += 1
             self._num_pending += is_pending
         self._thread.submit(lambda: self._finish(answer, is_pending, deliver))
 
+    def release(self) -> None:
+        """Delivers what is held."""
+        while self._held:
+            self._thread.deliver(*self._held.popleft())
+
     async def drain(self) -> None:
-        """Waits until all that was added is delivered."""
+        """Waits until all that was added, and is not held, is delivered."""
         await self._thread.call(lambda: None)
 
     async def close(self) -> None:

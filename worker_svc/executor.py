@@ -11,7 +11,7 @@ from common.step import Step, StepResult, StepStatus
 from worker_svc.completion import Completion, LaunchedStep, failure
 from worker_svc.step_fence import StepFence
 from worker_svc.step_limits import InvalidStepError
-from worker_svc.step_runner import StepRunner
+from worker_svc.step_runner import AnnouncingRunner, StepRunner
 from worker_svc.task_thread import TaskThread
 
 MAX_QUEUED_STEPS = 8  # a scheduler has two on the way
@@ -29,7 +29,12 @@ class StepExecutor:
         self._runner = runner
         self._thread = thread
         self._abandon = abandon
-        self._completion = Completion(abandon)
+        # An answer wakes the loop, which takes the interpreter's lock from a step that is being prepared: where the
+        # runner says when it needs the lock no more, the answer of the step before goes out then.
+        holds = isinstance(runner, AnnouncingRunner)
+        self._completion = Completion(abandon, holds=holds)
+        if isinstance(runner, AnnouncingRunner):
+            runner.before_pass = thread.when_idle = self._completion.release
         self._room = asyncio.Semaphore(MAX_QUEUED_STEPS)
         # Of the execution thread:
         self._fence = StepFence()
@@ -70,7 +75,7 @@ class StepExecutor:
 
     async def drain(self) -> None:
         """Waits until everything queued so far is answered."""
-        await self._thread.call(lambda: None)
+        await self._thread.call(self._completion.release)
         await self._completion.drain()
 
     async def close(self) -> None:

@@ -3,7 +3,8 @@
 A runner without a device of its own is done when it returns; one with a device has only queued the work.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from common.step import Step, StepResult
 
@@ -32,6 +33,16 @@ class StepRunner(Protocol):
         Raises InvalidStepError if nothing of the step was done, DeviceLostError if none will be done any more, anything
         else if it broke off.
         """
+
+
+@runtime_checkable
+class AnnouncingRunner(Protocol):
+    """A runner that is done when it returns, and that says when it begins to compute, without the interpreter's lock.
+
+    Until then it needs the lock for itself: what would wake other threads is better done when `before_pass` is called.
+    """
+
+    before_pass: Callable[[], None]
 
 
 def result_of(launched: StepResult | PendingStep) -> StepResult:

@@ -20,6 +20,7 @@ class TaskThread:
     """One thread; made on the event loop to which results go back."""
 
     def __init__(self, name: str) -> None:
+        self.when_idle: Task = lambda: None  # done whenever no task is waiting, before the thread waits for one
         self._loop = asyncio.get_running_loop()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         # A daemon, because a model being loaded cannot be interrupted when the process is to end.
@@ -56,7 +57,12 @@ class TaskThread:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while True:
+            if self._tasks.empty():
+                self.when_idle()
+            task = self._tasks.get()
+            if task is None:
+                return
             task()
 
 

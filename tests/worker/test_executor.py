@@ -1,7 +1,8 @@
 """Fencing, failures, order and times around a runner."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -166,3 +167,55 @@ async def test_no_step_is_executed_of_an_epoch_that_is_known_to_have_been_follow
     harness.executor.follow(1)  # heard late
     assert await harness.status(2, 1, snapshot=True) is StepStatus.OK
     assert harness.runner.executed == [1, 1]
+
+
+class PassingRunner:
+    """Notes on the loop, in order, when it prepares a step; the first one waits until another is queued behind it."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.before_pass: Callable[[], None] = lambda: None
+        self.is_next_queued = threading.Event()
+        self._seen, self._loop = seen, asyncio.get_running_loop()
+
+    def launch(self, step: Step) -> StepResult:
+        self._loop.call_soon_threadsafe(self._seen.append, f"prepares {step.step_id}")
+        self.before_pass()
+        self._loop.call_soon_threadsafe(self._seen.append, f"computes {step.step_id}")
+        assert self.is_next_queued.wait(60)
+        return StepResult(epoch=step.epoch, step_id=step.step_id)
+
+
+async def test_an_answer_waits_until_the_step_behind_it_computes_and_no_longer() -> None:
+    seen: list[str] = []
+    runner, thread = PassingRunner(seen), TaskThread("execution")
+    executor = StepExecutor(runner, thread, abandon=pytest.fail)
+    is_last_answered = asyncio.Event()
+
+    def answered(result: StepResult) -> None:
+        seen.append(f"answers {result.step_id}")
+        if result.step_id == 3:
+            is_last_answered.set()
+
+    for step_id in (1, 2, 3):
+        await executor.submit(Step(epoch=1, step_id=step_id, snapshot=step_id == 1), answered)
+    runner.is_next_queued.set()
+    await asyncio.wait_for(is_last_answered.wait(), 60)  # with nothing behind it, it does not wait
+    assert seen == [
+        *("prepares 1", "computes 1"),
+        *("prepares 2", "answers 1", "computes 2"),
+        *("prepares 3", "answers 2", "computes 3"),
+        "answers 3",
+    ]
+    await executor.close()
+    await thread.close()
+
+
+async def test_an_executor_that_closes_answers_what_it_held_back() -> None:
+    seen: list[str] = []
+    runner, thread = PassingRunner(seen), TaskThread("execution")
+    runner.is_next_queued.set()
+    executor = StepExecutor(runner, thread, abandon=pytest.fail)
+    await executor.submit(Step(epoch=1, step_id=1, snapshot=True), lambda _: seen.append("answers 1"))
+    await executor.close()
+    assert seen[-1] == "answers 1"
+    await thread.close()
