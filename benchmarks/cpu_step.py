@@ -27,11 +27,11 @@ from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
 from kernels.native.cpu_kernels import CpuKernels, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
 from worker_svc.host.host_decoder import HostDecoder
+from worker_svc.host.host_runner import HostRunner
 from worker_svc.host.start import choose_host
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import MakeProduct, Product
-from worker_svc.runner import ModelRunner
 from worker_svc.sampler import Sampler
 from worker_svc.step_limits import StepLimits
 
@@ -174,7 +174,7 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
         max_batched_tokens=max(num_rows, context),
     )
     pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
-    runner = ModelRunner(model, pool, Sampler(), limits, greedy=model.greedy)
+    runner = HostRunner(model, pool, Sampler(), limits)
     for row in range(num_rows):
         state = SlotState(
             slot=row,

@@ -50,7 +50,6 @@ class ModelRunner:
         self._slots = SlotTable(limits)
         self._max_prompt_logits = max_prompt_logits
         self._greedy = greedy
-        self.before_pass: Callable[[], None] = lambda: None  # see AnnouncingRunner
 
     def launch(self, step: Step) -> StepResult:
         """Executes a step and waits for the device.
@@ -93,7 +92,6 @@ class ModelRunner:
             ranked = query_start[rows.candidate_rows + 1] - 1
             logit_rows = np.concatenate([logit_rows, ranked, *(span.logit_rows for span in spans)])
         batch = build_batch(self._slots, rows, query_start, logit_rows, self._model.device)
-        self.before_pass()
         if self._greedy is not None and self._wants_greatest(rows) and len(logit_rows) == num_sampled:
             _take_greatest(result, self._greedy(batch, self._kv_pool), which_sampled)
         else:

@@ -3,6 +3,8 @@
 It knows how much memory each may take, and what of the settings that depends on.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from worker_svc.device.operations import Operations
 from worker_svc.device.runner import DeviceRunner
 from worker_svc.device.start import GraphRunner, measure_memory, start_runner
 from worker_svc.host.host_decoder import HostDecoder
+from worker_svc.host.host_runner import HostRunner
 from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.model.decoder import Decoder
 from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, longest_sequence, plan_pool
@@ -51,18 +54,21 @@ def start_plain_runner(
 
     Raises PoolSizeError.
     """
-    host = None if kernels is None else HostDecoder(decoder, kernels)
-    model, greedy = (decoder, None) if host is None else (host, host.greedy)
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     with clock.phase("kv_pool"):
         plan = _plan(settings, decoder, shape, free_memory_bytes(decoder.device), _UNMEASURED_FRACTION)
         pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
     with clock.phase("warm_up"):
-        runner = ModelRunner(model, pool, Sampler(), limits, greedy=greedy)
+        make: Callable[[], StepRunner]
+        if kernels is None:
+            make = partial(ModelRunner, decoder, pool, Sampler(), limits)
+        else:
+            make = partial(HostRunner, HostDecoder(decoder, kernels), pool, Sampler(), limits)
+        runner = make()
         for step in warm_up_steps(limits):
             runner.launch(step)
-    return StartedRunner(ModelRunner(model, pool, Sampler(), limits, greedy=greedy), limits, shape)
+    return StartedRunner(make(), limits, shape)
 
 
 def start_device_runner(

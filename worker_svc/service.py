@@ -1,6 +1,7 @@
 """The life of a worker process: listen, load, register, serve, drain. Whatever executes its steps is handed in."""
 
 import asyncio
+import gc
 import os
 import socket
 import uuid
@@ -55,6 +56,8 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
         engine = await _unless_ended(end, thread.call(load))
         if engine is None:
             return False
+        gc.collect()
+        gc.freeze()  # what was loaded stays for good: a full collection, a tenth of a second, need not walk it
         executor = StepExecutor(engine.runner, thread, _exit_at_once)
         servicer.serve(LoadedWorker(engine.description, executor))
         await _set_serving(server, True)

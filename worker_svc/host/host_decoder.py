@@ -5,6 +5,7 @@ kernel; where all of them are native it is recorded, and later passes are one ca
 is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class HostDecoder:
     """A decoder's weights, and the buffers of its passes: what a pass returns is overwritten by the next one."""
 
     def __init__(self, decoder: Decoder, kernels: CpuKernels) -> None:
+        self.before_pass: Callable[[], None] = lambda: None  # called when nothing but a pass's kernels is left to do
         self._weights = decoder
         self._kernels = kernels
         self._buffers = RowBuffers(decoder.dtype)
@@ -110,6 +112,7 @@ class HostDecoder:
         self._reserve(len(batch.token_ids))
         x = None if self._is_embedding_plain else self._embed(batch)
         program = self._programs.get((wants_all, chooses))
+        self.before_pass()
         if program is not None:
             program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted)
             return None
