@@ -1,0 +1,35 @@
+"""The benchmarks of a CPU's kernels run in small, and account for what they measure."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services import ROOT
+
+
+def _run(module: str, out: Path, *arguments: str) -> Any:
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--small", "--rows", "1", "3", "--steps", "2"]
+    subprocess.run([*command, *arguments, "--out", str(out)], cwd=ROOT, check=True, capture_output=True)
+    (written,) = out.glob("*.json")
+    return json.loads(written.read_text())
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_step_is_the_sum_of_its_parts(tmp_path: Path, kernels: str) -> None:
+    result = _run("cpu_step", tmp_path, "--dtype", "float32", "--kernels", kernels)
+    assert result["milliseconds"].keys() == {"1", "3"}
+    for parts in result["milliseconds"].values():
+        named = ("products", "head", "attention", "rotate and write", "norms", "activations", "greedy")
+        assert all(parts[part] > 0 for part in named)
+        assert parts["kernel by kernel"] > max(parts[part] for part in named)
+
+
+def test_int8_weights_are_compared_with_plain_ones(tmp_path: Path) -> None:
+    result = _run("int8_speed", tmp_path, "--rounds", "1")
+    assert [each["rows"] for each in result["figures"]] == [1, 3]
+    for each in result["figures"]:
+        assert each["speedup"] == pytest.approx(each["plain_ms"] / each["int8_ms"], rel=0.02)
