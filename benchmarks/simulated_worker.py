@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +39,10 @@ _BYTES_PER_BLOCK = 16 * 2 * 32 * 8 * 128 * 2  # of an 8 B model in bfloat16: for
 
 
 class SimulatedRunner:
-    """Takes step_ns, and more for each row and each token."""
+    """Takes step_ns, and more for each row and each token. An `AnnouncingRunner`, as that of a CPU is."""
 
     def __init__(self, limits: StepLimits, *, step_ns: int, per_seq_ns: int, per_token_ns: int) -> None:
+        self.before_pass: Callable[[], None] = lambda: None
         self.trace = StepTrace[WorkerMoments]()
         self._slots = SlotTable(limits)
         self._step_ns = step_ns
@@ -51,6 +53,7 @@ class SimulatedRunner:
         """Raises InvalidStepError exactly where a real worker does."""
         rows = self._slots.apply(step).rows
         began_ns = time.perf_counter_ns()
+        self.before_pass()
         token_ids = simulated_tokens(rows, self._slots.limits.vocab_size)
         self._slots.advance(rows, token_ids)
         num_rows, num_tokens = len(rows.slots), int(rows.num_tokens.sum())

@@ -117,11 +117,13 @@ class HostDecoder:
             program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted)
             return None
         if self._native is not None and len(batch.logit_rows):  # where no rows are, there is no memory to write down
-            program = self._programs[wants_all, chooses] = self._native.new_program()
+            program = self._native.new_program()
         with nullcontext() if program is None else recording(program):
             hidden = self._layers_of(x, batch, plans, wanted)
             if chooses:
                 self._choose(hidden)
+        if program is not None:  # not before: a pass that broke off would be half of one
+            self._programs[wants_all, chooses] = program
         return hidden
 
     def _choose(self, hidden: Tensor) -> None:
