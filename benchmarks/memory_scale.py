@@ -23,6 +23,7 @@ PROMPT_TOKENS = 128
 MAX_TOKENS = 256
 AT_ONCE = 256  # submissions on their way
 _NO_LIMIT = 10**9
+_NO_WAIT_LIMIT = 10**15  # one slot, and 256 steps of a second: 100,000 requests would take most of a year
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,14 @@ class QueuedMemory:
 def measure_memory(counts: Sequence[int]) -> list[QueuedMemory]:
     """One start of all processes; the queue grows from count to count."""
     flags = ["--listen", "127.0.0.1:0", "--max-num-seqs", "1", "--max-queue-requests", str(_NO_LIMIT)]
-    flags += ["--max-queue-tokens", str(_NO_LIMIT), "--max-queue-wait-ms", str(_NO_LIMIT), "--drain-timeout-s", "0"]
+    flags += [
+        "--max-queue-tokens",
+        str(_NO_LIMIT),
+        "--max-queue-wait-ms",
+        str(_NO_WAIT_LIMIT),
+        "--drain-timeout-s",
+        "0",
+    ]
     with embedded_valkey(None) as store, started("scheduler_svc", "--store", store, *flags) as scheduler:
         address = str(scheduler.wait_for("listening")["address"])
         flags = ["--scheduler", address, "--max-num-seqs", "1", "--step-ms", "1000", "--tokenizer", str(TOKENIZER)]
