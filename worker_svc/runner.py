@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,15 +17,13 @@ from worker_svc.candidates import rank_candidates
 from worker_svc.kv_pool import KVPool
 from worker_svc.logit_edits import TokenHistory
 from worker_svc.model.batch import ForwardBatch
-from worker_svc.model.forward_pass import ForwardPass
+from worker_svc.model.forward_pass import ForwardPass, GreedyChoice
 from worker_svc.prompt_logprobs import PromptSpan, concatenate, cut_into_answers, find_prompt_spans, logprob_rows
 from worker_svc.sampler import Sampler
 from worker_svc.slot_table import SlotTable
 from worker_svc.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.step_limits import StepLimits
 
-# Of each row of `ForwardBatch.logit_rows`: its greatest logit's token, int64, and whether all are finite, bool.
-GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 ChooseGreedy = Callable[[ForwardBatch, KVPool], GreedyChoice]
 _MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
 

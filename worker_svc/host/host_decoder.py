@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,6 +30,7 @@ from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder
+from worker_svc.model.forward_pass import GreedyChoice
 from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp, Norm
 
 
@@ -88,10 +87,10 @@ class HostDecoder:
         return self._buffers.of(last_buffer, len(batch.logit_rows), self.config.hidden_size)
 
     @torch.inference_mode()
-    def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """`forward`, and of each row its greatest logit: the tokens, [L], and whether all of a row's logits are finite.
+    def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
+        """`forward`, and the choice of each of its rows, [L]; token 0 where a row is not finite.
 
-        Overwritten by the next call. Token 0 stands for a row that is not finite.
+        Overwritten by the next call.
         """
         if self._native is None or self._is_head_native:
             self._compute(batch, kv_pool, chooses=True)

@@ -2,12 +2,17 @@
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from worker_svc.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
+
+# Of each of `ForwardBatch.logit_rows`: the token of its greatest logit, and whether all of its logits are finite.
+GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 
 class ForwardPass(Protocol):

@@ -176,6 +176,16 @@ def test_padding_is_not_written_and_a_token_touches_its_own_slot_alone(
 
 
 @DTYPES
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_are_gathered_and_tokens_embedded(kernels: CpuKernels, size: int, dtype: torch.dtype) -> None:
+    table, places = _rows(9, size, dtype), torch.tensor([8, 0, 3, 3])
+    for fill in (kernels.gather_rows, kernels.embed):
+        out = torch.full((4, size), math.nan, dtype=dtype)
+        fill(table, places, out)
+        assert torch.equal(out, table[places])
+
+
+@DTYPES
 @pytest.mark.parametrize("size", [1, 5, 1000, 1024, 1025, 32_001])
 @pytest.mark.parametrize("num_rows", [1, 2, 9])
 def test_the_first_of_the_greatest_is_chosen(kernels: CpuKernels, num_rows: int, size: int, dtype: torch.dtype) -> None:
