@@ -254,8 +254,6 @@ def _num_tokens(step: Step, num_rows: int, limits: StepLimits) -> IntArray | int
 def _check_ends(slots: IntArray, starts: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits) -> None:
     known = after.num_known[slots]
     held = after.num_blocks[slots] * limits.block_size
-    if not np.count_nonzero(ends > np.minimum(np.minimum(known, held), limits.max_model_len)):
-        return
     refuse_where(
         ends > known,
         lambda i: f"rows[{i}]: slot {slots[i]} knows {known[i]} tokens and is to compute {starts[i]} to {ends[i]}",

@@ -25,13 +25,14 @@ from kernels.native.cpu_kernels import (
 from kernels.native.native_kernels import NativeKernels
 from kernels.native.packed_product import PackedProduct
 from kernels.native.program import Program, recording
+from worker_svc.host.layer_rules import LayerRules, norm_rule
 from worker_svc.host.row_buffers import RowBuffers
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder
 from worker_svc.model.forward_pass import GreedyChoice
-from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp, Norm
+from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp
 
 
 class HostDecoder:
@@ -44,8 +45,8 @@ class HostDecoder:
         self._buffers = RowBuffers(decoder.dtype)
         self._activation = KERNEL_ACTIVATIONS[decoder.config.activation]
         self._rotary = _rotary_table(decoder)
-        self._layers = tuple(_LayerRules.of(layer) for layer in decoder.layers)
-        self._final_norm = None if decoder.final_norm is None else _norm_rule(decoder.final_norm)
+        self._layers = tuple(LayerRules.of(layer) for layer in decoder.layers)
+        self._final_norm = None if decoder.final_norm is None else norm_rule(decoder.final_norm)
         self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
         self._pool: KVPool | None = None  # that the caches belong to
         self._caches: tuple[LayerCache, ...] = ()
@@ -201,7 +202,7 @@ class HostDecoder:
         return hidden
 
     def _norm_before(
-        self, layer: DecoderLayer, rules: "_LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+        self, layer: DecoderLayer, rules: "LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, Tensor]:
         """What the layer gives, and the sum of all before it, which it is still to be added to."""
         normed = self._norm(rules.attention_norm, x, residual, "normed")
@@ -213,7 +214,7 @@ class HostDecoder:
         return self._mlp(layer.mlp, normed), residual
 
     def _norm_after(
-        self, layer: DecoderLayer, rules: "_LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+        self, layer: DecoderLayer, rules: "LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, None]:
         assert residual is None, "layers of one decoder normalise all before or all after"
         attended = self._attend(layer.attention, rules.head_norms, x, tokens)
@@ -267,23 +268,6 @@ class _LayerTokens(NamedTuple):
     wanted: Tensor | None  # what goes on behind attention; None: all
 
 
-class _LayerRules(NamedTuple):
-    """A layer's norms as the kernels take them."""
-
-    attention_norm: NormRule
-    mlp_norm: NormRule
-    head_norms: HeadNorms | None
-
-    @classmethod
-    def of(cls, layer: DecoderLayer) -> "_LayerRules":
-        query, key = layer.attention.q_norm, layer.attention.k_norm
-        head_norms = None
-        if query is not None and key is not None:
-            assert query.weight is not None and key.weight is not None, "norms of heads have weights"
-            head_norms = HeadNorms(query.weight, key.weight, query.eps)
-        return cls(_norm_rule(layer.attention_norm), _norm_rule(layer.mlp_norm), head_norms)
-
-
 def _is_native(decoder: Decoder) -> bool:
     """Whether layers need nothing but native kernels, given that norms, activations and attention do."""
     products = (
@@ -293,10 +277,6 @@ def _is_native(decoder: Decoder) -> bool:
     )
     sums_at_the_end = decoder.final_norm is None and any(layer.norm_before for layer in decoder.layers)
     return not sums_at_the_end and all(isinstance(each, PackedProduct) for each in products)
-
-
-def _norm_rule(norm: Norm) -> NormRule:
-    return NormRule(norm.weight, norm.bias, norm.eps, norm.rms)
 
 
 def _wants_all(batch: ForwardBatch) -> bool:

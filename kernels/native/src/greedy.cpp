@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "kernels.h"
 #include "simd.h"
 #include "team.h"
 
