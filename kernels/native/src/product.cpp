@@ -23,10 +23,9 @@ constexpr int VECTORS = 4, ROWS = 6;
 constexpr int VECTORS = 2, ROWS = 6;
 #endif
 constexpr int PANEL = VECTORS * LANES;
-constexpr int64_t CHUNK = 256;                      // inputs whose weights are widened at a time: they stay in L1
+constexpr int64_t CHUNK = 256;                      // inputs at a time with all rows: their weights stay in L1
 constexpr int64_t BLOCK_BYTES = 384 << 10;          // of rows that are multiplied with a panel: they stay in L2
 constexpr int64_t MAX_BLOCK = 10 * ROWS;            // rows
-constexpr int64_t WIDEN_FROM = ROWS + 1;            // rows, from which on widened weights are used often enough
 constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
 constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
 constexpr int MAX_SIDE = 4;                         // panels side by side
@@ -36,20 +35,21 @@ constexpr int64_t LINE = 64;                        // bytes of a cache line
 // In all lanes: a broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
 QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
 
-// One instruction each to load and to widen, which compilers do not find by themselves.
-QUIRE_INLINE vfloat weights_at(const float* p) { return load_floats(p); }
-QUIRE_INLINE vfloat weights_at(const int8_t* p) { return load_floats(p); }
-#if defined(__AVX512F__) && QUIRE_LANES == 16
-QUIRE_INLINE vfloat weights_at(const bf16* p) {
-  return bits_as<vfloat>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+// The weights of a panel for one input, as floats.
+template <class W>
+QUIRE_INLINE void load_weights(const W* p, vfloat* weights) {
+#pragma GCC unroll 16
+  for (int v = 0; v < VECTORS; ++v) weights[v] = load_floats(p + v * LANES);
 }
-#elif defined(__AVX2__) && QUIRE_LANES == 8
-QUIRE_INLINE vfloat weights_at(const bf16* p) {
-  return bits_as<vfloat>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+// Two vectors lie as pairs, since to part them takes one instruction each.
+QUIRE_INLINE void load_weights(const bf16* p, vfloat* weights) {
+#pragma GCC unroll 16
+  for (int v = 0; v < VECTORS; v += 2) {
+    vuint pairs = load<vuint>(p + v * LANES);
+    weights[v] = first_of(pairs);
+    weights[v + 1] = second_of(pairs);
+  }
 }
-#else
-QUIRE_INLINE vfloat weights_at(const bf16* p) { return load_floats(p); }
-#endif
 
 // Weights that are fetched while others are multiplied, some lines at each turn: memory and products share the time.
 struct Ahead {
@@ -78,8 +78,8 @@ QUIRE_INLINE void multiply(const float* x, int64_t stride, const W* weights, int
     for (int64_t k = turn; k < end; ++k) {
       vfloat w[SIDE * VECTORS];
 #pragma GCC unroll 16
-      for (int v = 0; v < SIDE * VECTORS; ++v)
-        w[v] = weights_at(weights + v / VECTORS * panel_size + k * PANEL + v % VECTORS * LANES);
+      for (int side = 0; side < SIDE; ++side)
+        load_weights(weights + side * panel_size + k * PANEL, w + side * VECTORS);
 #pragma GCC unroll 16
       for (int r = 0; r < NUM_ROWS; ++r) {
         vfloat a = spread(x[r * stride + k]);
@@ -159,17 +159,10 @@ void finish(const Call<S>& call, const float* sums, int64_t first_row, int64_t n
   }
 }
 
-template <class W>
-QUIRE_INLINE const float* widened(const W* weights, int64_t count, float* buffer) {
-  for (int64_t i = 0; i < count; i += LANES) store(buffer + i, weights_at(weights + i));
-  return buffer;
-}
-QUIRE_INLINE const float* widened(const float* weights, int64_t, float*) { return weights; }
-
-// Panels [begin, end) with many rows: a chunk of a panel is widened once for all of them.
+// Panels [begin, end) with many rows, a chunk of a panel at a time with all of them.
 template <class S, class W>
 void many_rows(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end) {
-  alignas(64) float wide[CHUNK * PANEL], sums[MAX_BLOCK * PANEL];
+  alignas(64) float sums[MAX_BLOCK * PANEL];
   const float* x = call.x + first_row * call.stride;
   for (int64_t panel = begin; panel < end; ++panel) {
     const W* weights = static_cast<const W*>(call.weights) + panel * call.num_inputs * PANEL;
@@ -177,10 +170,7 @@ void many_rows(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t
     for (int64_t k = 0; k < call.num_inputs; k += CHUNK) {
       int64_t size = std::min(CHUNK, call.num_inputs - k), bytes = size * PANEL * sizeof(W);
       const W *chunk = weights + k * PANEL, *next = chunk + size * PANEL;  // of this panel or of the one behind it
-      if (num_rows >= WIDEN_FROM)
-        multiply_all(x + k, call.stride, num_rows, widened(chunk, size * PANEL, wide), size, sums, next, bytes);
-      else
-        multiply_all(x + k, call.stride, num_rows, chunk, size, sums, next, bytes);
+      multiply_all(x + k, call.stride, num_rows, chunk, size, sums, next, bytes);
     }
     finish(call, sums, first_row, num_rows, panel);
   }
@@ -206,7 +196,8 @@ template <class S, class W>
 void panels(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end) {
   if (call.num_rows == 1) return few_rows<1, 4, S, W>(call, begin, end);
   if (call.num_rows == 2) return few_rows<2, 2, S, W>(call, begin, end);
-  if (call.num_rows == 3) return few_rows<3, 2, S, W>(call, begin, end);
+  // Of narrower weights, two panels and what they are widened with do not fit the registers.
+  if (call.num_rows == 3 && sizeof(W) == sizeof(float)) return few_rows<3, 2, S, W>(call, begin, end);
   many_rows<S, W>(call, first_row, num_rows, begin, end);
 }
 
@@ -250,14 +241,22 @@ const float* widened_rows(const bf16* x, int64_t stride, int64_t num_rows, int64
   return wide;
 }
 
+// Where an output of a panel lies. Those of two bytes lie as pairs, one of each of two vectors.
+template <class T>
+int64_t place_of(int64_t output) {
+  if (sizeof(T) != sizeof(bf16)) return output;
+  int64_t pair = output / (2 * LANES), lane = output % LANES, second = output / LANES % 2;
+  return (pair * LANES + lane) * 2 + second;
+}
+
 template <class T>
 void pack(const T* weight, int64_t num_outputs, int64_t num_inputs, T* packed, int num_threads) {
   int64_t num_panels = (num_outputs + PANEL - 1) / PANEL;
   share(num_threads, num_panels, [&](int64_t panel, int) {
     for (int64_t i = 0; i < PANEL; ++i) {
-      int64_t output = panel * PANEL + i;
+      int64_t output = panel * PANEL + i, place = place_of<T>(i);
       for (int64_t k = 0; k < num_inputs; ++k)
-        packed[(panel * num_inputs + k) * PANEL + i] = output < num_outputs ? weight[output * num_inputs + k] : T{};
+        packed[(panel * num_inputs + k) * PANEL + place] = output < num_outputs ? weight[output * num_inputs + k] : T{};
     }
   });
 }
