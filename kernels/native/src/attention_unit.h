@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "attention_call.h"
+#include "attention_keys.h"
 #include "attention_plan.h"
 #include "attention_softmax.h"
 #include "attention_tiles.h"
@@ -35,14 +36,16 @@ QUIRE_INLINE void in_chunks(int num_rows, F f) {
 template <class S, class K, bool PACKED>
 class UnitAttention {
  public:
-  UnitAttention(const Plan& plan, const Unit& unit, const Call<S, K>& call, float* scratch)
-      : plan_(plan), unit_(unit), call_(call), dims_(plan.padded_dim()), num_rows_(unit.num_heads * unit.num_queries) {
-    table_ = plan.block_tables + unit.row * plan.table_stride;
-    int group = plan.num_heads / plan.num_kv_heads;
-    num_kv_heads_ = std::max(1, unit.num_heads / group);
-    rows_per_kv_head_ = num_rows_ / num_kv_heads_;
-    head_stride_ = head_numel<K>(plan.block_size, plan.head_dim);
-    head_offset_ = unit.first_head / group * head_stride_;
+  // next: the unit that this thread will most likely take after this one, or the same
+  UnitAttention(const Plan& plan, const Unit& unit, const Unit& next, const Call<S, K>& call, float* scratch)
+      : plan_(plan),
+        unit_(unit),
+        call_(call),
+        dims_(plan.padded_dim()),
+        num_rows_(unit.num_heads * unit.num_queries),
+        keys_(plan, unit),
+        next_keys_(plan, next) {
+    rows_per_kv_head_ = num_rows_ / keys_.num_kv_heads;
     results_ = scratch;
     merged_ = results_ + MAX_UNIT_ROWS * dims_;
     queries_ = reinterpret_cast<Factor*>(merged_ + MAX_UNIT_ROWS * (dims_ + 2));
@@ -102,7 +105,7 @@ class UnitAttention {
     std::fill(results_, results_ + num_rows_ * dims_, 0.0f);
     std::fill(softmax_, softmax_ + num_rows_, Softmax());
     for (int key = first_key / TILE * TILE; key < last_key; key += TILE)
-      for (int head = 0; head < num_kv_heads_; ++head)
+      for (int head = 0; head < keys_.num_kv_heads; ++head)
         attend_tile(head, key, std::max(0, first_key - key), std::min(TILE, last_key - key));
   }
 
@@ -113,13 +116,9 @@ class UnitAttention {
     const Word *keys[TILE_GROUPS], *values[TILE_GROUPS], *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS];
     int64_t word_stride;
     if constexpr (PACKED) {
-      find_groups(head, key, first / GROUP, num_groups - 1, keys, values);
-      int ahead = head + TILES_AHEAD;
-      int next = key + ahead / num_kv_heads_ * TILE;
-      if (next >= unit_.last_key) next = key;
-      int next_last = std::min(TILE, unit_.last_key - next);
-      find_groups(ahead % num_kv_heads_, next, next == key ? first / GROUP : 0, (next_last - 1) / GROUP, next_keys,
-                  next_values);
+      TileOf<K> tile = {&keys_, head, key};
+      find_groups(tile, keys, values);
+      find_groups(tile_ahead(tile, TILES_AHEAD, next_keys_), next_keys, next_values);
       word_stride = plan_.block_size;
       if constexpr (SCALED) find_scales(head, key, first, last);
     } else {
@@ -141,12 +140,12 @@ class UnitAttention {
       if (last % 2) weigh_half(first_row, values, last / 2, 0x0000ffffu);
   }
 
-  void find_groups(int head, int key, int first, int last, const Word** keys, const Word** values) const {
-    int64_t head_offset = head_offset_ + head * head_stride_;
+  // In place of a group that must not be read there is one that may; what comes of it is not used.
+  void find_groups(const TileOf<K>& tile, const Word** keys, const Word** values) const {
+    int64_t head_offset = tile.keys->offset_of(tile.head);
     for (int g = 0; g < TILE_GROUPS; ++g) {
-      // In place of a group that must not be read there is one that may; what comes of it is not used.
-      int position = key + std::clamp(g, first, last) * GROUP;
-      int64_t block = table_[position / plan_.block_size];
+      int position = tile.first_key + std::clamp(g, tile.first_group(), tile.last_group()) * GROUP;
+      int64_t block = tile.keys->table[position / plan_.block_size];
       int offset = position % plan_.block_size;
       const K* k = call_.keys + block * call_.key_block_stride + head_offset;
       const K* v = call_.values + block * call_.value_block_stride + head_offset;
@@ -158,11 +157,11 @@ class UnitAttention {
   // Copies the scales of the tile's own slots and puts zeros for the others.
   void find_scales(int head, int key, int first, int last) {
     constexpr int64_t GROUP_BYTES = GROUP * sizeof(float);
-    int64_t behind = head_offset_ + head * head_stride_ + plan_.block_size * plan_.head_dim;
+    int64_t behind = keys_.offset_of(head) + plan_.block_size * plan_.head_dim;
     std::fill(key_scales_, key_scales_ + TILE, 0.0f);
     std::fill(value_scales_, value_scales_ + TILE, 0.0f);
     for (int i = first / GROUP * GROUP; i < last; i += GROUP) {
-      int64_t block = table_[(key + i) / plan_.block_size];
+      int64_t block = keys_.table[(key + i) / plan_.block_size];
       int64_t place = behind + (key + i) % plan_.block_size * static_cast<int64_t>(sizeof(float));
       std::memcpy(key_scales_ + i, call_.keys + block * call_.key_block_stride + place, GROUP_BYTES);
       std::memcpy(value_scales_ + i, call_.values + block * call_.value_block_stride + place, GROUP_BYTES);
@@ -179,10 +178,10 @@ class UnitAttention {
     float *k = gathered_, *v = gathered_ + TILE * dims_;  // [dims, TILE] and [TILE, dims]
     std::fill(k, v + TILE * dims_, 0.0f);
     for (int i = first; i < last; ++i) {
-      int64_t block = table_[(key + i) / plan_.block_size];
+      int64_t block = keys_.table[(key + i) / plan_.block_size];
       int offset = (key + i) % plan_.block_size;
-      const K* head_k = call_.keys + block * call_.key_block_stride + head_offset_ + head * head_stride_;
-      const K* head_v = call_.values + block * call_.value_block_stride + head_offset_ + head * head_stride_;
+      const K* head_k = call_.keys + block * call_.key_block_stride + keys_.offset_of(head);
+      const K* head_v = call_.values + block * call_.value_block_stride + keys_.offset_of(head);
       const K *from_k = head_k + offset * plan_.head_dim, *from_v = head_v + offset * plan_.head_dim;
       float k_scale = 1.0f, v_scale = 1.0f;
       if constexpr (std::is_same<K, int8_t>::value) {
@@ -246,9 +245,8 @@ class UnitAttention {
   const Call<S, K>& call_;
   const int64_t dims_;
   const int num_rows_;
-  const int32_t* table_;
-  int num_kv_heads_, rows_per_kv_head_;
-  int64_t head_offset_, head_stride_;  // in a block: of the first of the key-value heads, and between them
+  const UnitKeys<K> keys_, next_keys_;
+  int rows_per_kv_head_;
   float* results_;    // [num_rows, dims], of a part
   float* merged_;     // [num_rows, 2 + dims], as a partial
   Factor* queries_;   // [num_rows, query_factors]
@@ -264,7 +262,9 @@ void attend_units(Plan& plan, const Call<S, K>& call) {
   int64_t num_units = static_cast<int64_t>(plan.order.size()), num_merges = static_cast<int64_t>(plan.merges.size());
   share(plan.num_threads, num_units, [&](int64_t i, int thread) {
     float* scratch = plan.scratch.data() + thread * plan.scratch_floats();
-    UnitAttention<S, K, PACKED>(plan, plan.units[plan.order[i]], call, scratch).attend();
+    const Unit& unit = plan.units[plan.order[i]];
+    const Unit& next = plan.units[plan.order[std::min(i + plan.num_threads, num_units - 1)]];
+    UnitAttention<S, K, PACKED>(plan, unit, next, call, scratch).attend();
   });
   share(plan.num_threads, num_merges, [&](int64_t i, int) { merge(plan, plan.merges[i], call); });
 }
