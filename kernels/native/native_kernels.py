@@ -150,7 +150,7 @@ class NativeKernels:
         """See CpuKernels.greedy."""
         assert out.token_ids.dtype == torch.int64
         assert out.is_finite.dtype == torch.bool
-        self._call(GREEDY, logits, out.token_ids, num_inputs=logits.shape[1], second=out.is_finite.data_ptr())
+        self._call(GREEDY, logits, out.token_ids, num_inputs=logits.shape[1], finite=out.is_finite.data_ptr())
 
     def num_units(self, plan: NativePlan) -> int:
         """Into how many units of work a plan divides its rows."""

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.native.cpu_kernels import GreedyTokens
 from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
-from kernels.native.program import PRODUCT, address, call
+from kernels.native.program import CHOOSE, PRODUCT, address, call
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8_MAX = 127
@@ -42,7 +43,7 @@ class PackedProduct:
             weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), num_threads
         )
         self._scales, self._bias = scales, bias
-        self._call = partial(call, library, num_threads, PRODUCT)
+        self._call = partial(call, library, num_threads)
         self._fields: dict[str, Any] = {
             "choice": _KINDS[weight.dtype],
             "num_inputs": num_inputs,
@@ -61,8 +62,12 @@ class PackedProduct:
         """The product, in `out` if that is given. x: [T, in], float32 or bfloat16, as bias and out are."""
         if out is None:
             out = x.new_empty(len(x), self._outputs)
-        self._call(x, out, **self._fields)
+        self._call(PRODUCT, x, out, **self._fields)
         return out
+
+    def choose(self, x: Tensor, out: GreedyTokens) -> None:
+        """What `CpuKernels.greedy` finds in the product, which is not kept. x: [L, in]"""
+        self._call(CHOOSE, x, out.token_ids, finite=out.is_finite.data_ptr(), **self._fields)
 
 
 class ProductMaker:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY = range(8)
+PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE = range(9)
 
 
 class Operation(Structure):
@@ -38,6 +38,7 @@ class Operation(Structure):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("first_stride", c_int64),
+        ("finite", c_void_p),
     )
 
 

@@ -54,7 +54,8 @@ class HostDecoder:
         # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted or some, and with
         # the choice or without.
         self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
-        self._is_head_native = decoder.project_out is None and isinstance(decoder.head, PackedProduct)
+        head = decoder.head
+        self._native_head = head if decoder.project_out is None and isinstance(head, PackedProduct) else None
         self._programs: dict[tuple[bool, bool], Program] = {}
         self._num_moves = 0  # of the buffers, when the programs were recorded
 
@@ -93,7 +94,7 @@ class HostDecoder:
 
         Overwritten by the next call.
         """
-        if self._native is None or self._is_head_native:
+        if self._native is None or self._native_head is not None:
             self._compute(batch, kv_pool, chooses=True)
         else:
             self._choose(self.hidden(batch, kv_pool))
@@ -127,7 +128,11 @@ class HostDecoder:
         return hidden
 
     def _choose(self, hidden: Tensor) -> None:
-        self._kernels.greedy(self.logits(hidden), GreedyTokens(*(each[: len(hidden)] for each in self._chosen)))
+        chosen = GreedyTokens(*(each[: len(hidden)] for each in self._chosen))
+        if self._native_head is not None:
+            self._native_head.choose(hidden, chosen)
+        else:
+            self._kernels.greedy(self.logits(hidden), chosen)
 
     def _reserve(self, num_rows: int) -> None:
         """Buffers for so many rows. Where that moves them, nothing that was recorded holds."""

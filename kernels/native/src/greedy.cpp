@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "choice.h"
 #include "kernels.h"
 #include "simd.h"
 #include "team.h"
@@ -12,12 +13,6 @@ namespace {
 
 constexpr int64_t SPAN = 1024;             // scanned for its greatest, and once more where that is to be found
 constexpr int64_t MIN_PARALLEL = 1 << 13;  // elements
-
-struct Best {
-  float value;
-  int64_t index;
-  bool is_finite;
-};
 
 template <class S>
 Best best_of(const S* x, int64_t begin, int64_t end) {
@@ -58,14 +53,8 @@ void greedy(const S* logits, int64_t stride, int64_t num_rows, int64_t size, int
   });
   for (int64_t row = 0; row < num_rows; ++row) {
     Best whole = best[row * num_parts];
-    for (int64_t i = 1; i < num_parts; ++i) {
-      const Best& other = best[row * num_parts + i];
-      bool is_finite = whole.is_finite && other.is_finite;
-      if (other.value > whole.value) whole = other;
-      whole.is_finite = is_finite;
-    }
-    tokens[row] = whole.is_finite ? whole.index : 0;
-    finite[row] = whole.is_finite;
+    for (int64_t i = 1; i < num_parts; ++i) add_best(whole, best[row * num_parts + i]);
+    set_choice(whole, tokens + row, finite + row);
   }
 }
 

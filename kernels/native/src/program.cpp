@@ -8,7 +8,7 @@
 
 namespace quire {
 
-enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY };
+enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE };
 
 // Fields that a kind does not need are zero. Strides are in elements, for GATHER and EMBED in bytes.
 struct Operation {
@@ -23,10 +23,11 @@ struct Operation {
   void* out;
   int64_t out_stride;
   int64_t num_inputs, num_outputs;
-  // weights, scales, bias; residual, weight, bias; cache, rotary or plan; second: what is finite
+  // weights, scales, bias; residual, weight, bias; cache, rotary or plan
   void *first, *second, *third;
   void *query_norm, *key_norm;
   int64_t first_stride;
+  bool* finite;  // beside `out`: which rows are
 };
 
 // What is another in every pass.
@@ -65,7 +66,11 @@ static void run(const Operation& op, const Pass& pass, int num_threads) {
                                op.out_stride);
     case GREEDY:
       return quire_greedy(op.x, op.x_stride, rows, op.num_inputs, static_cast<int64_t*>(op.out),
-                          static_cast<bool*>(op.second), op.half, num_threads);
+                          op.finite, op.half, num_threads);
+    case CHOOSE:
+      return quire_choose(op.choice, op.x, op.x_stride, rows, op.num_inputs, op.first,
+                          static_cast<const float*>(op.second), op.third, op.num_outputs,
+                          static_cast<int64_t*>(op.out), op.finite, op.half, num_threads);
   }
 }
 

@@ -1,0 +1,29 @@
+// What a scan of a row's logits has found so far, and how two such are one. Knows no logits.
+#pragma once
+
+#include <cstdint>
+
+namespace quire {
+
+struct Best {
+  float value;
+  int64_t index;
+  bool is_finite;  // all of them
+};
+
+// `other` lies behind: among equals the first stays.
+inline void add_best(Best& best, const Best& other) {
+  best.is_finite &= other.is_finite;
+  if (other.value > best.value) {
+    best.value = other.value;
+    best.index = other.index;
+  }
+}
+
+// Token 0 where a logit is not finite.
+inline void set_choice(const Best& best, int64_t* token, bool* finite) {
+  *token = best.is_finite ? best.index : 0;
+  *finite = best.is_finite;
+}
+
+}  // namespace quire

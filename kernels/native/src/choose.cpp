@@ -1,0 +1,105 @@
+// Products of which only the greatest output of each row is wanted: the logits are never in memory. What is found is
+// what `quire_greedy` finds in the outputs of `quire_product`, to the last tie.
+
+#include "choice.h"
+#include "product.h"
+
+namespace quire {
+
+namespace {
+
+QUIRE_INLINE vfloat rounded_as(vfloat x, const float*) { return x; }
+QUIRE_INLINE vfloat rounded_as(vfloat x, const bf16*) { return bits_as<vfloat>(rounded_bits(x) << 16); }
+
+// The least finite number: it lies behind all that equal it where there is no output.
+float least_as(const float*) { return std::numeric_limits<float>::lowest(); }
+float least_as(const bf16*) { return bits_as<float>(0xff7f0000u); }
+
+// Keeps, for each row, the greatest output of each lane, which vector it was of, and whether all were finite.
+template <class S>
+class Greatest {
+ public:
+  // best: [num_rows], written at the end
+  Greatest(const Call<S>& call, Best* best, int64_t num_rows) : call_(call), best_(best), num_rows_(num_rows) {
+    for (int64_t row = 0; row < num_rows; ++row)
+      lanes_[row] = {all(-std::numeric_limits<float>::infinity()), vint{}, vfloat{}};
+  }
+
+  void take(const float* sums, int64_t num_rows, int64_t panel) {
+    const float least = least_as(call_.bias);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      Lanes lanes = lanes_[row];
+      for (int v = 0; v < VECTORS; ++v) {
+        int64_t vector = panel * VECTORS + v;
+        vfloat outputs = outputs_of(call_, sums + row * PANEL + v * LANES, vector * LANES, least);
+        outputs = rounded_as(outputs, call_.bias);
+        lanes.zeros += outputs * 0.0f;  // NaN where an output is not finite
+        vint is_greater = outputs > lanes.values;
+        lanes.values = is_greater ? outputs : lanes.values;
+        lanes.vectors = is_greater ? vint{} + static_cast<int32_t>(vector) : lanes.vectors;
+      }
+      lanes_[row] = lanes;
+    }
+  }
+
+  void end() {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const Lanes& lanes = lanes_[row];
+      float zero = sum_of(lanes.zeros);
+      Best best = {lanes.values[0], static_cast<int64_t>(lanes.vectors[0]) * LANES, zero == zero};
+      for (int i = 1; i < LANES; ++i) {
+        int64_t index = static_cast<int64_t>(lanes.vectors[i]) * LANES + i;
+        if (lanes.values[i] > best.value || (lanes.values[i] == best.value && index < best.index)) {
+          best.value = lanes.values[i];
+          best.index = index;
+        }
+      }
+      best_[row] = best;
+    }
+  }
+
+ private:
+  struct Lanes {
+    vfloat values;
+    vint vectors;
+    vfloat zeros;
+  };
+
+  const Call<S>& call_;
+  Best* best_;
+  int64_t num_rows_;
+  Lanes lanes_[MAX_BLOCK];
+};
+
+template <class S>
+void choose(int kind, const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const void* weights,
+            const float* scales, const S* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int num_threads) {
+  if (num_rows == 0) return;
+  FloatRows rows = float_rows(x, x_stride, num_rows, num_inputs);
+  Call<S> call = {rows.x, rows.stride, num_rows, num_inputs, weights, scales, bias, num_outputs};
+  Parts parts(num_rows, num_inputs, num_outputs, num_threads);
+  std::vector<Best> best(num_rows * parts.num_groups);  // [num_groups][num_rows]
+  product_by(kind, call, parts, num_threads, [&](int64_t first_row, int64_t num_rows_of_block, int64_t group) {
+    return Greatest<S>(call, &best[group * num_rows + first_row], num_rows_of_block);
+  });
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t group = 1; group < parts.num_groups; ++group) add_best(best[row], best[group * num_rows + row]);
+    set_choice(best[row], tokens + row, finite + row);
+  }
+}
+
+}  // namespace
+
+}  // namespace quire
+
+// As quire_product; tokens, finite: [num_rows]
+extern "C" void quire_choose(int kind, const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs,
+                             const void* weights, const float* scales, const void* bias, int64_t num_outputs,
+                             int64_t* tokens, bool* finite, int half, int num_threads) {
+  if (half)
+    quire::choose(kind, static_cast<const quire::bf16*>(x), x_stride, num_rows, num_inputs, weights, scales,
+                  static_cast<const quire::bf16*>(bias), num_outputs, tokens, finite, num_threads);
+  else
+    quire::choose(kind, static_cast<const float*>(x), x_stride, num_rows, num_inputs, weights, scales,
+                  static_cast<const float*>(bias), num_outputs, tokens, finite, num_threads);
+}
