@@ -144,7 +144,7 @@ class NativeKernels:
 
     def new_program(self) -> Program:
         """For a pass whose native kernels are to be recorded."""
-        return Program(self._library, self._num_threads)
+        return Program(self._library, self._num_threads, len(os.sched_getaffinity(0)))
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """See CpuKernels.greedy."""

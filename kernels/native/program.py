@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WEIGHT_BYTES = (4, 2, 1)  # of a weight, by the choice of a product
 PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE = range(9)
 
 
@@ -55,11 +56,23 @@ class Pass(Structure):
     )
 
 
-class Program:
-    """Operations in their order. One thread at a time may run it."""
+# A pass below both is over in about two milliseconds on one core.
+SMALL_PASS_PRODUCTS = 1 << 26  # multiplications
+SMALL_PASS_BYTES = 1 << 25  # of weights
 
-    def __init__(self, library: CDLL, num_threads: int) -> None:
+
+class Program:
+    """Operations in their order. One thread at a time may run it.
+
+    A small pass leaves a core to all else where its threads have all of them: what else there is to do for a step
+    takes as long as the pass, and each would wait for the other.
+    """
+
+    def __init__(self, library: CDLL, num_threads: int, num_cores: int) -> None:
         self._library, self._num_threads = library, num_threads
+        self._num_threads_if_small = max(1, min(num_threads, num_cores - 1))
+        self._num_weights = 0
+        self._weight_bytes = 0
         self._operations: list[Operation] = []
         self._array: Any = None  # of the operations, made at the first run
         self._of_wanted = False
@@ -71,6 +84,10 @@ class Program:
         self._of_wanted |= operation.kind == GATHER
         operation.of_wanted = self._of_wanted
         self._operations.append(operation)
+        if operation.kind in (PRODUCT, CHOOSE):
+            num_weights = operation.num_inputs * operation.num_outputs
+            self._num_weights += num_weights
+            self._weight_bytes += num_weights * WEIGHT_BYTES[operation.choice]
 
     def run(self, token_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor | None) -> None:
         """Another pass: token ids, positions and slots [T] int64, and the tokens that are wanted, [L] int64, or all."""
@@ -81,7 +98,10 @@ class Program:
         given.num_wanted = len(positions) if wanted is None else len(wanted)
         given.token_ids, given.positions, given.slots = token_ids.data_ptr(), positions.data_ptr(), slots.data_ptr()
         given.wanted = address(wanted)
-        self._library.quire_run(self._array, len(self._operations), byref(given), self._num_threads)
+        num_threads = self._num_threads
+        if given.num_tokens * self._num_weights < SMALL_PASS_PRODUCTS and self._weight_bytes < SMALL_PASS_BYTES:
+            num_threads = self._num_threads_if_small
+        self._library.quire_run(self._array, len(self._operations), byref(given), num_threads)
 
 
 _recorded: Program | None = None

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "team.h"
 
 namespace quire {
 
@@ -85,7 +86,9 @@ void quire_gather_rows(const void* x, int64_t x_stride, const int64_t* rows, int
     std::memcpy(static_cast<char*>(out) + i * out_stride, static_cast<const char*>(x) + rows[i] * x_stride, row_bytes);
 }
 
+// By so many threads at most, whatever a plan of attention was made for.
 void quire_run(const quire::Operation* operations, int64_t count, const quire::Pass* pass, int num_threads) {
+  quire::ThreadLimit limit(num_threads);
   for (int64_t i = 0; i < count; ++i) quire::run(operations[i], *pass, num_threads);
 }
 }

@@ -83,7 +83,7 @@ class Team {
  public:
   void share(int num_threads, int64_t count, UnitFunction function, void* context) {
     std::unique_lock<std::mutex> lock(caller_, std::try_to_lock);
-    if (!lock.owns_lock() || count >= ASLEEP) {
+    if (num_threads <= 1 || !lock.owns_lock() || count >= ASLEEP) {
       for (int64_t unit = 0; unit < count; ++unit) function(context, unit, 0);
       return;
     }
@@ -176,8 +176,14 @@ class Team {
 
 }  // namespace
 
+static thread_local int limit = MAX_THREADS;
+
+ThreadLimit::ThreadLimit(int num_threads) : before_(limit) { limit = num_threads; }
+ThreadLimit::~ThreadLimit() { limit = before_; }
+
 void share_units(int num_threads, int64_t count, UnitFunction function, void* context) {
   static Team* team = new Team();
+  if (num_threads > limit) num_threads = limit;
   team->share(num_threads, count, function, context);
 }
 

@@ -14,6 +14,17 @@ typedef void (*UnitFunction)(void* context, int64_t unit, int thread);
 // Who calls while another caller is at it, works alone.
 void share_units(int num_threads, int64_t count, UnitFunction function, void* context);
 
+// While it lives, what this thread shares is shared by so many threads at most.
+class ThreadLimit {
+ public:
+  explicit ThreadLimit(int num_threads);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
+
+ private:
+  int before_;
+};
+
 // The same for anything that can be called with a unit and a thread.
 template <class F>
 void share(int num_threads, int64_t count, F&& function) {

@@ -22,11 +22,13 @@ static void call_often(unsigned seed, int num_calls, int max_threads) {
   std::minstd_rand random(seed);
   for (int call = 0; call < num_calls; ++call) {
     int count = static_cast<int>(random() % 40), num_threads = 1 + static_cast<int>(random() % max_threads);
-    int work = static_cast<int>(random() % 200);
+    int work = static_cast<int>(random() % 200), limit = 1 + static_cast<int>(random() % max_threads);
+    quire::ThreadLimit limited(limit);
     std::vector<int> times(count, 0);
     std::vector<std::atomic<int>> inside(max_threads);
     quire::share(num_threads, count, [&](int64_t unit, int thread) {
       expect(thread >= 0 && thread < num_threads, "a thread's number is below the number of threads");
+      expect(thread < limit, "no more threads than the limit");
       expect(inside[thread].fetch_add(1) == 0, "nobody else has a thread's number meanwhile");
       for (volatile int i = 0; i < work; ++i) {
       }
