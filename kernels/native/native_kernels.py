@@ -83,7 +83,15 @@ class NativeKernels:
         """See CpuKernels.attend."""
         assert isinstance(plan, NativePlan), "not a plan of these kernels"
         assert query.dtype == out.dtype == cache.shape.dtype
-        self._call(ATTEND, query, out, first=self._address(cache), second=plan.handle, number=scale)
+        self._call(
+            ATTEND,
+            query,
+            out,
+            num_inputs=query.shape[1],
+            first=self._address(cache),
+            second=plan.handle,
+            number=scale,
+        )
 
     def rotate_and_write(
         self,

@@ -57,7 +57,7 @@ class Pass(Structure):
 
 
 # A pass below both is over in about two milliseconds on one core.
-SMALL_PASS_PRODUCTS = 1 << 26  # multiplications
+SMALL_PASS_PRODUCTS = 1 << 26  # multiplications, attention's among them
 SMALL_PASS_BYTES = 1 << 25  # of weights
 
 
@@ -71,7 +71,8 @@ class Program:
     def __init__(self, library: CDLL, num_threads: int, num_cores: int) -> None:
         self._library, self._num_threads = library, num_threads
         self._num_threads_if_small = max(1, min(num_threads, num_cores - 1))
-        self._num_weights = 0
+        self._num_weights = 0  # multiplications for each token
+        self._num_attended = 0  # and for each key of each token
         self._weight_bytes = 0
         self._operations: list[Operation] = []
         self._array: Any = None  # of the operations, made at the first run
@@ -88,9 +89,17 @@ class Program:
             num_weights = operation.num_inputs * operation.num_outputs
             self._num_weights += num_weights
             self._weight_bytes += num_weights * WEIGHT_BYTES[operation.choice]
+        elif operation.kind == ATTEND:
+            self._num_attended += 2 * operation.num_inputs
 
-    def run(self, token_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor | None) -> None:
-        """Another pass: token ids, positions and slots [T] int64, and the tokens that are wanted, [L] int64, or all."""
+    def run(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor | None, max_context_len: int
+    ) -> None:
+        """Another pass.
+
+        token_ids, positions, slots: [T] int64; wanted: [L] int64, the tokens that are, or None: all
+        max_context_len: keys of a token, at most
+        """
         if self._array is None:
             self._array = (Operation * len(self._operations))(*self._operations)
         given = self._pass
@@ -98,9 +107,9 @@ class Program:
         given.num_wanted = len(positions) if wanted is None else len(wanted)
         given.token_ids, given.positions, given.slots = token_ids.data_ptr(), positions.data_ptr(), slots.data_ptr()
         given.wanted = address(wanted)
-        num_threads = self._num_threads
-        if given.num_tokens * self._num_weights < SMALL_PASS_PRODUCTS and self._weight_bytes < SMALL_PASS_BYTES:
-            num_threads = self._num_threads_if_small
+        num_products = given.num_tokens * (self._num_weights + max_context_len * self._num_attended)
+        is_small = num_products < SMALL_PASS_PRODUCTS and self._weight_bytes < SMALL_PASS_BYTES
+        num_threads = self._num_threads_if_small if is_small else self._num_threads
         self._library.quire_run(self._array, len(self._operations), byref(given), num_threads)
 
 

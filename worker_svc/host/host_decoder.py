@@ -115,7 +115,7 @@ class HostDecoder:
         program = self._programs.get((wants_all, chooses))
         self.before_pass()
         if program is not None:
-            program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted)
+            program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted, batch.max_context_len)
             return None
         if self._native is not None and len(batch.logit_rows):  # where no rows are, there is no memory to write down
             program = self._native.new_program()

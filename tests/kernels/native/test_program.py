@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.native.program import (
+    ATTEND,
     CHOOSE,
     NORM,
     PRODUCT,
@@ -27,15 +28,18 @@ class CountingLibrary:
         self.num_threads.append(num_threads)
 
 
-def threads_of(num_rows: int, num_weights: int, *, choice: int = 0, num_threads: int = 4, num_cores: int = 4) -> int:
-    """Of a pass of so many rows through weights of which half are the head's."""
+def threads_of(
+    num_rows: int, num_weights: int, *, context: int = 1, choice: int = 0, num_threads: int = 4, num_cores: int = 4
+) -> int:
+    """Of a pass of so many rows through weights of which half are the head's, with queries of 512 numbers."""
     library: Any = CountingLibrary()
     program = Program(library, num_threads, num_cores)
     program.add(Operation(kind=NORM, x=1, out=1, num_outputs=1 << 40))
+    program.add(Operation(kind=ATTEND, x=1, out=1, num_inputs=512))
     for kind in (PRODUCT, CHOOSE):
         program.add(Operation(kind=kind, choice=choice, x=1, out=1, num_inputs=num_weights // 2, num_outputs=1))
     rows = torch.zeros(num_rows, dtype=torch.int64)
-    program.run(rows, rows, rows, None)
+    program.run(rows, rows, rows, None, context)
     return int(library.num_threads[0])
 
 
@@ -50,6 +54,12 @@ def test_a_small_pass_leaves_a_core_where_its_threads_have_all() -> None:
 def test_a_pass_of_many_rows_has_all_threads() -> None:
     assert threads_of(SMALL_PASS_PRODUCTS >> 20, 1 << 20) == 4
     assert threads_of((SMALL_PASS_PRODUCTS >> 20) - 1, 1 << 20) == 3
+
+
+def test_a_pass_over_long_contexts_has_all_threads() -> None:
+    context = (SMALL_PASS_PRODUCTS - (1 << 20)) // 1024
+    assert threads_of(1, 1 << 20, context=context) == 4
+    assert threads_of(1, 1 << 20, context=context - 1) == 3
 
 
 @pytest.mark.parametrize("choice", range(3))
