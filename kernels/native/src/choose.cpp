@@ -20,7 +20,7 @@ template <class S>
 class Greatest {
  public:
   // best: [num_rows], written at the end
-  Greatest(const Call<S>& call, Best* best, int64_t num_rows) : call_(call), best_(best), num_rows_(num_rows) {
+  Greatest(const ProductCall<S>& call, Best* best, int64_t num_rows) : call_(call), best_(best), num_rows_(num_rows) {
     for (int64_t row = 0; row < num_rows; ++row)
       lanes_[row] = {all(-std::numeric_limits<float>::infinity()), vint{}, vfloat{}};
   }
@@ -65,7 +65,7 @@ class Greatest {
     vfloat zeros;
   };
 
-  const Call<S>& call_;
+  const ProductCall<S>& call_;
   Best* best_;
   int64_t num_rows_;
   Lanes lanes_[MAX_BLOCK];
@@ -76,7 +76,7 @@ void choose(int kind, const S* x, int64_t x_stride, int64_t num_rows, int64_t nu
             const float* scales, const S* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int num_threads) {
   if (num_rows == 0) return;
   FloatRows rows = float_rows(x, x_stride, num_rows, num_inputs);
-  Call<S> call = {rows.x, rows.stride, num_rows, num_inputs, weights, scales, bias, num_outputs};
+  ProductCall<S> call = {rows.x, rows.stride, num_rows, num_inputs, weights, scales, bias, num_outputs};
   Parts parts(num_rows, num_inputs, num_outputs, num_threads);
   std::vector<Best> best(num_rows * parts.num_groups);  // [num_groups][num_rows]
   product_by(kind, call, parts, num_threads, [&](int64_t first_row, int64_t num_rows_of_block, int64_t group) {

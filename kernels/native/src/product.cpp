@@ -1,4 +1,4 @@
-// Products into memory, out = x W^T + b, and the packing of weights for all products. Knows rows and strides, no layers.
+// Products into memory, out = x W^T + b, and the packing of weights for all products. Knows rows, no layers.
 
 #include "product.h"
 
@@ -10,7 +10,7 @@ namespace {
 template <class S>
 class Written {
  public:
-  Written(const Call<S>& call, S* out, int64_t stride) : call_(call), out_(out), stride_(stride) {}
+  Written(const ProductCall<S>& call, S* out, int64_t stride) : call_(call), out_(out), stride_(stride) {}
 
   void take(const float* sums, int64_t num_rows, int64_t panel) {
     for (int64_t row = 0; row < num_rows; ++row)
@@ -28,7 +28,7 @@ class Written {
   void end() {}
 
  private:
-  const Call<S>& call_;
+  const ProductCall<S>& call_;
   S* out_;
   int64_t stride_;
 };
@@ -39,7 +39,7 @@ void write_product(int kind, const S* x, int64_t x_stride, int64_t num_rows, int
                    int num_threads) {
   if (num_rows == 0) return;
   FloatRows rows = float_rows(x, x_stride, num_rows, num_inputs);
-  Call<S> call = {rows.x, rows.stride, num_rows, num_inputs, weights, scales, bias, num_outputs};
+  ProductCall<S> call = {rows.x, rows.stride, num_rows, num_inputs, weights, scales, bias, num_outputs};
   Parts parts(num_rows, num_inputs, num_outputs, num_threads);
   product_by(kind, call, parts, num_threads, [&](int64_t first_row, int64_t, int64_t) {
     return Written<S>(call, out + first_row * out_stride, out_stride);

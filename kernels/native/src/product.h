@@ -125,7 +125,7 @@ void multiply_all(const float* x, int64_t stride, int64_t num_rows, const W* wei
 
 // What is multiplied. S: of the bias and of the outputs, float or bf16.
 template <class S>
-struct Call {
+struct ProductCall {
   const float* x;
   int64_t stride, num_rows, num_inputs;
   const void* weights;
@@ -136,7 +136,7 @@ struct Call {
 
 // A vector of sums of one row as outputs, from output `begin` on. What lies beyond the last one is `beyond`.
 template <class S>
-QUIRE_INLINE vfloat outputs_of(const Call<S>& call, const float* sums, int64_t begin, float beyond) {
+QUIRE_INLINE vfloat outputs_of(const ProductCall<S>& call, const float* sums, int64_t begin, float beyond) {
   if (begin + LANES <= call.num_outputs) {
     vfloat out = load<vfloat>(sums);
     if (call.scales) out *= load<vfloat>(call.scales + begin);
@@ -154,7 +154,7 @@ QUIRE_INLINE vfloat outputs_of(const Call<S>& call, const float* sums, int64_t b
 
 // Panels [begin, end) with many rows, a chunk of a panel at a time with all of them.
 template <class W, class S, class Out>
-void many_rows(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
+void many_rows(const ProductCall<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
   alignas(64) float sums[MAX_BLOCK * PANEL];
   const float* x = call.x + first_row * call.stride;
   for (int64_t panel = begin; panel < end; ++panel) {
@@ -171,7 +171,7 @@ void many_rows(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t
 
 // Panels [begin, end) with so few rows that several panels side by side keep the processor busy.
 template <int NUM_ROWS, int SIDE, class W, class S, class Out>
-void few_rows(const Call<S>& call, int64_t begin, int64_t end, Out& out) {
+void few_rows(const ProductCall<S>& call, int64_t begin, int64_t end, Out& out) {
   alignas(64) float sums[SIDE * NUM_ROWS * PANEL];
   int64_t panel_size = call.num_inputs * PANEL;
   int64_t panel = begin;
@@ -185,7 +185,7 @@ void few_rows(const Call<S>& call, int64_t begin, int64_t end, Out& out) {
 }
 
 template <class W, class S, class Out>
-void panels(const Call<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
+void panels(const ProductCall<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
   if (call.num_rows == 1) return few_rows<1, 4, W>(call, begin, end, out);
   if (call.num_rows == 2) return few_rows<2, 2, W>(call, begin, end, out);
   // Of narrower weights, two panels and what they are widened with do not fit the registers.
@@ -214,7 +214,7 @@ struct Parts {
 // make_out(first_row, num_rows, group) makes what takes the sums of these rows, in the order of the group's panels:
 // take(sums [num_rows][PANEL], num_rows, panel) for each, and then end().
 template <class W, class S, class MakeOut>
-void product(const Call<S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
+void product(const ProductCall<S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
   bool parallel = num_threads > 1 && call.num_rows * call.num_outputs * call.num_inputs > MIN_PARALLEL;
   share(parallel ? num_threads : 1, parts.num_blocks * parts.num_groups, [&](int64_t i, int) {
     int64_t first_row = i % parts.num_blocks * parts.block, number = i / parts.num_blocks;
@@ -226,7 +226,7 @@ void product(const Call<S>& call, const Parts& parts, int num_threads, MakeOut m
 }
 
 template <class S, class MakeOut>
-void product_by(int kind, const Call<S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
+void product_by(int kind, const ProductCall<S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
   if (kind == 0) return product<float>(call, parts, num_threads, make_out);
   if (kind == 1) return product<bf16>(call, parts, num_threads, make_out);
   product<int8_t>(call, parts, num_threads, make_out);
