@@ -15,9 +15,8 @@ from torch import Tensor
 from kernels.native.cpu_kernels import GreedyTokens
 from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
-from kernels.native.program import CHOOSE, PRODUCT, address, call
+from kernels.native.program import CHOOSE, PRODUCT, WEIGHT_DTYPES, address, call
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _INT8_MAX = 127
 _SIGNATURES = {
     "quire_panel": (c_int, ()),
@@ -45,7 +44,7 @@ class PackedProduct:
         self._scales, self._bias = scales, bias
         self._call = partial(call, library, num_threads)
         self._fields: dict[str, Any] = {
-            "choice": _KINDS[weight.dtype],
+            "choice": WEIGHT_DTYPES.index(weight.dtype),
             "num_inputs": num_inputs,
             "num_outputs": self._outputs,
             "first": self._packed.data_ptr(),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WEIGHT_BYTES = (4, 2, 1)  # of a weight, by the choice of a product
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # by the choice of a product
 PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE = range(9)
 
 
@@ -88,7 +88,7 @@ class Program:
         if operation.kind in (PRODUCT, CHOOSE):
             num_weights = operation.num_inputs * operation.num_outputs
             self._num_weights += num_weights
-            self._weight_bytes += num_weights * WEIGHT_BYTES[operation.choice]
+            self._weight_bytes += num_weights * WEIGHT_DTYPES[operation.choice].itemsize
         elif operation.kind == ATTEND:
             self._num_attended += 2 * operation.num_inputs
 

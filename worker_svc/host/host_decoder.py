@@ -207,7 +207,7 @@ class HostDecoder:
         return hidden
 
     def _norm_before(
-        self, layer: DecoderLayer, rules: "LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+        self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, Tensor]:
         """What the layer gives, and the sum of all before it, which it is still to be added to."""
         normed = self._norm(rules.attention_norm, x, residual, "normed")
@@ -219,7 +219,7 @@ class HostDecoder:
         return self._mlp(layer.mlp, normed), residual
 
     def _norm_after(
-        self, layer: DecoderLayer, rules: "LayerRules", x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+        self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, None]:
         assert residual is None, "layers of one decoder normalise all before or all after"
         attended = self._attend(layer.attention, rules.head_norms, x, tokens)

@@ -12,7 +12,7 @@ from kernels.native.program import (
     PRODUCT,
     SMALL_PASS_BYTES,
     SMALL_PASS_PRODUCTS,
-    WEIGHT_BYTES,
+    WEIGHT_DTYPES,
     Operation,
     Program,
 )
@@ -64,6 +64,6 @@ def test_a_pass_over_long_contexts_has_all_threads() -> None:
 
 @pytest.mark.parametrize("choice", range(3))
 def test_a_pass_through_many_weights_has_all_threads(choice: int) -> None:
-    num_weights = SMALL_PASS_BYTES // WEIGHT_BYTES[choice]
+    num_weights = SMALL_PASS_BYTES // WEIGHT_DTYPES[choice].itemsize
     assert threads_of(1, num_weights, choice=choice) == 4
     assert threads_of(1, num_weights - 2, choice=choice) == 3
