@@ -15,7 +15,7 @@ from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 from quire.address import LOOPBACK, SCHEMES
 
 _CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
-_DOWN_S = 3.0  # so long a server that was not reached is tried after the others
+_DOWN_S = 3.0  # so long a server that was not reached is tried after the others, unless it is reached again
 _RESOLVE_S = 1.0  # between two looks at what the names stand for, while none of it leads
 
 
@@ -99,7 +99,10 @@ class Servers:
         return next((address for address in ring if not self._is_down(address)), ring[0])
 
     def _is_down(self, address: str) -> bool:
-        return asyncio.get_running_loop().time() < self._down_until_s.get(address, 0.0)
+        """Whether a server was not reached lately and has not been since, which its channel goes on trying."""
+        if asyncio.get_running_loop().time() >= self._down_until_s.get(address, 0.0):
+            return False
+        return self._channel_to(address).get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY
 
     def _current_channel(self) -> grpc.aio.Channel:
         return self._channel_to(self._current)

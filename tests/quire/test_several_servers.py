@@ -1,7 +1,7 @@
 """A client of several servers finds the one that leads, and the next one that does."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -20,10 +20,14 @@ INFERENCE = "quire.v1.Inference"
 class CountingGate(LeaderGate):
     """Knows how many calls it was asked for."""
 
-    num_calls = 0
+    def __init__(self) -> None:
+        super().__init__((INFERENCE,))
+        self.num_calls = 0
+        self.was_asked = asyncio.Event()
 
     def service(self, handler_call_details: Any) -> Any:
         self.num_calls += 1
+        self.was_asked.set()
         return super().service(handler_call_details)
 
 
@@ -31,7 +35,7 @@ class Standby:
     """Refuses every call as a scheduler does that does not lead."""
 
     def __init__(self) -> None:
-        self.gate = CountingGate((INFERENCE,))
+        self.gate = CountingGate()
         self._server = GrpcServer((INFERENCE,), PUBLIC_MESSAGE_BYTES)
         self._server.grpc.add_generic_rpc_handlers((self.gate,))
         self.address = self._server.bind("127.0.0.1:0")
@@ -79,6 +83,28 @@ async def test_whoever_waits_for_readiness_at_a_standby_is_sent_to_its_leader(
         standby.gate.note_leader(server.address)
         await client.wait_ready(30)
         assert await client.health() is quire.Health.SERVING
+
+
+async def asks_about_the_model(client: quire.AsyncClient) -> object:
+    return await client.model()
+
+
+async def generates(client: quire.AsyncClient) -> object:
+    return await client.generate("hello")
+
+
+@pytest.mark.parametrize("serve", [asks_about_the_model, generates])
+async def test_a_leader_that_was_away_is_asked_as_soon_as_it_can_be_reached(
+    server: ScriptedServer, standby: Standby, serve: Callable[[quire.AsyncClient], Coroutine[Any, Any, object]]
+) -> None:
+    """What found it away finds it again well within the time to connect."""
+    await server.stop()
+    standby.gate.note_leader(server.address)
+    async with quire.AsyncClient(f"{server.address},{standby.address}", connect_timeout_s=2.5) as client:
+        answer = asyncio.create_task(serve(client))
+        await asyncio.wait_for(standby.gate.was_asked.wait(), 10)
+        await server.start(server.address)
+        assert await answer
 
 
 async def test_a_stream_goes_on_at_the_server_that_follows(server: ScriptedServer) -> None:
