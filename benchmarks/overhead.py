@@ -6,8 +6,9 @@ tables and writes JSON, in which a short form of the results of earlier commits 
 
     python -m benchmarks.overhead [--parts steps stages delivery] [--batches N ...] [--depths N ...] [--output FILE]
 
-`steps` are the figures that count, with a note or two a step; `stages` takes the same apart, which costs more the more
-sequences there are; `delivery` keeps a full batch of requests coming and going, and looks how late their tokens are.
+`steps` are the figures that count, with a note or two a step; `stages` takes the same apart, with each step's tokens
+delivered by themselves, which costs more the more sequences there are; `delivery` keeps a full batch of requests coming
+and going, and looks how late their tokens are.
 """
 
 import argparse

@@ -103,6 +103,8 @@ def _scheduler_arguments(setting: Setting, folder: Path, store: str) -> list[str
         "--max-queue-requests": max(1000, 2 * setting.max_num_seqs),
         "--drain-timeout-s": 0,  # what its readers have let go of may not have heard of it yet
     }
+    if setting.has_spans:  # so that every iteration has all stages
+        flags["--stream-interval-ms"] = 0
     return [*own, str(folder / "scheduler"), "--", *_words(flags)]
 
 

@@ -117,7 +117,13 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
     full_collections = FullCollections()
     full_collections.put_off()  # while what earlier leaders left is read
     records = Records(store, ttl_s=settings.record_ttl_s)
-    engine = Engine(Scheduler(_scheduler_config(settings)), journal, records, delivery=settings.delivery)
+    engine = Engine(
+        Scheduler(_scheduler_config(settings)),
+        journal,
+        records,
+        delivery=settings.delivery,
+        stream_interval_s=settings.stream_interval_ms / 1000,
+    )
     readers = Readers(engine, grace_s=settings.disconnect_grace_s, may_be_ahead=settings.delivery == "relaxed")
     recovery = Recovery(engine, readers, model_patience_s=settings.model_patience_s)
     if hot is None:

@@ -35,6 +35,13 @@ class SchedulerSettings(Settings):
         description="when output goes to clients: durable (once the journal has it), or relaxed (at once: sooner, but "
         "what a client has seen may be lost with the scheduler, and is then computed again)",
     )
+    stream_interval_ms: int = Field(
+        20,
+        ge=0,
+        le=1000,
+        description="how long a token that is neither the first nor the last of an output may wait for those behind it "
+        "where many sequences take quick steps: some are journaled and delivered together then; 0: never",
+    )
     restate_entries: int = Field(
         4096, ge=1, description="a request that lives on is written again after so many entries of the journal"
     )

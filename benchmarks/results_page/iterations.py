@@ -95,8 +95,8 @@ def _stages(part: Row | None) -> Iterator[str]:
     largest = max(each["batch"] for each in part["tables"])
     tables = {each["depth"]: each["stages"] for each in part["tables"] if each["batch"] == largest}
     yield (
-        f"Stage by stage, batch {largest}: p50 and p99 of an iteration, and the mean of what no execution hides. Each "
-        f"span costs {part['span_cost_ns']} ns itself."
+        f"Stage by stage, batch {largest}, each step's tokens delivered by themselves: p50 and p99 of an iteration, "
+        f"and the mean of what no execution hides. Each span costs {part['span_cost_ns']} ns itself."
     )
     head = ["stage", "where", *(f"depth {depth}: {each}" for depth in tables for each in ("p50", "p99", "not hidden"))]
     rows: dict[tuple[str, str], list[str]] = {}

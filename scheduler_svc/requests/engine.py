@@ -27,6 +27,7 @@ from scheduler_svc.requests.publisher import Delivery, Publisher
 from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
+from scheduler_svc.requests.settle_pace import SettlePace
 from scheduler_svc.requests.slot_releases import SlotReleases
 
 log = structlog.get_logger()
@@ -44,8 +45,15 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, journal: Journal, records: Records, *, delivery: Delivery = "durable"
+        self,
+        scheduler: Scheduler,
+        journal: Journal,
+        records: Records,
+        *,
+        delivery: Delivery = "durable",
+        stream_interval_s: float = 0.0,
     ) -> None:
+        """`stream_interval_s`: how long tokens may wait under load, but for the first and the last of an output."""
         self.scheduler = scheduler
         self.journal = journal
         self.records = records
@@ -64,6 +72,7 @@ class Engine:
             on_closed=self._on_closed,
             delivery=delivery,
         )
+        self._pace = SettlePace(stream_interval_s, self.wake_workers)
         self._computations = Computations(scheduler, self.sampling_of)
         self._num_sequences = 0  # that were numbered
         self._request_of: dict[SequenceGroup, LiveRequest] = {}
@@ -253,9 +262,12 @@ class Engine:
         self._appended += appended
         suspects = self._with_stop_strings | invalid if invalid else self._with_stop_strings
         for sequence, token_id in appended:  # the next step waits for this loop
+            num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+            if num_output_tokens == 1:
+                self._pace.hasten()
             if (
                 token_id in sequence.stop_token_ids
-                or len(sequence.token_ids) >= sequence.num_prompt_tokens + sequence.max_tokens
+                or num_output_tokens >= sequence.max_tokens
                 or sequence.seq_id in suspects
             ):
                 self._end_if_due(sequence, token_id, is_valid=sequence.seq_id not in invalid)
@@ -265,12 +277,17 @@ class Engine:
         if self.on_result is not None:
             self.on_result(plan)
 
+    def settle_if_due(self) -> None:
+        """`settle`, or nothing if what is new can wait for what the next steps bring."""
+        if (self._appended or self._publisher.has_news) and self._pace.is_due():
+            self.settle()
+
     def settle(self) -> None:
         """Second half: text, one journal record for all that is new, release on its acknowledgement."""
         appended, self._appended = self._appended, []
         request_of, sample_of = self._request_of, self._sample_of
         self._publisher.note({sample_of[sequence.seq_id]: request_of[sequence.group] for sequence, _ in appended})
-        self._publisher.settle()
+        self._pace.note_settled(self._publisher.settle())
 
     def end(self, request: LiveRequest, state: pb.RequestState.ValueType, error: str = "") -> None:
         """Ends a request otherwise than by its own tokens. A request that has ended stays as it is."""
@@ -348,6 +365,7 @@ class Engine:
 
     def _end_sample(self, request: LiveRequest, sample: LiveSample, finish: pb.SampleFinish) -> None:
         sample.finish = finish
+        self._pace.hasten()
         self._note_blocks(request)
         assert sample.sequence is not None
         self.scheduler.finish(sample.sequence)
@@ -415,6 +433,7 @@ class Engine:
 
     def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
+        self._pace.hasten()
         self._paused.discard(request)
         if num_output_tokens := max(sequence.num_output_tokens for sequence in request.group.sequences):
             self._slot_releases.note_end(num_output_tokens, request.max_tokens)

@@ -66,10 +66,15 @@ class Publisher:
         """Its end is decided; every sample of it has been noted."""
         self._ended.append(request)
 
-    def settle(self) -> None:
-        """Hands all that is new to the journal."""
-        if not self._unsettled and not self._ended:
-            return
+    @property
+    def has_news(self) -> bool:
+        """Whether anything that was noted is not settled."""
+        return bool(self._unsettled or self._ended)
+
+    def settle(self) -> int:
+        """Hands all that is new to the journal. Returns of how many samples that is."""
+        if not self.has_news:
+            return 0
         sequences: list[int] = []
         tokens: list[int] = []
         logprobs: list[journal_pb2.DeltaLogprobs] = []
@@ -125,6 +130,7 @@ class Publisher:
         )
         if self._is_relaxed:
             _show_tokens(news)
+        return len(news.num_tokens)
 
     def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
         """Those noted meanwhile, as one whose text cannot be made ends all of its request, come too."""

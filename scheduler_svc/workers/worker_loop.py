@@ -104,7 +104,7 @@ class WorkerLoop:
         try:
             while self.link.broken is None:
                 await self._send_what_is_due()
-                self._engine.settle()
+                self._engine.settle_if_due()
                 self._scheduler.offer_filled_blocks(self.worker_id)
                 if not self._in_flight:
                     self._last_result_ns = None  # idle: the next result ends no iteration

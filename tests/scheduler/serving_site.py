@@ -65,6 +65,7 @@ class Site:
         slow_reader_timeout_s: float | None = None,
         late_s: float = 60.0,
         delivery: Delivery = "durable",
+        stream_interval_s: float = 0.0,
         make_link: Callable[[str], WorkerLink] = WorkerLink,
     ) -> None:
         self.store = store
@@ -84,7 +85,9 @@ class Site:
             pipeline_depth=pipeline_depth,
             enable_prefix_cache=prefix_cache,
         )
-        self.engine = Engine(Scheduler(config), self.journal, self.records, delivery=delivery)
+        self.engine = Engine(
+            Scheduler(config), self.journal, self.records, delivery=delivery, stream_interval_s=stream_interval_s
+        )
         self.readers = Readers(self.engine, grace_s=grace_s, may_be_ahead=delivery == "relaxed")
         limits = AdmissionLimits(
             max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens, max_queue_wait_s=max_queue_wait_s

@@ -42,6 +42,7 @@ class SchedulerOptions:
     max_queue_requests: int
     trim_every: int
     restate_entries: int
+    stream_interval_s: float
 
 
 class SchedulerLife:
@@ -79,7 +80,9 @@ class SchedulerLife:
             restate_entries=options.restate_entries,
         )
         self.records = Records(self._store, ttl_s=RECORD_TTL_S)
-        self.engine = Engine(Scheduler(options.config), self.journal, self.records)
+        self.engine = Engine(
+            Scheduler(options.config), self.journal, self.records, stream_interval_s=options.stream_interval_s
+        )
         self.readers = Readers(self.engine, grace_s=options.grace_s)
         self.recovery = Recovery(self.engine, self.readers)
         limits = AdmissionLimits(max_queue_requests=options.max_queue_requests, max_queue_tokens=1_000_000)

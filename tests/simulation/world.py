@@ -265,4 +265,5 @@ def _draw_options(draw: Random) -> SchedulerOptions:
         max_queue_requests=draw.choice([1000, 1000, 1000, 3]),
         trim_every=draw.choice([2, 16, 512]),
         restate_entries=draw.choice([2, 20, 4096]),
+        stream_interval_s=draw.choice([0.0, 0.02]),
     )

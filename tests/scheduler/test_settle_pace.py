@@ -1,0 +1,112 @@
+"""Tokens of several steps go out together where deliveries come too fast; first tokens and ends wait for nothing."""
+
+import asyncio
+
+import pytest
+
+from protos import inference_pb2 as pb
+from scheduler_svc.requests import settle_pace
+from scheduler_svc.requests.settle_pace import SettlePace
+from tests.scheduler.serving_site import counting, running_site
+
+LONG_S = 600.0
+ANY = 3
+
+
+def nobody() -> None:
+    raise AssertionError("woken")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery fills any limit."""
+    monkeypatch.setattr(settle_pace, "SECONDS_PER_DELIVERY", 2 * LONG_S)
+
+
+@pytest.mark.usefixtures("slow")
+async def test_what_comes_soon_after_is_held_back_and_what_is_urgent_is_not() -> None:
+    pace = SettlePace(LONG_S, nobody)
+    assert pace.is_due()
+    pace.note_settled(ANY)
+    assert not pace.is_due()
+    assert not pace.is_due()
+    pace.hasten()
+    assert pace.is_due()
+    pace.note_settled(ANY)
+    assert not pace.is_due()
+    pace.note_settled(0)
+    assert pace.is_due()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_with_a_limit_of_nothing_all_is_due_at_once() -> None:
+    pace = SettlePace(0.0, nobody)
+    for _ in range(3):
+        assert pace.is_due()
+        pace.note_settled(ANY)
+
+
+async def test_the_more_readers_there_are_the_longer_it_is_until_the_next_delivery() -> None:
+    pace = SettlePace(LONG_S, nobody)
+    pace.note_settled(1_000_000)
+    assert not pace.is_due()
+    pace.note_settled(1)
+    await asyncio.sleep(2 * settle_pace.SECONDS_PER_DELIVERY)
+    assert pace.is_due()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_what_is_held_back_is_due_after_the_limit_and_somebody_is_woken_once() -> None:
+    woken = asyncio.Event()
+    pace = SettlePace(0.2, woken.set)
+    pace.note_settled(ANY)
+    assert not pace.is_due()
+    await asyncio.wait_for(woken.wait(), 20)
+    assert pace.is_due()
+    pace.note_settled(ANY)
+    woken.clear()
+    pace.is_due()
+    pace.note_settled(ANY)  # ends the wait
+    await asyncio.sleep(0.4)
+    assert not woken.is_set()
+
+
+def chunk_sizes(messages: list[pb.GenerateResponse]) -> list[int]:
+    return [message.chunk.num_tokens for message in messages if message.HasField("chunk")]
+
+
+@pytest.mark.usefixtures("slow")
+async def test_the_first_token_goes_out_alone_and_the_rest_with_the_end() -> None:
+    async with running_site(stream_interval_s=LONG_S) as site:
+        await site.add_worker()
+        assert chunk_sizes(await site.run(counting(10, 6))) == [1, 5]
+        assert chunk_sizes(await site.run(counting(10, 1))) == [1]
+        await site.idle()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_first_token_goes_out_at_once_and_takes_along_what_is_there() -> None:
+    async with running_site(stream_interval_s=LONG_S) as site:
+        await site.add_worker(num_blocks=1024)
+        long = site.inference.Generate(counting(10, 4000))
+        chunks = (message.chunk async for message in long if message.HasField("chunk"))
+        assert (await anext(chunks)).num_tokens == 1
+        assert chunk_sizes(await site.run(counting(10, 1))) == [1]
+        assert (await anext(chunks)).position == 1
+        long.cancel()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_token_that_nothing_follows_goes_out_after_the_limit() -> None:
+    async with running_site(pipeline_depth=1, stream_interval_s=0.3) as site:
+        worker = await site.add_worker()
+        worker.silence_after(5)
+        stream = site.inference.Generate(counting(10, 9))
+        num_tokens = 0
+        async with asyncio.timeout(20):
+            async for message in stream:
+                num_tokens += message.chunk.num_tokens
+                if num_tokens == 5:
+                    break
+        worker.speak_again()
+        stream.cancel()
