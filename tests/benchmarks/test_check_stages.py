@@ -54,7 +54,7 @@ def test_a_stage_is_ended_with_the_processes_that_it_started(tmp_path: Path) -> 
         "pathlib.Path(sys.argv[1]).write_text(str(child.pid))\n"
         "time.sleep(60)"
     )
-    results = run(tmp_path / "work", stage("parent", code, str(child_file), limit_s=2.0))
+    results = run(tmp_path / "work", stage("parent", code, str(child_file), limit_s=5.0))
     assert results["parent"].status == "timed out"
     child = Path("/proc") / child_file.read_text() / "cmdline"
     give_up_at_s = time.monotonic() + 10
