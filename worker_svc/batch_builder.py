@@ -15,10 +15,11 @@ def build_batch(
     table: SlotTable, rows: StepRows, query_start: IntArray, logit_rows: IntArray, device: torch.device
 ) -> ForwardBatch:
     """The batch of `rows`; `query_start` [R + 1] from `starts_of`; logits of the tokens `logit_rows` [L]."""
-    num_tokens = rows.num_tokens
     if query_start[-1] == len(rows.slots):  # one token each
-        positions, token_slots = rows.starts, rows.slots
+        positions, token_slots, max_query_len = rows.starts, rows.slots, 1
     else:
+        num_tokens = rows.num_tokens
+        max_query_len = int(num_tokens.max())
         positions = np.arange(query_start[-1]) + np.repeat(rows.starts - query_start[:-1], num_tokens)
         token_slots = np.repeat(rows.slots, num_tokens)
     block_size = table.limits.block_size
@@ -35,13 +36,15 @@ def build_batch(
         context_lens=on_device(rows.ends.astype(np.int32)),
         block_tables=on_device(table.block_tables[rows.slots, :width]),
         logit_rows=on_device(logit_rows),
-        max_query_len=int(num_tokens.max()),
+        max_query_len=max_query_len,
         max_context_len=longest,
     )
 
 
 def starts_of(rows: StepRows) -> IntArray:
     """Where the tokens of each row begin among all of the step, and where they end: int64 [R + 1]."""
+    if rows.is_decode:
+        return np.arange(len(rows.slots) + 1)
     query_start = np.zeros(len(rows.slots) + 1, dtype=np.int64)
     np.cumsum(rows.num_tokens, out=query_start[1:])
     return query_start

@@ -28,19 +28,20 @@ class SlotTable:
         self.token_ids: Int32Array = np.zeros((limits.num_slots, limits.max_model_len + 1), dtype=np.int32)
         self.num_prompt_tokens: IntArray = np.zeros(limits.num_slots, dtype=np.int64)
         self.sampling = [SlotSampling(seed=0)] * limits.num_slots
+        self._rows: StepRows | None = None  # of the last step
         # Whether a slot wants the greatest of its logits as they are, and nothing else of them.
         self.is_plainly_greedy: BoolArray = np.zeros(limits.num_slots, dtype=np.bool_)
 
     def apply(self, step: Step) -> CheckedStep:
         """Takes all of a step but its rows; raises InvalidStepError and changes nothing if any of it cannot be."""
-        checked = check_step(step, self.counts, self.limits)
+        checked = check_step(step, self.counts, self.limits, self._rows)
         for state in step.whole:
             self._place(state)
         if len(checked.appended.slots):
             self.block_tables[checked.appended.slots, checked.appended.columns] = checked.appended.blocks
         if len(checked.forks.parents):
             self._fork(checked.forks)
-        self.counts = checked.counts
+        self.counts, self._rows = checked.counts, checked.rows
         return checked
 
     def advance(self, rows: StepRows, token_ids: Sequence[int] | IntArray | None) -> None:

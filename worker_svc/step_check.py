@@ -1,9 +1,10 @@
 """Whether a step can be executed: every number in it against the slots as they would be by then.
 
-Pure: it works on a copy of the slots' counts and changes nothing, so a step is taken whole or not at all. What it
-gives back holds the step's arrays decoded, so that nobody reads the message twice.
+Pure: it changes a copy of the slots' counts, and where a step changes none of them nothing is copied, so a step is
+taken whole or not at all. What it gives back holds the step's arrays decoded, so that nobody reads the message twice.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,8 @@ class StepRows:
     sample_slots: IntArray  # [S]
     candidate_rows: IntArray  # [C]
     candidate_counts: IntArray  # [C] how many next tokens, at most the vocabulary
+    named: Sequence[int] = ()  # slots, as the step has them
+    is_decode: bool = False  # one token each, and each row samples for its own slot
 
     @property
     def num_tokens(self) -> IntArray:
@@ -108,9 +111,13 @@ class CheckedStep:
     rows: StepRows
 
 
-def check_step(step: Step, counts: SlotCounts, limits: StepLimits) -> CheckedStep:
-    """Raises InvalidStepError, naming field and index, at the first thing that cannot be."""
-    after = counts.copy()
+def check_step(step: Step, counts: SlotCounts, limits: StepLimits, rows_before: StepRows | None = None) -> CheckedStep:
+    """Raises InvalidStepError, naming field and index, at the first thing that cannot be.
+
+    `rows_before`: of the last step that was taken. Of rows that name the same slots, these are not looked at again.
+    """
+    changes_slots = bool(len(step.freed_slots) or step.snapshot or step.whole or len(step.forks))
+    after = counts.copy() if changes_slots or len(step.append_pairs) else counts
     _drop(step, after, limits)
     _place(step.whole, after, limits)
     return CheckedStep(
@@ -120,7 +127,7 @@ def check_step(step: Step, counts: SlotCounts, limits: StepLimits) -> CheckedSte
         swap_out=_moves("swap_out", step.swap_out, limits.num_blocks, limits.num_host_blocks),
         swap_in=_moves("swap_in", step.swap_in, limits.num_host_blocks, limits.num_blocks),
         copies=_moves("copies", step.copies, limits.num_blocks, limits.num_blocks),
-        rows=_rows(step, after, limits),
+        rows=_rows(step, after, limits, None if changes_slots else rows_before),
     )
 
 
@@ -217,20 +224,29 @@ def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations:
     return list(map(tuple, pairs.tolist()))
 
 
-def _rows(step: Step, after: SlotCounts, limits: StepLimits) -> StepRows:
-    slots = as_ids(step.rows)
-    check_range("rows", slots, limits.num_slots, "slot")
-    check_live("rows", slots, after.live)
-    check_distinct("rows", slots)
+def _rows(step: Step, after: SlotCounts, limits: StepLimits, before: StepRows | None) -> StepRows:
+    """`before`: rows of slots that are in use still, or None."""
+    if before is not None and isinstance(step.rows, array) and step.rows == before.named:
+        slots = before.slots
+    else:
+        slots = as_ids(step.rows)
+        check_range("rows", slots, limits.num_slots, "slot")
+        check_live("rows", slots, after.live)
+        check_distinct("rows", slots)
     starts = after.positions[slots]
     ends = starts + _num_tokens(step, len(slots), limits)
+    if not len(step.num_tokens) and step.samples is None and not len(step.candidates):
+        room = np.minimum(after.num_blocks[slots] * limits.block_size, limits.max_model_len)
+        if not np.count_nonzero((ends != after.num_known[slots]) | (ends > room)):
+            every = np.arange(len(slots))
+            return StepRows(slots, starts, ends, every, slots, _NONE, _NONE, named=step.rows, is_decode=True)
     _check_ends(slots, starts, ends, after, limits)
     samples = _samples(step, slots, ends, after, limits)
     if not len(step.candidates):
-        return StepRows(slots, starts, ends, *samples, _NONE, _NONE)
+        return StepRows(slots, starts, ends, *samples, _NONE, _NONE, named=step.rows)
     candidates = _candidates(step, slots, ends, after, limits)
     _check_apart(slots, samples, candidates[0])
-    return StepRows(slots, starts, ends, *samples, *candidates)
+    return StepRows(slots, starts, ends, *samples, *candidates, named=step.rows)
 
 
 def _num_tokens(step: Step, num_rows: int, limits: StepLimits) -> IntArray | int:

@@ -1,7 +1,11 @@
 """A step is taken whole or refused whole: what is refused, with which words, and that nothing changes then."""
 
 import math
+from array import array
+from collections.abc import Callable
+from dataclasses import fields as fields_of
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,7 @@ from common.slot_sampling import SlotSampling
 from common.step import Step
 from tests.worker.steps import GREEDY, LIMITS, slot_state
 from worker_svc.slot_table import SlotTable
+from worker_svc.step_check import CheckedStep, StepRows, check_step
 from worker_svc.step_limits import InvalidStepError
 
 PENALISED = replace(GREEDY, frequency_penalty=1.0)
@@ -193,6 +198,78 @@ def test_whatever_arrives_a_step_is_taken_whole_or_not_at_all(sent: list[dict[st
         ranked = checked.rows.slots[checked.rows.candidate_rows]
         assert (table.counts.positions[ranked] == table.counts.num_known[ranked]).all()
         check_integrity(table)
+
+
+# Steps that decode the same slots again and again, and now and then one that is wrong, or another in between.
+decoding = st.fixed_dictionaries(
+    {"rows": st.sampled_from([(2,), (2,), (2, 1), (1, 2), (2, 5), (5, 2, 1)]).map(lambda slots: array("i", slots))},
+    optional={
+        "append_pairs": st.sampled_from([(2, 9), (1, 8, 2, 9), (2, 9, 5, 6), (6, 1)]),
+        "num_tokens": st.sampled_from([(), (6,), (6, 20), (20, 6), (1, 1, 1)]),
+        "freed_slots": st.sampled_from([(), (5,), (2,)]),
+        "whole": st.sampled_from([(), (slot_state(5, [1], [6]),), (slot_state(2, [1, 2], [6]),)]),
+        "forks": st.sampled_from([(), (2, 5)]),
+        "samples": st.sampled_from([None, (0, 2), ()]),
+        "candidates": st.sampled_from([(), (0, 2)]),
+    },
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(decoding | st.just({"rows": array("i", (2, 1)), "append_pairs": (2, 9, 1, 8)}), max_size=12))
+def test_rows_that_were_looked_at_before_are_taken_and_refused_as_any_others(sent: list[dict[str, Any]]) -> None:
+    table = prepared()
+    table.advance(table.apply(Step(epoch=1, step_id=2, rows=[2], num_tokens=[6])).rows, [1])
+    table.apply(Step(epoch=1, step_id=3, append_pairs=[1, 20, 1, 21, 1, 22]))
+    table.advance(table.apply(Step(epoch=1, step_id=4, rows=[1], num_tokens=[20])).rows, [1])
+    for step_id, fields in enumerate(sent, 5):
+        step = Step(epoch=1, step_id=step_id, **fields)
+        expected = outcome_of(partial(check_step, step, table.counts, LIMITS))
+        found = outcome_of(partial(table.apply, step))
+        assert found == expected
+        if isinstance(found, Seen):
+            table.advance(found.rows, [1] * len(found.rows.sample_slots))
+            check_integrity(table)
+
+
+class Seen:
+    """Rows that compare by what is in them."""
+
+    def __init__(self, rows: StepRows) -> None:
+        self.rows = rows
+        self._all = {each.name: list(getattr(rows, each.name)) for each in fields_of(rows) if each.name != "is_decode"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seen) and (self._all, self.rows.is_decode) == (
+            other._all,
+            other.rows.is_decode,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def outcome_of(check: Callable[[], CheckedStep]) -> Seen | str:
+    """The rows, or why there are none."""
+    try:
+        return Seen(check().rows)
+    except InvalidStepError as error:
+        return str(error)
+
+
+def test_a_step_that_decodes_is_known_as_one() -> None:
+    table = prepared()
+    first = table.apply(Step(epoch=1, step_id=2, rows=[2], num_tokens=[6])).rows
+    assert not first.is_decode
+    table.advance(first, [1])
+    rows = table.apply(Step(epoch=1, step_id=3, rows=array("i", [2]))).rows
+    assert rows.is_decode
+    assert (rows.starts.tolist(), rows.ends.tolist(), rows.sample_slots.tolist()) == ([6], [7], [2])
+    table.advance(rows, [1])
+    again = table.apply(Step(epoch=1, step_id=4, rows=array("i", [2]))).rows
+    assert again.slots is rows.slots  # it was not looked at again
+    table.advance(again, [1])
+    with pytest.raises(InvalidStepError, match="has blocks for 8 tokens and computes up to 9"):
+        table.apply(Step(epoch=1, step_id=5, rows=array("i", [2])))
 
 
 def check_integrity(table: SlotTable) -> None:
