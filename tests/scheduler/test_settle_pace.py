@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protos import inference_pb2 as pb
-from scheduler_svc.requests import settle_pace
+from scheduler_svc.requests import engine, settle_pace
 from scheduler_svc.requests.settle_pace import SettlePace
 from tests.scheduler.serving_site import counting, running_site
 
@@ -94,6 +94,15 @@ async def test_a_first_token_goes_out_at_once_and_takes_along_what_is_there() ->
         assert chunk_sizes(await site.run(counting(10, 1))) == [1]
         assert (await anext(chunks)).position == 1
         long.cancel()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_no_more_than_some_tokens_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_HELD_TOKENS", 4)
+    async with running_site(stream_interval_s=LONG_S) as site:
+        await site.add_worker()
+        sizes = chunk_sizes(await site.run(counting(10, 10)))
+        assert sizes == [1, 4, 4, 1]
 
 
 @pytest.mark.usefixtures("slow")
