@@ -34,7 +34,6 @@ log = structlog.get_logger()
 
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
 MAX_PENDING_BYTES = 64 << 20  # of those: a decision among 64 beams with log-probabilities is one record of 20 kB
-MAX_HELD_TOKENS = 256  # that are not settled yet: to settle more at once would hold up the next step
 HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
 
@@ -280,8 +279,7 @@ class Engine:
 
     def settle_if_due(self) -> None:
         """`settle`, or nothing if what is new can wait for what the next steps bring."""
-        num_tokens = len(self._appended)
-        if num_tokens >= MAX_HELD_TOKENS or ((num_tokens or self._publisher.has_news) and self._pace.is_due()):
+        if (self._appended or self._publisher.has_news) and self._pace.is_due(len(self._appended)):
             self.settle()
 
     def settle(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 # A delivery costs the scheduler some 40 microseconds and its reader 30: a fifth of one core at this rate.
 SECONDS_PER_DELIVERY = 1 / 3000
+MAX_HELD_TOKENS = 256  # to settle more at once would hold up the next step
 
 
 class SettlePace:
@@ -30,9 +31,11 @@ class SettlePace:
         """Somebody waits for what is not settled: a first token, or an end."""
         self._is_urgent = True
 
-    def is_due(self) -> bool:
-        """Whether to settle now. What is there to be settled is held back otherwise, until `wake` at the latest."""
-        if self._is_urgent or time.monotonic() - self._settled_s >= self._interval_s:
+    def is_due(self, num_tokens: int) -> bool:
+        """Whether to settle now, so many tokens. They are held back otherwise, until `wake` at the latest."""
+        if self._is_urgent or num_tokens >= MAX_HELD_TOKENS:
+            return True
+        if time.monotonic() - self._settled_s >= self._interval_s:
             return True
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._end_wait)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protos import inference_pb2 as pb
-from scheduler_svc.requests import engine, settle_pace
+from scheduler_svc.requests import settle_pace
 from scheduler_svc.requests.settle_pace import SettlePace
 from tests.scheduler.serving_site import counting, running_site
 
@@ -26,33 +26,33 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slow")
 async def test_what_comes_soon_after_is_held_back_and_what_is_urgent_is_not() -> None:
     pace = SettlePace(LONG_S, nobody)
-    assert pace.is_due()
+    assert pace.is_due(ANY)
     pace.note_settled(ANY)
-    assert not pace.is_due()
-    assert not pace.is_due()
+    assert not pace.is_due(ANY)
+    assert not pace.is_due(ANY)
     pace.hasten()
-    assert pace.is_due()
+    assert pace.is_due(ANY)
     pace.note_settled(ANY)
-    assert not pace.is_due()
+    assert not pace.is_due(ANY)
     pace.note_settled(0)
-    assert pace.is_due()
+    assert pace.is_due(ANY)
 
 
 @pytest.mark.usefixtures("slow")
 async def test_with_a_limit_of_nothing_all_is_due_at_once() -> None:
     pace = SettlePace(0.0, nobody)
     for _ in range(3):
-        assert pace.is_due()
+        assert pace.is_due(ANY)
         pace.note_settled(ANY)
 
 
 async def test_the_more_readers_there_are_the_longer_it_is_until_the_next_delivery() -> None:
     pace = SettlePace(LONG_S, nobody)
     pace.note_settled(1_000_000)
-    assert not pace.is_due()
+    assert not pace.is_due(ANY)
     pace.note_settled(1)
     await asyncio.sleep(2 * settle_pace.SECONDS_PER_DELIVERY)
-    assert pace.is_due()
+    assert pace.is_due(ANY)
 
 
 @pytest.mark.usefixtures("slow")
@@ -60,12 +60,12 @@ async def test_what_is_held_back_is_due_after_the_limit_and_somebody_is_woken_on
     woken = asyncio.Event()
     pace = SettlePace(0.2, woken.set)
     pace.note_settled(ANY)
-    assert not pace.is_due()
+    assert not pace.is_due(ANY)
     await asyncio.wait_for(woken.wait(), 20)
-    assert pace.is_due()
+    assert pace.is_due(ANY)
     pace.note_settled(ANY)
     woken.clear()
-    pace.is_due()
+    pace.is_due(ANY)
     pace.note_settled(ANY)  # ends the wait
     await asyncio.sleep(0.4)
     assert not woken.is_set()
@@ -98,7 +98,7 @@ async def test_a_first_token_goes_out_at_once_and_takes_along_what_is_there() ->
 
 @pytest.mark.usefixtures("slow")
 async def test_no_more_than_some_tokens_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MAX_HELD_TOKENS", 4)
+    monkeypatch.setattr(settle_pace, "MAX_HELD_TOKENS", 4)
     async with running_site(stream_interval_s=LONG_S) as site:
         await site.add_worker()
         sizes = chunk_sizes(await site.run(counting(10, 10)))
