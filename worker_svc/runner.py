@@ -81,10 +81,13 @@ class ModelRunner:
     def _compute(self, rows: StepRows, result: StepResult) -> None:
         # Between two passes the processor idles: what most steps lack is passed over.
         query_start = starts_of(rows)
-        sampled_rows, which_sampled = (rows.sample_rows,) * 2 if rows.is_decode else _distinct(rows.sample_rows)
+        spans: list[PromptSpan] = []
+        logit_rows = sampled_rows = which_sampled = rows.sample_rows
+        if not rows.is_decode:
+            sampled_rows, which_sampled = _distinct(rows.sample_rows)
+            logit_rows = query_start[sampled_rows + 1] - 1
+            spans = find_prompt_spans(self._slots, rows, query_start)
         num_sampled, num_ranked = len(sampled_rows), len(rows.candidate_rows)
-        logit_rows = sampled_rows if rows.is_decode else query_start[sampled_rows + 1] - 1
-        spans = [] if rows.is_decode else find_prompt_spans(self._slots, rows, query_start)
         if num_ranked or spans:
             ranked = query_start[rows.candidate_rows + 1] - 1
             logit_rows = np.concatenate([logit_rows, ranked, *(span.logit_rows for span in spans)])
