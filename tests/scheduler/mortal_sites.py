@@ -159,6 +159,7 @@ async def run_through_deaths(lives: Lives, clients: Sequence[Client], deaths: Se
     store = lives.store
     assert isinstance(store, SlowStore)
     for num_entries in [*deaths, None]:
+        store.stop_after(None)  # the life before may have ended with its work, short of its entries
         site = await lives.begin()
         store.stop_after(num_entries)
         coming = [asyncio.create_task(client.come(site)) for client in clients if client.is_accepted]
