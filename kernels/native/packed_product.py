@@ -15,11 +15,11 @@ from torch import Tensor
 from kernels.native.cpu_kernels import GreedyTokens
 from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
-from kernels.native.program import CHOOSE, PRODUCT, WEIGHT_DTYPES, address, call
+from kernels.native.program import CHOOSE, PRODUCT, address, call
 
 _INT8_MAX = 127
 _SIGNATURES = {
-    "quire_panel": (c_int, ()),
+    "quire_packed_size": (c_int64, (c_int64, c_int64, c_int)),
     "quire_pack": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int)),
 }
 
@@ -35,16 +35,14 @@ class PackedProduct:
         assert (scales is None) == (weight.dtype != torch.int8), "int8 has scales, and nothing else has"
         self._outputs, num_inputs = weight.shape
         num_threads = torch.get_num_threads()
-        panel = library.quire_panel()
-        num_panels = -(-self._outputs // panel)
-        self._packed = zeros_as_used((num_panels, num_inputs, panel), weight.dtype)
+        size = library.quire_packed_size(*weight.shape, weight.element_size())
+        self._packed = zeros_as_used((size,), weight.dtype)
         library.quire_pack(
             weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), num_threads
         )
         self._scales, self._bias = scales, bias
         self._call = partial(call, library, num_threads)
         self._fields: dict[str, Any] = {
-            "choice": WEIGHT_DTYPES.index(weight.dtype),
             "num_inputs": num_inputs,
             "num_outputs": self._outputs,
             "first": self._packed.data_ptr(),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # by the choice of a product
 PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE = range(9)
 
 
@@ -88,7 +87,7 @@ class Program:
         if operation.kind in (PRODUCT, CHOOSE):
             num_weights = operation.num_inputs * operation.num_outputs
             self._num_weights += num_weights
-            self._weight_bytes += num_weights * WEIGHT_DTYPES[operation.choice].itemsize
+            self._weight_bytes += num_weights * _weight_itemsize(operation)
         elif operation.kind == ATTEND:
             self._num_attended += 2 * operation.num_inputs
 
@@ -111,6 +110,11 @@ class Program:
         is_small = num_products < SMALL_PASS_PRODUCTS and self._weight_bytes < SMALL_PASS_BYTES
         num_threads = self._num_threads_if_small if is_small else self._num_threads
         self._library.quire_run(self._array, len(self._operations), byref(given), num_threads)
+
+
+def _weight_itemsize(product: Operation) -> int:
+    """Bytes of a weight: int8 where there are scales, else as the rows."""
+    return 1 if product.second else 2 if product.half else 4
 
 
 _recorded: Program | None = None

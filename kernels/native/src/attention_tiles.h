@@ -62,8 +62,8 @@ struct Products<bf16> {
   static constexpr int STEP = 2;
   typedef uint32_t Word;
 
-#if defined(__AVX512BF16__) && QUIRE_LANES == 16
-  // Products of bfloat16 are exact in float32. Queries are bfloat16 already; weights are rounded to it.
+#if QUIRE_PAIRS
+  // Queries are bfloat16 already; weights are rounded to it.
   static constexpr int FACTORS = 1;
   static constexpr bool ROUNDS = true;  // factors are pairs of bfloat16
   static constexpr int SUMS = NUM_SUMS;
@@ -74,10 +74,7 @@ struct Products<bf16> {
     for (int n = 0; n < N; ++n) {
       vuint word = load<vuint>(words[n]);
       if (R > 1) QUIRE_KEEP(word);
-      for (int r = 0; r < R; ++r) {
-        __m512bh both = (__m512bh)_mm512_set1_epi32(static_cast<int>(factors[r * stride]));
-        sums[r][n] = (vfloat)_mm512_dpbf16_ps((__m512)sums[r][n], (__m512bh)word, both);
-      }
+      for (int r = 0; r < R; ++r) sums[r][n] = add_pairs(sums[r][n], word, factors[r * stride] - vuint{});
     }
   }
 #else

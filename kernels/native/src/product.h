@@ -1,11 +1,13 @@
 // Matrix products with weights that were packed once, float32 sums, up to what becomes of the sums.
 //
-// Weights lie in panels of PANEL outputs, [in][PANEL] each, as float, bfloat16 or int8 with a scale for each output.
-// Each sum runs over the inputs in one order, with one accumulator, whatever the number of rows: a row's result
-// does not depend on the rows beside it. Knows rows and strides, no layers.
+// Weights lie in panels of PANEL outputs, [in][PANEL] each, as float, bfloat16 or int8 with a scale for each output;
+// two inputs of an output side by side where the processor multiplies pairs of bfloat16. Each sum runs over the inputs
+// in one order, with one accumulator, whatever the number of rows: a row's result does not depend on the rows beside
+// it. Knows rows and strides, no layers.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -28,27 +30,56 @@ constexpr int64_t MAX_BLOCK = 12 * ROWS;            // rows
 constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
 constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
 constexpr int MAX_SIDE = 4;                         // panels side by side
-constexpr int64_t TURN = 8;                         // inputs between two looks ahead
+constexpr int64_t TURN = 8;                         // steps between two looks ahead
 constexpr int64_t LINE = 64;                        // bytes of a cache line
 
 // In all lanes: a broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
 QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
 
-// The weights of a panel for one input, as floats.
+// How weights of storage W are multiplied by the inputs of a row, of which there are whole steps of STEP.
 template <class W>
-QUIRE_INLINE void load_weights(const W* p, vfloat* weights) {
+struct Multiplied {
+  static constexpr int STEP = 1;
+  typedef float Input;  // rows as they are multiplied
+  typedef vfloat Word;  // of the weights, LANES outputs
+
+  QUIRE_INLINE void load_words(const W* p, Word (&words)[VECTORS]) {
 #pragma GCC unroll 16
-  for (int v = 0; v < VECTORS; ++v) weights[v] = load_floats(p + v * LANES);
-}
+    for (int v = 0; v < VECTORS; ++v) words[v] = load_floats(p + v * LANES);
+  }
+  QUIRE_INLINE Word spread_input(const Input* x) { return spread(*x); }
+  QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return sum + inputs * words; }
+};
+
+#if QUIRE_PAIRS
+template <>
+struct Multiplied<bf16> {
+  static constexpr int STEP = 2;
+  typedef bf16 Input;
+  typedef vuint Word;
+
+  QUIRE_INLINE void load_words(const bf16* p, Word (&words)[VECTORS]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; ++v) words[v] = load<vuint>(p + v * 2 * LANES);
+  }
+  QUIRE_INLINE Word spread_input(const Input* x) { return load<uint32_t>(x) - vuint{}; }
+  QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return add_pairs(sum, inputs, words); }
+};
+#else
 // Two vectors lie as pairs, since to part them takes one instruction each.
-QUIRE_INLINE void load_weights(const bf16* p, vfloat* weights) {
+template <>
+QUIRE_INLINE void Multiplied<bf16>::load_words(const bf16* p, Word (&words)[VECTORS]) {
 #pragma GCC unroll 16
   for (int v = 0; v < VECTORS; v += 2) {
     vuint pairs = load<vuint>(p + v * LANES);
-    weights[v] = first_of(pairs);
-    weights[v + 1] = second_of(pairs);
+    words[v] = first_of(pairs);
+    words[v + 1] = second_of(pairs);
   }
 }
+#endif
+
+template <class W>
+using InputOf = typename Multiplied<W>::Input;
 
 // Weights that are fetched while others are multiplied, some lines at each turn: memory and products share the time.
 struct Ahead {
@@ -62,81 +93,82 @@ struct Ahead {
 
 // Adds the products of NUM_ROWS rows and SIDE panels over `size` inputs to sums [rows][PANEL] of each panel.
 template <int NUM_ROWS, int SIDE, class W>
-QUIRE_INLINE void multiply(const float* x, int64_t stride, const W* weights, int64_t panel_size, int64_t size,
-                           float* sums, int64_t sums_size, Ahead ahead) {
-  vfloat acc[NUM_ROWS][SIDE * VECTORS];
+__attribute__((noinline)) void multiply(const InputOf<W>* x, int64_t stride, const W* weights, int64_t panel_size,
+                                        int64_t size, float* sums, int64_t sums_size, Ahead ahead) {
+  typedef Multiplied<W> M;
+  vfloat acc[NUM_ROWS][SIDE][VECTORS];
 #pragma GCC unroll 16
   for (int r = 0; r < NUM_ROWS; ++r)
 #pragma GCC unroll 16
-    for (int v = 0; v < SIDE * VECTORS; ++v)
-      acc[r][v] = load<vfloat>(sums + v / VECTORS * sums_size + r * PANEL + v % VECTORS * LANES);
-  for (int64_t turn = 0; turn < size; turn += TURN) {
-    ahead.fetch();
-    int64_t end = std::min(turn + TURN, size);
-#pragma GCC unroll 2
-    for (int64_t k = turn; k < end; ++k) {
-      vfloat w[SIDE * VECTORS];
+    for (int side = 0; side < SIDE; ++side)
 #pragma GCC unroll 16
-      for (int side = 0; side < SIDE; ++side)
-        load_weights(weights + side * panel_size + k * PANEL, w + side * VECTORS);
+      for (int v = 0; v < VECTORS; ++v)
+        acc[r][side][v] = load<vfloat>(sums + side * sums_size + r * PANEL + v * LANES);
+  for (int64_t turn = 0; turn < size; turn += TURN * M::STEP) {
+    ahead.fetch();
+    int64_t end = std::min(turn + TURN * M::STEP, size);
+#pragma GCC unroll 2
+    for (int64_t k = turn; k < end; k += M::STEP) {
+      typename M::Word words[SIDE][VECTORS];
+#pragma GCC unroll 16
+      for (int side = 0; side < SIDE; ++side) M::load_words(weights + side * panel_size + k * PANEL, words[side]);
 #pragma GCC unroll 16
       for (int r = 0; r < NUM_ROWS; ++r) {
-        vfloat a = spread(x[r * stride + k]);
+        typename M::Word inputs = M::spread_input(x + r * stride + k);
 #pragma GCC unroll 16
-        for (int v = 0; v < SIDE * VECTORS; ++v) acc[r][v] += a * w[v];
+        for (int side = 0; side < SIDE; ++side)
+#pragma GCC unroll 16
+          for (int v = 0; v < VECTORS; ++v) acc[r][side][v] = M::add(acc[r][side][v], inputs, words[side][v]);
       }
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < NUM_ROWS; ++r)
 #pragma GCC unroll 16
-    for (int v = 0; v < SIDE * VECTORS; ++v)
-      store(sums + v / VECTORS * sums_size + r * PANEL + v % VECTORS * LANES, acc[r][v]);
-}
-
-template <int NUM_ROWS, int SIDE, class W>
-__attribute__((noinline)) void multiply_rows(const float* x, int64_t stride, const W* weights, int64_t panel_size,
-                                             int64_t size, float* sums, int64_t sums_size, Ahead ahead) {
-  multiply<NUM_ROWS, SIDE, W>(x, stride, weights, panel_size, size, sums, sums_size, ahead);
+    for (int side = 0; side < SIDE; ++side)
+#pragma GCC unroll 16
+      for (int v = 0; v < VECTORS; ++v)
+        store(sums + side * sums_size + r * PANEL + v * LANES, acc[r][side][v]);
 }
 
 // All rows with one panel, at most ROWS at a time and about as many each time. What lies `next` is fetched meanwhile.
 template <class W>
-void multiply_all(const float* x, int64_t stride, int64_t num_rows, const W* weights, int64_t size, float* sums,
+void multiply_all(const InputOf<W>* x, int64_t stride, int64_t num_rows, const W* weights, int64_t size, float* sums,
                   const void* next, int64_t next_bytes) {
-  int64_t num_chunks = (num_rows + ROWS - 1) / ROWS, turns = num_chunks * ((size + TURN - 1) / TURN);
-  Ahead ahead = {static_cast<const char*>(next), (next_bytes / LINE + turns - 1) / turns};
+  constexpr int64_t INPUTS = TURN * Multiplied<W>::STEP;
+  int64_t num_chunks = (num_rows + ROWS - 1) / ROWS, turns = (size + INPUTS - 1) / INPUTS;
+  Ahead ahead = {static_cast<const char*>(next), (next_bytes / LINE + num_chunks * turns - 1) / (num_chunks * turns)};
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     int64_t row = num_rows * chunk / num_chunks, end = num_rows * (chunk + 1) / num_chunks;
-    const float* from = x + row * stride;
+    const InputOf<W>* from = x + row * stride;
     float* to = sums + row * PANEL;
     switch (end - row) {
-#define QUIRE_ROWS(n)                                                                         \
-  case n:                                                                                     \
-    multiply_rows<(n < ROWS ? n : ROWS), 1, W>(from, stride, weights, 0, size, to, 0, ahead); \
+#define QUIRE_ROWS(n)                                                                    \
+  case n:                                                                                \
+    multiply<(n < ROWS ? n : ROWS), 1, W>(from, stride, weights, 0, size, to, 0, ahead); \
     break;
       QUIRE_ROWS(1) QUIRE_ROWS(2) QUIRE_ROWS(3) QUIRE_ROWS(4) QUIRE_ROWS(5) QUIRE_ROWS(6)
       QUIRE_ROWS(7) QUIRE_ROWS(8) QUIRE_ROWS(9) QUIRE_ROWS(10) QUIRE_ROWS(11) QUIRE_ROWS(12)
 #undef QUIRE_ROWS
     }
-    ahead.at += ahead.lines * LINE * ((size + TURN - 1) / TURN);
+    ahead.at += ahead.lines * LINE * turns;
   }
 }
 
-// What is multiplied. S: of the bias and of the outputs, float or bf16.
-template <class S>
+// What is multiplied. W: storage of the weights. S: of the bias and of the outputs, float or bf16.
+template <class W, class S>
 struct ProductCall {
-  const float* x;
+  const InputOf<W>* x;
   int64_t stride, num_rows, num_inputs;
-  const void* weights;
+  const W* weights;
   const float* scales;  // [num_outputs] or null
   const S* bias;        // [num_outputs] or null
   int64_t num_outputs;
 };
 
 // A vector of sums of one row as outputs, from output `begin` on. What lies beyond the last one is `beyond`.
-template <class S>
-QUIRE_INLINE vfloat outputs_of(const ProductCall<S>& call, const float* sums, int64_t begin, float beyond) {
+template <class W, class S>
+QUIRE_INLINE vfloat outputs_of(const ProductCall<W, S>& call, const float* sums, int64_t begin, float beyond) {
   if (begin + LANES <= call.num_outputs) {
     vfloat out = load<vfloat>(sums);
     if (call.scales) out *= load<vfloat>(call.scales + begin);
@@ -154,11 +186,11 @@ QUIRE_INLINE vfloat outputs_of(const ProductCall<S>& call, const float* sums, in
 
 // Panels [begin, end) with many rows, a chunk of a panel at a time with all of them.
 template <class W, class S, class Out>
-void many_rows(const ProductCall<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
+void many_rows(const ProductCall<W, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
   alignas(64) float sums[MAX_BLOCK * PANEL];
-  const float* x = call.x + first_row * call.stride;
+  const InputOf<W>* x = call.x + first_row * call.stride;
   for (int64_t panel = begin; panel < end; ++panel) {
-    const W* weights = static_cast<const W*>(call.weights) + panel * call.num_inputs * PANEL;
+    const W* weights = call.weights + panel * call.num_inputs * PANEL;
     std::memset(sums, 0, num_rows * PANEL * sizeof(float));
     for (int64_t k = 0; k < call.num_inputs; k += CHUNK) {
       int64_t size = std::min(CHUNK, call.num_inputs - k), bytes = size * PANEL * sizeof(W);
@@ -171,13 +203,13 @@ void many_rows(const ProductCall<S>& call, int64_t first_row, int64_t num_rows, 
 
 // Panels [begin, end) with so few rows that several panels side by side keep the processor busy.
 template <int NUM_ROWS, int SIDE, class W, class S, class Out>
-void few_rows(const ProductCall<S>& call, int64_t begin, int64_t end, Out& out) {
+void few_rows(const ProductCall<W, S>& call, int64_t begin, int64_t end, Out& out) {
   alignas(64) float sums[SIDE * NUM_ROWS * PANEL];
   int64_t panel_size = call.num_inputs * PANEL;
   int64_t panel = begin;
   for (; panel + SIDE <= end; panel += SIDE) {
     std::memset(sums, 0, sizeof(sums));
-    multiply_rows<NUM_ROWS, SIDE, W>(call.x, call.stride, static_cast<const W*>(call.weights) + panel * panel_size,
+    multiply<NUM_ROWS, SIDE, W>(call.x, call.stride, call.weights + panel * panel_size,
                                      panel_size, call.num_inputs, sums, NUM_ROWS * PANEL, Ahead{nullptr, 0});
     for (int side = 0; side < SIDE; ++side) out.take(sums + side * NUM_ROWS * PANEL, NUM_ROWS, panel + side);
   }
@@ -185,7 +217,7 @@ void few_rows(const ProductCall<S>& call, int64_t begin, int64_t end, Out& out) 
 }
 
 template <class W, class S, class Out>
-void panels(const ProductCall<S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
+void panels(const ProductCall<W, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
   if (call.num_rows == 1) return few_rows<1, 4, W>(call, begin, end, out);
   if (call.num_rows == 2) return few_rows<2, 2, W>(call, begin, end, out);
   // Of narrower weights, two panels and what they are widened with do not fit the registers.
@@ -197,9 +229,8 @@ void panels(const ProductCall<S>& call, int64_t first_row, int64_t num_rows, int
 struct Parts {
   int64_t block, num_blocks, group, num_groups, num_panels;  // rows and panels
 
-  Parts(int64_t num_rows, int64_t num_inputs, int64_t num_outputs, int num_threads) {
+  Parts(int64_t num_rows, int64_t row_bytes, int64_t num_outputs, int num_threads) {
     num_panels = (num_outputs + PANEL - 1) / PANEL;
-    int64_t row_bytes = num_inputs * sizeof(float);
     int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, ROWS, MAX_BLOCK);
     num_blocks = (num_rows + most - 1) / most;
     block = (num_rows + num_blocks - 1) / num_blocks;
@@ -214,7 +245,7 @@ struct Parts {
 // make_out(first_row, num_rows, group) makes what takes the sums of these rows, in the order of the group's panels:
 // take(sums [num_rows][PANEL], num_rows, panel) for each, and then end().
 template <class W, class S, class MakeOut>
-void product(const ProductCall<S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
+void product(const ProductCall<W, S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
   bool parallel = num_threads > 1 && call.num_rows * call.num_outputs * call.num_inputs > MIN_PARALLEL;
   share(parallel ? num_threads : 1, parts.num_blocks * parts.num_groups, [&](int64_t i, int) {
     int64_t first_row = i % parts.num_blocks * parts.block, number = i / parts.num_blocks;
@@ -225,33 +256,43 @@ void product(const ProductCall<S>& call, const Parts& parts, int num_threads, Ma
   });
 }
 
-template <class S, class MakeOut>
-void product_by(int kind, const ProductCall<S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
-  if (kind == 0) return product<float>(call, parts, num_threads, make_out);
-  if (kind == 1) return product<bf16>(call, parts, num_threads, make_out);
-  product<int8_t>(call, parts, num_threads, make_out);
-}
-
-// Rows as floats, as they are multiplied.
-struct FloatRows {
-  const float* x;
-  int64_t stride;
+// Rows as they are multiplied with weights of storage W.
+template <class W>
+struct Inputs {
+  const InputOf<W>* x;
+  int64_t stride, size;  // size: inputs, as many as packed weights have
 };
 
-inline FloatRows float_rows(const float* x, int64_t stride, int64_t, int64_t) { return {x, stride}; }
+constexpr int64_t whole_steps(int64_t num_inputs, int64_t step) { return (num_inputs + step - 1) / step * step; }
 
-// In memory of this thread. A stride beside powers of two keeps rows apart in the caches.
-inline FloatRows float_rows(const bf16* x, int64_t stride, int64_t num_rows, int64_t size) {
-  static thread_local std::vector<float> buffer;
-  int64_t wide_stride = size + 16;
-  if (static_cast<int64_t>(buffer.size()) < num_rows * wide_stride) buffer.resize(num_rows * wide_stride);
-  float* wide = buffer.data();
+template <class W, class S>
+Inputs<W> inputs_of(const S* x, int64_t stride, int64_t num_rows, int64_t num_inputs) {
+  typedef InputOf<W> T;
+  int64_t size = whole_steps(num_inputs, Multiplied<W>::STEP);
+  if constexpr (std::is_same<T, S>::value)
+    if (size == num_inputs) return {x, stride, size};
+  // In memory of this thread. A stride beside powers of two keeps rows apart in the caches.
+  static thread_local std::vector<T> buffer;
+  int64_t copy_stride = size + 16;
+  if (static_cast<int64_t>(buffer.size()) < num_rows * copy_stride) buffer.resize(num_rows * copy_stride);
   for (int64_t row = 0; row < num_rows; ++row) {
+    const S* from = x + row * stride;
+    T* to = buffer.data() + row * copy_stride;
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) store(wide + row * wide_stride + i, load_floats(x + row * stride + i));
-    for (; i < size; ++i) wide[row * wide_stride + i] = to_float(x[row * stride + i]);
+    for (; i + LANES <= num_inputs; i += LANES) store_floats(to + i, load_floats(from + i));
+    for (; i < num_inputs; ++i) set_float(to[i], to_float(from[i]));
+    for (; i < size; ++i) to[i] = T{};
   }
-  return {wide, wide_stride};
+  return {buffer.data(), copy_stride, size};
+}
+
+// function(W(), S()): weights and rows of these types.
+template <class F>
+void with_types(bool half, bool int8, F&& function) {
+  if (int8)
+    half ? function(int8_t(), bf16()) : function(int8_t(), float());
+  else
+    half ? function(bf16(), bf16()) : function(float(), float());
 }
 
 }  // namespace quire

@@ -15,7 +15,7 @@ enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GRE
 struct Operation {
   int32_t kind;
   int32_t of_wanted;  // rows: the wanted ones', else all tokens
-  int32_t choice;     // which weights, activation or norm
+  int32_t choice;     // which activation or norm
   int32_t half;
   int32_t gated;
   float number;       // epsilon or scale
@@ -42,7 +42,7 @@ static void run(const Operation& op, const Pass& pass, int num_threads) {
   int64_t rows = op.of_wanted ? pass.num_wanted : pass.num_tokens;
   switch (op.kind) {
     case PRODUCT:
-      return quire_product(op.choice, op.x, op.x_stride, rows, op.num_inputs, op.first,
+      return quire_product(op.x, op.x_stride, rows, op.num_inputs, op.first,
                            static_cast<const float*>(op.second), op.third, op.out, op.out_stride, op.num_outputs,
                            op.half, num_threads);
     case NORM:
@@ -69,7 +69,7 @@ static void run(const Operation& op, const Pass& pass, int num_threads) {
       return quire_greedy(op.x, op.x_stride, rows, op.num_inputs, static_cast<int64_t*>(op.out),
                           op.finite, op.half, num_threads);
     case CHOOSE:
-      return quire_choose(op.choice, op.x, op.x_stride, rows, op.num_inputs, op.first,
+      return quire_choose(op.x, op.x_stride, rows, op.num_inputs, op.first,
                           static_cast<const float*>(op.second), op.third, op.num_outputs,
                           static_cast<int64_t*>(op.out), op.finite, op.half, num_threads);
   }

@@ -115,6 +115,16 @@ QUIRE_INLINE float max_of(vfloat v) {
 QUIRE_INLINE vfloat first_of(vuint pairs) { return bits_as<vfloat>(pairs << 16); }
 QUIRE_INLINE vfloat second_of(vuint pairs) { return bits_as<vfloat>(pairs & 0xffff0000u); }
 
+// Whether the processor multiplies pairs of bfloat16: products are exact, sums are in float32.
+#if defined(__AVX512BF16__) && QUIRE_LANES == 16
+#define QUIRE_PAIRS 1
+QUIRE_INLINE vfloat add_pairs(vfloat sum, vuint a, vuint b) {
+  return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#else
+#define QUIRE_PAIRS 0
+#endif
+
 QUIRE_INLINE float to_float(float x) { return x; }
 QUIRE_INLINE float to_float(int8_t x) { return x; }
 QUIRE_INLINE float to_float(bf16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }
@@ -139,7 +149,9 @@ QUIRE_INLINE vfloat load_floats(const bf16* p) { return bits_as<vfloat>(widened_
 // One instruction each to load and to widen, which compilers do not find by themselves.
 QUIRE_INLINE vfloat load_floats(const int8_t* p) {
 #if defined(__AVX512F__) && QUIRE_LANES == 16
-  return bits_as<vfloat>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))));
+  // With a mask, since GCC 12 takes what the unmasked ones leave undefined for a mistake.
+  __m512i whole = _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)p));
+  return bits_as<vfloat>(_mm512_maskz_cvtepi32_ps(0xffff, whole));
 #elif defined(__AVX2__) && QUIRE_LANES == 8
   return bits_as<vfloat>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
 #else

@@ -12,7 +12,6 @@ from kernels.native.program import (
     PRODUCT,
     SMALL_PASS_BYTES,
     SMALL_PASS_PRODUCTS,
-    WEIGHT_DTYPES,
     Operation,
     Program,
 )
@@ -29,7 +28,7 @@ class CountingLibrary:
 
 
 def threads_of(
-    num_rows: int, num_weights: int, *, context: int = 1, choice: int = 0, num_threads: int = 4, num_cores: int = 4
+    num_rows: int, num_weights: int, *, context: int = 1, num_threads: int = 4, num_cores: int = 4, **product: Any
 ) -> int:
     """Of a pass of so many rows through weights of which half are the head's, with queries of 512 numbers."""
     library: Any = CountingLibrary()
@@ -37,7 +36,7 @@ def threads_of(
     program.add(Operation(kind=NORM, x=1, out=1, num_outputs=1 << 40))
     program.add(Operation(kind=ATTEND, x=1, out=1, num_inputs=512))
     for kind in (PRODUCT, CHOOSE):
-        program.add(Operation(kind=kind, choice=choice, x=1, out=1, num_inputs=num_weights // 2, num_outputs=1))
+        program.add(Operation(kind=kind, x=1, out=1, num_inputs=num_weights // 2, num_outputs=1, **product))
     rows = torch.zeros(num_rows, dtype=torch.int64)
     program.run(rows, rows, rows, None, context)
     return int(library.num_threads[0])
@@ -62,8 +61,8 @@ def test_a_pass_over_long_contexts_has_all_threads() -> None:
     assert threads_of(1, 1 << 20, context=context - 1) == 3
 
 
-@pytest.mark.parametrize("choice", range(3))
-def test_a_pass_through_many_weights_has_all_threads(choice: int) -> None:
-    num_weights = SMALL_PASS_BYTES // WEIGHT_DTYPES[choice].itemsize
-    assert threads_of(1, num_weights, choice=choice) == 4
-    assert threads_of(1, num_weights - 2, choice=choice) == 3
+@pytest.mark.parametrize(("itemsize", "product"), [(4, {}), (2, {"half": True}), (1, {"half": True, "second": 1})])
+def test_a_pass_through_many_weights_has_all_threads(itemsize: int, product: dict[str, int]) -> None:
+    num_weights = SMALL_PASS_BYTES // itemsize
+    assert threads_of(1, num_weights, **product) == 4
+    assert threads_of(1, num_weights - 2, **product) == 3
