@@ -22,14 +22,14 @@ class Packing(NamedTuple):
 def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) -> Packing:
     """The fastest way that works on this machine; a library's is tried with a small product.
 
-    In bfloat16 oneDNN comes first, which uses the instructions that processors have for it. Raises DeviceError if
-    int8 is asked for and nothing here multiplies it.
+    Native products come first, but for bfloat16 on processors that multiply tiles of it (AMX), which oneDNN uses. Raises
+    DeviceError if int8 is asked for and nothing here multiplies it.
     """
     if int8:
         if not has_native or dtype not in (torch.float32, torch.bfloat16):
             raise DeviceError("--weight-dtype int8 needs native kernels and float32 or bfloat16: see --kernels")
         return Packing("native int8", ProductMaker(int8=True))
-    if has_native and dtype == torch.float32:
+    if has_native and (dtype == torch.float32 or (dtype == torch.bfloat16 and not _has_tiles())):
         return Packing("native", ProductMaker())
     reason = onednn_linear.supports(dtype)
     if reason is None:
@@ -37,3 +37,7 @@ def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) 
     if has_native and dtype == torch.bfloat16:
         return Packing("native", ProductMaker())
     return Packing("plain", Linear, reason)
+
+
+def _has_tiles() -> bool:
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))

@@ -38,7 +38,9 @@ void give_results(const Plan& plan, const Unit& unit, const Call<S, K>& call, co
     S* to = call.out + (unit.first_token + row / unit.num_heads) * call.out_stride +
             (unit.first_head + row % unit.num_heads) * plan.head_dim;
     float inverse = 1.0f / merged[1];
-    for (int d = 0; d < plan.head_dim; ++d) set_float(to[d], merged[2 + d] * inverse);
+    int d = 0;
+    for (; d + LANES <= plan.head_dim; d += LANES) store_floats(to + d, load<vfloat>(merged + 2 + d) * inverse);
+    for (; d < plan.head_dim; ++d) set_float(to[d], merged[2 + d] * inverse);
   }
 }
 

@@ -95,7 +95,7 @@ class UnitAttention {
       if constexpr (P::ROUNDS) {
         std::memcpy(to, from, plan_.head_dim * sizeof(S));
       } else {
-        for (int d = 0; d < plan_.head_dim; ++d) to[d] = to_float(from[d]);
+        copy_floats(to, from, plan_.head_dim);
         for (int64_t d = plan_.head_dim; d < dims_; ++d) to[d] = 0.0f;
       }
     }

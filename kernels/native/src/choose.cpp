@@ -9,7 +9,7 @@ namespace quire {
 namespace {
 
 QUIRE_INLINE vfloat rounded_as(vfloat x, const float*) { return x; }
-QUIRE_INLINE vfloat rounded_as(vfloat x, const bf16*) { return bits_as<vfloat>(rounded_bits(x) << 16); }
+QUIRE_INLINE vfloat rounded_as(vfloat x, const bf16*) { return bits_as<vfloat>(widened_halves(rounded(x)) << 16); }
 
 // The least finite number: it lies behind all that equal it where there is no output.
 float least_as(const float*) { return std::numeric_limits<float>::lowest(); }

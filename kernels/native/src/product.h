@@ -276,12 +276,9 @@ Inputs<W> inputs_of(const S* x, int64_t stride, int64_t num_rows, int64_t num_in
   int64_t copy_stride = size + 16;
   if (static_cast<int64_t>(buffer.size()) < num_rows * copy_stride) buffer.resize(num_rows * copy_stride);
   for (int64_t row = 0; row < num_rows; ++row) {
-    const S* from = x + row * stride;
     T* to = buffer.data() + row * copy_stride;
-    int64_t i = 0;
-    for (; i + LANES <= num_inputs; i += LANES) store_floats(to + i, load_floats(from + i));
-    for (; i < num_inputs; ++i) set_float(to[i], to_float(from[i]));
-    for (; i < size; ++i) to[i] = T{};
+    copy_floats(to, x + row * stride, num_inputs);
+    std::fill(to + num_inputs, to + size, T{});
   }
   return {buffer.data(), copy_stride, size};
 }

@@ -22,7 +22,7 @@ struct Treatment {
 
 template <class S>
 void treat_head(float* x, const S* head, int dim, const S* norm, const Treatment& treatment) {
-  for (int d = 0; d < dim; ++d) x[d] = to_float(head[d]);
+  copy_floats(x, head, dim);
   if (norm) {
     float squares = 0.0f;
     for (int d = 0; d < dim; ++d) squares += x[d] * x[d];
@@ -118,7 +118,7 @@ void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* r
       if (rotary || query_norm)
         for (int head = 0; head < cache.num_heads; ++head, query += dim) {
           treat_head(x, query, dim, query_norm, treatment);
-          for (int d = 0; d < dim; ++d) set_float(query[d], x[d]);
+          copy_floats(query, x, dim);
         }
       if (slots[token] < 0) continue;
       int64_t block = slots[token] / cache.block_size;

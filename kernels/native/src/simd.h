@@ -159,21 +159,36 @@ QUIRE_INLINE vfloat load_floats(const int8_t* p) {
 #endif
 }
 
-// To the nearest, ties to even; NaN stays NaN.
-QUIRE_INLINE vuint rounded_bits(vfloat x) {
+// To the nearest, ties to even; NaN stays NaN. The processor's own rounding takes numbers below 2^-126 for zero.
+QUIRE_INLINE vhalf rounded(vfloat x) {
+#if QUIRE_PAIRS
+  return (vhalf)_mm512_cvtneps_pbh((__m512)x);
+#else
   vuint bits = bits_as<vuint>(x);
-  vuint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return x == x ? rounded : (vuint{} + 0x7fc0u);
+  vuint halves = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return __builtin_convertvector(x == x ? halves : (vuint{} + 0x7fc0u), vhalf);
+#endif
 }
 
 QUIRE_INLINE void store_floats(float* p, vfloat x) { store(p, x); }
-QUIRE_INLINE void store_floats(bf16* p, vfloat x) { store(p, __builtin_convertvector(rounded_bits(x), vhalf)); }
+QUIRE_INLINE void store_floats(bf16* p, vfloat x) { store(p, rounded(x)); }
 
 QUIRE_INLINE void set_float(float& to, float x) { to = x; }
 QUIRE_INLINE void set_float(bf16& to, float x) {
   uint32_t bits = bits_as<uint32_t>(x);
-  uint32_t rounded = x == x ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : 0x7fc0u;
-  to.bits = static_cast<uint16_t>(rounded);
+#if QUIRE_PAIRS
+  if ((bits & 0x7f800000u) == 0) bits &= 0x80000000u;
+#endif
+  uint32_t half = x == x ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : 0x7fc0u;
+  to.bits = static_cast<uint16_t>(half);
+}
+
+// Numbers of one storage into another.
+template <class To, class From>
+QUIRE_INLINE void copy_floats(To* to, const From* from, int64_t size) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) store_floats(to + i, load_floats(from + i));
+  for (; i < size; ++i) set_float(to[i], to_float(from[i]));
 }
 
 // What exp_of and exp_below share: e^x = 2^whole * fraction, for x between -87 and 88.7.
