@@ -5,11 +5,13 @@ It knows how much memory each may take, and what of the settings that depends on
 
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 from typing import NamedTuple
 
 import torch
 
 from kernels.native.cpu_kernels import CpuKernels
+from kernels.native.host_memory import take_memory
 from worker_svc.description import PhaseClock
 from worker_svc.device import torch_operations
 from worker_svc.device.graphs import graph_sizes
@@ -30,7 +32,8 @@ from worker_svc.step_runner import StepRunner
 from worker_svc.trial_steps import warm_up_steps
 
 _CPU_FRACTION = 0.25  # the rest of the machine is not ours
-_CPU_MAX_BYTES = 1 << 30  # making the pool writes all of it, at about 1 GB/s
+_CPU_MAX_BYTES = 1 << 30
+_CPU_BYTES_AT_HAND = 256 << 20  # of the pool's memory that is taken at the start; the rest as it is used
 _UNMEASURED_FRACTION = 0.85  # of what the weights leave on a CUDA device; the rest is for activations
 _MEASURED_FRACTION = 0.95  # of what is left beside all that was measured; steps differ in how they cut memory up
 
@@ -64,11 +67,21 @@ def start_plain_runner(
         if kernels is None:
             make = partial(ModelRunner, decoder, pool, Sampler(), limits)
         else:
-            make = partial(HostRunner, HostDecoder(decoder, kernels), pool, Sampler(), limits)
+            host_decoder = HostDecoder(decoder, kernels)
+            host_decoder.reserve(limits.max_batched_tokens)
+            make = partial(HostRunner, host_decoder, pool, Sampler(), limits)
         runner = make()
         for step in warm_up_steps(limits):
             runner.launch(step)
+        if kernels is not None:
+            Thread(target=_take_memory, args=(host_decoder, pool), name="memory", daemon=True).start()
     return StartedRunner(make(), limits, shape)
+
+
+def _take_memory(model: HostDecoder, pool: KVPool) -> None:
+    """Of what the first prompts write: to be given it takes as long as to compute them on some machines."""
+    model.take_memory()
+    take_memory(pool.blocks, _CPU_BYTES_AT_HAND)
 
 
 def start_device_runner(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.native.host_memory import zeros_as_used
+from kernels.native.host_memory import take_memory, zeros_as_used
 from worker_svc.huge_pages import collapse_memory
 
 NUM_BYTES = 16 << 20
@@ -42,8 +42,11 @@ def test_what_is_in_small_pages_moves_and_stays_what_it_is() -> None:
 
 def can_collapse() -> bool:
     """Whether this kernel knows how."""
-    major, minor = (int(part) for part in platform.release().split(".")[:2])
-    return (major, minor) >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").exists()
+    return kernel_version() >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").exists()
+
+
+def kernel_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in platform.release().split(".")[:2])
 
 
 def test_a_pool_that_is_not_used_yet_takes_no_memory() -> None:
@@ -52,3 +55,25 @@ def test_a_pool_that_is_not_used_yet_takes_no_memory() -> None:
     before = bytes_within(begin, end, "Rss")
     collapse_memory()
     assert bytes_within(begin, end, "Rss") == before
+
+
+def test_memory_is_taken_from_a_tensors_beginning_and_what_is_in_it_stays() -> None:
+    pool = zeros_as_used((64 << 20,), torch.uint8)
+    begin, end = pool.data_ptr(), pool.data_ptr() + pool.nbytes
+    before = bytes_within(begin, end, "Rss")
+    pool[5] = 7
+    take_memory(pool, NUM_BYTES)
+    taken = bytes_within(begin, end, "Rss") - before
+    if kernel_version() >= (5, 14):
+        assert NUM_BYTES <= taken <= NUM_BYTES + 2 * HUGE_PAGE_BYTES
+    assert pool[5] == 7
+    assert pool.sum() == 7
+
+
+def test_all_memory_of_a_small_tensor_is_taken() -> None:
+    pool = zeros_as_used((3, 1 << 20), torch.uint8)
+    begin, end = pool.data_ptr(), pool.data_ptr() + pool.nbytes
+    before = bytes_within(begin, end, "Rss")
+    take_memory(pool, 1 << 30)
+    if kernel_version() >= (5, 14):
+        assert bytes_within(begin, end, "Rss") - before >= pool.nbytes

@@ -110,6 +110,16 @@ def test_without_native_kernels_float32_is_packed_by_onednn_or_not_at_all() -> N
         assert packing.shortcoming
 
 
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_native_products_come_first_but_for_bfloat16_where_onednn_multiplies_tiles(
+    has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_tiles})
+    assert choose_packing(torch.float32, has_native=True).name == "native"
+    by_tiles = has_tiles and onednn_linear.supports(torch.bfloat16) is None
+    assert choose_packing(torch.bfloat16, has_native=True).name == ("onednn" if by_tiles else "native")
+
+
 def test_int8_weights_without_native_kernels_are_refused() -> None:
     with pytest.raises(DeviceError, match="--kernels"):
         choose_packing(torch.float32, has_native=False, int8=True)

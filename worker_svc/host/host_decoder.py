@@ -43,6 +43,7 @@ class HostDecoder:
         self._weights = decoder
         self._kernels = kernels
         self._buffers = RowBuffers(decoder.dtype)
+        self._logits = RowBuffers(decoder.dtype)
         self._activation = KERNEL_ACTIVATIONS[decoder.config.activation]
         self._rotary = _rotary_table(decoder)
         self._layers = tuple(LayerRules.of(layer) for layer in decoder.layers)
@@ -74,6 +75,14 @@ class HostDecoder:
     def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
         """See Decoder.block_shape."""
         return self._weights.block_shape(block_size, kv_dtype)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Buffers for passes of up to so many tokens: none of them has to make room, nor is it written down again."""
+        self._reserve(num_tokens)
+
+    def take_memory(self) -> None:
+        """Takes the memory of what was reserved, as far as a pass has asked for it."""
+        self._buffers.take_memory()
 
     def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
         """See Decoder.forward; the logits are in the model's dtype."""
@@ -171,7 +180,7 @@ class HostDecoder:
         """The head: any rows of `hidden` to logits [..., vocab_size] in the model's dtype."""
         if self._weights.project_out is not None:
             hidden = self._weights.project_out(hidden)
-        return self._weights.head(hidden, self._buffers.of("logits", len(hidden), self.config.vocab_size))
+        return self._weights.head(hidden, self._logits.of("logits", len(hidden), self.config.vocab_size))
 
     def _look_at(self, kv_pool: KVPool) -> None:
         if kv_pool is self._pool:

@@ -22,8 +22,8 @@ class Packing(NamedTuple):
 def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) -> Packing:
     """The fastest way that works on this machine; a library's is tried with a small product.
 
-    Native products come first, but for bfloat16 on processors that multiply tiles of it (AMX), which oneDNN uses. Raises
-    DeviceError if int8 is asked for and nothing here multiplies it.
+    Native products come first, but for bfloat16 on processors that multiply tiles of it (AMX), as oneDNN does there.
+    Raises DeviceError if int8 is asked for and nothing here multiplies it.
     """
     if int8:
         if not has_native or dtype not in (torch.float32, torch.bfloat16):

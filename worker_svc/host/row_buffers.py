@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels.native.host_memory import take_memory, zeros_as_used
+
 
 class RowBuffers:
     """One buffer for each purpose. Who asks again gets the same memory: nothing is kept there across that."""
@@ -25,5 +27,10 @@ class RowBuffers:
         buffer = self._buffers.get(purpose)
         if buffer is None:
             with torch.inference_mode():
-                buffer = self._buffers[purpose] = torch.empty((self._num_rows, size), dtype=self._dtype)
+                buffer = self._buffers[purpose] = zeros_as_used((self._num_rows, size), self._dtype)
         return buffer[:num_rows]
+
+    def take_memory(self) -> None:
+        """Of all buffers that there are, for all of their rows."""
+        for buffer in list(self._buffers.values()):
+            take_memory(buffer, buffer.nbytes)
