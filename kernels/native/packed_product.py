@@ -19,8 +19,8 @@ from kernels.native.program import CHOOSE, PRODUCT, address, call
 
 _INT8_MAX = 127
 _SIGNATURES = {
-    "quire_packed_size": (c_int64, (c_int64, c_int64, c_int)),
-    "quire_pack": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int)),
+    "quire_packed_size": (c_int64, (c_int64, c_int64, c_int, c_int)),
+    "quire_pack": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_int)),
 }
 
 
@@ -29,17 +29,20 @@ class PackedProduct:
 
     __slots__ = ("_bias", "_call", "_fields", "_outputs", "_packed", "_scales")
 
-    def __init__(self, library: CDLL, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> None:
-        """weight: [out, in], contiguous, float32, bfloat16 or int8; scales: [out] float32, with int8; bias: [out]"""
+    def __init__(
+        self, library: CDLL, weight: Tensor, bias: Tensor | None, scales: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        """For rows of `dtype`, float32 or bfloat16, as bias and results are.
+
+        weight: [out, in], contiguous, of `dtype` or int8; scales: [out] float32, with int8; bias: [out]
+        """
         assert weight.is_contiguous(), "packed from contiguous rows"
         assert (scales is None) == (weight.dtype != torch.int8), "int8 has scales, and nothing else has"
         self._outputs, num_inputs = weight.shape
         num_threads = torch.get_num_threads()
-        size = library.quire_packed_size(*weight.shape, weight.element_size())
-        self._packed = zeros_as_used((size,), weight.dtype)
-        library.quire_pack(
-            weight.data_ptr(), *weight.shape, self._packed.data_ptr(), weight.element_size(), num_threads
-        )
+        kinds = (dtype == torch.bfloat16, scales is not None)
+        self._packed = zeros_as_used((library.quire_packed_size(*weight.shape, *kinds),), weight.dtype)
+        library.quire_pack(weight.data_ptr(), *weight.shape, self._packed.data_ptr(), *kinds, num_threads)
         self._scales, self._bias = scales, bias
         self._call = partial(call, library, num_threads)
         self._fields: dict[str, Any] = {
@@ -56,7 +59,7 @@ class PackedProduct:
         return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The product, in `out` if that is given. x: [T, in], float32 or bfloat16, as bias and out are."""
+        """The product, in `out` if that is given. x: [T, in]"""
         if out is None:
             out = x.new_empty(len(x), self._outputs)
         self._call(PRODUCT, x, out, **self._fields)
@@ -82,9 +85,9 @@ class ProductMaker:
         """The product with this weight [out, in]."""
         assert weight.dtype in (torch.float32, torch.bfloat16), f"no native product in {weight.dtype}"
         if not self._int8:
-            return PackedProduct(self._library, weight.contiguous(), bias, None)
+            return PackedProduct(self._library, weight.contiguous(), bias, None, weight.dtype)
         rounded, scales = rounded_to_int8(weight)
-        return PackedProduct(self._library, rounded, bias, scales)
+        return PackedProduct(self._library, rounded, bias, scales, weight.dtype)
 
 
 def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,11 @@ float least_as(const float*) { return std::numeric_limits<float>::lowest(); }
 float least_as(const bf16*) { return bits_as<float>(0xff7f0000u); }
 
 // Keeps, for each row, the greatest output of each lane, which vector it was of, and whether all were finite.
-template <class W, class S>
+template <class M, class S>
 class Greatest {
  public:
   // best: [num_rows], written at the end
-  Greatest(const ProductCall<W, S>& call, Best* best, int64_t num_rows)
+  Greatest(const ProductCall<M, S>& call, Best* best, int64_t num_rows)
       : call_(call), best_(best), num_rows_(num_rows) {
     for (int64_t row = 0; row < num_rows; ++row)
       lanes_[row] = {all(-std::numeric_limits<float>::infinity()), vint{}, vfloat{}};
@@ -66,22 +66,22 @@ class Greatest {
     vfloat zeros;
   };
 
-  const ProductCall<W, S>& call_;
+  const ProductCall<M, S>& call_;
   Best* best_;
   int64_t num_rows_;
   Lanes lanes_[MAX_BLOCK];
 };
 
-template <class W, class S>
-void choose(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const W* weights, const float* scales,
-            const S* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int num_threads) {
+template <class M, class S>
+void choose(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const typename M::Weight* weights,
+            const float* scales, const S* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int num_threads) {
   if (num_rows == 0) return;
-  Inputs<W> inputs = inputs_of<W>(x, x_stride, num_rows, num_inputs);
-  ProductCall<W, S> call = {inputs.x, inputs.stride, num_rows, inputs.size, weights, scales, bias, num_outputs};
-  Parts parts(num_rows, inputs.size * sizeof(InputOf<W>), num_outputs, num_threads);
+  Inputs<M> inputs = inputs_of<M>(x, x_stride, num_rows, num_inputs);
+  ProductCall<M, S> call = {inputs.x, inputs.stride, num_rows, inputs.size, weights, scales, bias, num_outputs};
+  Parts parts(num_rows, inputs.size * sizeof(typename M::Input), num_outputs, num_threads);
   std::vector<Best> best(num_rows * parts.num_groups);  // [num_groups][num_rows]
   product(call, parts, num_threads, [&](int64_t first_row, int64_t num_rows_of_block, int64_t group) {
-    return Greatest<W, S>(call, &best[group * num_rows + first_row], num_rows_of_block);
+    return Greatest<M, S>(call, &best[group * num_rows + first_row], num_rows_of_block);
   });
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int64_t group = 1; group < parts.num_groups; ++group) add_best(best[row], best[group * num_rows + row]);
@@ -97,10 +97,11 @@ void choose(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, 
 extern "C" void quire_choose(const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs,
                              const void* weights, const float* scales, const void* bias, int64_t num_outputs,
                              int64_t* tokens, bool* finite, int half, int num_threads) {
-  quire::with_types(half, scales, [&](auto weight, auto row) {
-    typedef decltype(weight) W;
+  quire::with_types(half, scales, [&](auto multiplied, auto row) {
+    typedef decltype(multiplied) M;
     typedef decltype(row) S;
-    quire::choose(static_cast<const S*>(x), x_stride, num_rows, num_inputs, static_cast<const W*>(weights), scales,
-                  static_cast<const S*>(bias), num_outputs, tokens, finite, num_threads);
+    quire::choose<M>(static_cast<const S*>(x), x_stride, num_rows, num_inputs,
+                     static_cast<const typename M::Weight*>(weights), scales, static_cast<const S*>(bias), num_outputs,
+                     tokens, finite, num_threads);
   });
 }

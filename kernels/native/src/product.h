@@ -1,9 +1,8 @@
 // Matrix products with weights that were packed once, float32 sums, up to what becomes of the sums.
 //
-// Weights lie in panels of PANEL outputs, [in][PANEL] each, as float, bfloat16 or int8 with a scale for each output;
-// two inputs of an output side by side where the processor multiplies pairs of bfloat16. Each sum runs over the inputs
-// in one order, with one accumulator, whatever the number of rows: a row's result does not depend on the rows beside
-// it. Knows rows and strides, no layers.
+// Weights lie in panels of PANEL outputs (product_words.h), as float, bfloat16 or int8 with a scale for each output.
+// Each sum runs over the inputs in one order, with one accumulator, whatever the number of rows: a row's result does
+// not depend on the rows beside it. Knows rows and strides, no layers.
 #pragma once
 
 #include <algorithm>
@@ -11,19 +10,12 @@
 #include <vector>
 
 #include "kernels.h"
+#include "product_words.h"
 #include "simd.h"
 #include "team.h"
 
 namespace quire {
 
-#if defined(__AVX512F__)
-constexpr int VECTORS = 2, ROWS = 12;
-#elif defined(__aarch64__)
-constexpr int VECTORS = 4, ROWS = 6;
-#else
-constexpr int VECTORS = 2, ROWS = 6;
-#endif
-constexpr int PANEL = VECTORS * LANES;
 constexpr int64_t CHUNK = 256;                      // inputs at a time with all rows: their weights stay in L1
 constexpr int64_t BLOCK_BYTES = 384 << 10;          // of rows that are multiplied with a panel: they stay in L2
 constexpr int64_t MAX_BLOCK = 12 * ROWS;            // rows
@@ -32,54 +24,6 @@ constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was
 constexpr int MAX_SIDE = 4;                         // panels side by side
 constexpr int64_t TURN = 8;                         // steps between two looks ahead
 constexpr int64_t LINE = 64;                        // bytes of a cache line
-
-// In all lanes: a broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
-QUIRE_INLINE vfloat spread(float x) { return x - vfloat{}; }
-
-// How weights of storage W are multiplied by the inputs of a row, of which there are whole steps of STEP.
-template <class W>
-struct Multiplied {
-  static constexpr int STEP = 1;
-  typedef float Input;  // rows as they are multiplied
-  typedef vfloat Word;  // of the weights, LANES outputs
-
-  QUIRE_INLINE void load_words(const W* p, Word (&words)[VECTORS]) {
-#pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; ++v) words[v] = load_floats(p + v * LANES);
-  }
-  QUIRE_INLINE Word spread_input(const Input* x) { return spread(*x); }
-  QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return sum + inputs * words; }
-};
-
-#if QUIRE_PAIRS
-template <>
-struct Multiplied<bf16> {
-  static constexpr int STEP = 2;
-  typedef bf16 Input;
-  typedef vuint Word;
-
-  QUIRE_INLINE void load_words(const bf16* p, Word (&words)[VECTORS]) {
-#pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; ++v) words[v] = load<vuint>(p + v * 2 * LANES);
-  }
-  QUIRE_INLINE Word spread_input(const Input* x) { return load<uint32_t>(x) - vuint{}; }
-  QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return add_pairs(sum, inputs, words); }
-};
-#else
-// Two vectors lie as pairs, since to part them takes one instruction each.
-template <>
-QUIRE_INLINE void Multiplied<bf16>::load_words(const bf16* p, Word (&words)[VECTORS]) {
-#pragma GCC unroll 16
-  for (int v = 0; v < VECTORS; v += 2) {
-    vuint pairs = load<vuint>(p + v * LANES);
-    words[v] = first_of(pairs);
-    words[v + 1] = second_of(pairs);
-  }
-}
-#endif
-
-template <class W>
-using InputOf = typename Multiplied<W>::Input;
 
 // Weights that are fetched while others are multiplied, some lines at each turn: memory and products share the time.
 struct Ahead {
@@ -92,10 +36,10 @@ struct Ahead {
 };
 
 // Adds the products of NUM_ROWS rows and SIDE panels over `size` inputs to sums [rows][PANEL] of each panel.
-template <int NUM_ROWS, int SIDE, class W>
-__attribute__((noinline)) void multiply(const InputOf<W>* x, int64_t stride, const W* weights, int64_t panel_size,
-                                        int64_t size, float* sums, int64_t sums_size, Ahead ahead) {
-  typedef Multiplied<W> M;
+template <int NUM_ROWS, int SIDE, class M>
+__attribute__((noinline)) void multiply(const typename M::Input* x, int64_t stride, const typename M::Weight* weights,
+                                        int64_t panel_size, int64_t size, float* sums, int64_t sums_size,
+                                        Ahead ahead) {
   vfloat acc[NUM_ROWS][SIDE][VECTORS];
 #pragma GCC unroll 16
   for (int r = 0; r < NUM_ROWS; ++r)
@@ -114,7 +58,7 @@ __attribute__((noinline)) void multiply(const InputOf<W>* x, int64_t stride, con
       for (int side = 0; side < SIDE; ++side) M::load_words(weights + side * panel_size + k * PANEL, words[side]);
 #pragma GCC unroll 16
       for (int r = 0; r < NUM_ROWS; ++r) {
-        typename M::Word inputs = M::spread_input(x + r * stride + k);
+        typename M::Word inputs = M::spread(x + r * stride + k);
 #pragma GCC unroll 16
         for (int side = 0; side < SIDE; ++side)
 #pragma GCC unroll 16
@@ -132,20 +76,20 @@ __attribute__((noinline)) void multiply(const InputOf<W>* x, int64_t stride, con
 }
 
 // All rows with one panel, at most ROWS at a time and about as many each time. What lies `next` is fetched meanwhile.
-template <class W>
-void multiply_all(const InputOf<W>* x, int64_t stride, int64_t num_rows, const W* weights, int64_t size, float* sums,
-                  const void* next, int64_t next_bytes) {
-  constexpr int64_t INPUTS = TURN * Multiplied<W>::STEP;
+template <class M>
+void multiply_all(const typename M::Input* x, int64_t stride, int64_t num_rows, const typename M::Weight* weights,
+                  int64_t size, float* sums, const void* next, int64_t next_bytes) {
+  constexpr int64_t INPUTS = TURN * M::STEP;
   int64_t num_chunks = (num_rows + ROWS - 1) / ROWS, turns = (size + INPUTS - 1) / INPUTS;
   Ahead ahead = {static_cast<const char*>(next), (next_bytes / LINE + num_chunks * turns - 1) / (num_chunks * turns)};
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     int64_t row = num_rows * chunk / num_chunks, end = num_rows * (chunk + 1) / num_chunks;
-    const InputOf<W>* from = x + row * stride;
+    const typename M::Input* from = x + row * stride;
     float* to = sums + row * PANEL;
     switch (end - row) {
 #define QUIRE_ROWS(n)                                                                    \
   case n:                                                                                \
-    multiply<(n < ROWS ? n : ROWS), 1, W>(from, stride, weights, 0, size, to, 0, ahead); \
+    multiply<(n < ROWS ? n : ROWS), 1, M>(from, stride, weights, 0, size, to, 0, ahead); \
     break;
       QUIRE_ROWS(1) QUIRE_ROWS(2) QUIRE_ROWS(3) QUIRE_ROWS(4) QUIRE_ROWS(5) QUIRE_ROWS(6)
       QUIRE_ROWS(7) QUIRE_ROWS(8) QUIRE_ROWS(9) QUIRE_ROWS(10) QUIRE_ROWS(11) QUIRE_ROWS(12)
@@ -155,20 +99,20 @@ void multiply_all(const InputOf<W>* x, int64_t stride, int64_t num_rows, const W
   }
 }
 
-// What is multiplied. W: storage of the weights. S: of the bias and of the outputs, float or bf16.
-template <class W, class S>
+// What is multiplied. M: how. S: storage of the bias and of the outputs, float or bf16.
+template <class M, class S>
 struct ProductCall {
-  const InputOf<W>* x;
+  const typename M::Input* x;
   int64_t stride, num_rows, num_inputs;
-  const W* weights;
+  const typename M::Weight* weights;
   const float* scales;  // [num_outputs] or null
   const S* bias;        // [num_outputs] or null
   int64_t num_outputs;
 };
 
 // A vector of sums of one row as outputs, from output `begin` on. What lies beyond the last one is `beyond`.
-template <class W, class S>
-QUIRE_INLINE vfloat outputs_of(const ProductCall<W, S>& call, const float* sums, int64_t begin, float beyond) {
+template <class M, class S>
+QUIRE_INLINE vfloat outputs_of(const ProductCall<M, S>& call, const float* sums, int64_t begin, float beyond) {
   if (begin + LANES <= call.num_outputs) {
     vfloat out = load<vfloat>(sums);
     if (call.scales) out *= load<vfloat>(call.scales + begin);
@@ -185,44 +129,45 @@ QUIRE_INLINE vfloat outputs_of(const ProductCall<W, S>& call, const float* sums,
 }
 
 // Panels [begin, end) with many rows, a chunk of a panel at a time with all of them.
-template <class W, class S, class Out>
-void many_rows(const ProductCall<W, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
+template <class M, class S, class Out>
+void many_rows(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end,
+               Out& out) {
   alignas(64) float sums[MAX_BLOCK * PANEL];
-  const InputOf<W>* x = call.x + first_row * call.stride;
+  const typename M::Input* x = call.x + first_row * call.stride;
   for (int64_t panel = begin; panel < end; ++panel) {
-    const W* weights = call.weights + panel * call.num_inputs * PANEL;
+    const typename M::Weight* weights = call.weights + panel * call.num_inputs * PANEL;
     std::memset(sums, 0, num_rows * PANEL * sizeof(float));
     for (int64_t k = 0; k < call.num_inputs; k += CHUNK) {
-      int64_t size = std::min(CHUNK, call.num_inputs - k), bytes = size * PANEL * sizeof(W);
-      const W *chunk = weights + k * PANEL, *next = chunk + size * PANEL;  // of this panel or of the one behind it
-      multiply_all(x + k, call.stride, num_rows, chunk, size, sums, next, bytes);
+      int64_t size = std::min(CHUNK, call.num_inputs - k), bytes = size * PANEL * sizeof(typename M::Weight);
+      const void* next = weights + (k + size) * PANEL;  // of this panel or of the one behind it
+      multiply_all<M>(x + k, call.stride, num_rows, weights + k * PANEL, size, sums, next, bytes);
     }
     out.take(sums, num_rows, panel);
   }
 }
 
 // Panels [begin, end) with so few rows that several panels side by side keep the processor busy.
-template <int NUM_ROWS, int SIDE, class W, class S, class Out>
-void few_rows(const ProductCall<W, S>& call, int64_t begin, int64_t end, Out& out) {
+template <int NUM_ROWS, int SIDE, class M, class S, class Out>
+void few_rows(const ProductCall<M, S>& call, int64_t begin, int64_t end, Out& out) {
   alignas(64) float sums[SIDE * NUM_ROWS * PANEL];
   int64_t panel_size = call.num_inputs * PANEL;
   int64_t panel = begin;
   for (; panel + SIDE <= end; panel += SIDE) {
     std::memset(sums, 0, sizeof(sums));
-    multiply<NUM_ROWS, SIDE, W>(call.x, call.stride, call.weights + panel * panel_size,
-                                     panel_size, call.num_inputs, sums, NUM_ROWS * PANEL, Ahead{nullptr, 0});
+    multiply<NUM_ROWS, SIDE, M>(call.x, call.stride, call.weights + panel * panel_size, panel_size, call.num_inputs,
+                                sums, NUM_ROWS * PANEL, Ahead{nullptr, 0});
     for (int side = 0; side < SIDE; ++side) out.take(sums + side * NUM_ROWS * PANEL, NUM_ROWS, panel + side);
   }
-  if (panel < end) many_rows<W>(call, 0, NUM_ROWS, panel, end, out);
+  if (panel < end) many_rows(call, 0, NUM_ROWS, panel, end, out);
 }
 
-template <class W, class S, class Out>
-void panels(const ProductCall<W, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
-  if (call.num_rows == 1) return few_rows<1, 4, W>(call, begin, end, out);
-  if (call.num_rows == 2) return few_rows<2, 2, W>(call, begin, end, out);
+template <class M, class S, class Out>
+void panels(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
+  if (call.num_rows == 1) return few_rows<1, 4>(call, begin, end, out);
+  if (call.num_rows == 2) return few_rows<2, 2>(call, begin, end, out);
   // Of narrower weights, two panels and what they are widened with do not fit the registers.
-  if (call.num_rows == 3 && sizeof(W) == sizeof(float)) return few_rows<3, 2, W>(call, begin, end, out);
-  many_rows<W>(call, first_row, num_rows, begin, end, out);
+  if (call.num_rows == 3 && sizeof(typename M::Weight) == sizeof(float)) return few_rows<3, 2>(call, begin, end, out);
+  many_rows(call, first_row, num_rows, begin, end, out);
 }
 
 // How the outputs of a product are shared: blocks of rows by groups of panels.
@@ -244,31 +189,35 @@ struct Parts {
 
 // make_out(first_row, num_rows, group) makes what takes the sums of these rows, in the order of the group's panels:
 // take(sums [num_rows][PANEL], num_rows, panel) for each, and then end().
-template <class W, class S, class MakeOut>
-void product(const ProductCall<W, S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
+template <class M, class S, class MakeOut>
+void product(const ProductCall<M, S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
   bool parallel = num_threads > 1 && call.num_rows * call.num_outputs * call.num_inputs > MIN_PARALLEL;
   share(parallel ? num_threads : 1, parts.num_blocks * parts.num_groups, [&](int64_t i, int) {
     int64_t first_row = i % parts.num_blocks * parts.block, number = i / parts.num_blocks;
     int64_t num_rows = std::min(parts.block, call.num_rows - first_row), begin = number * parts.group;
     auto out = make_out(first_row, num_rows, number);
-    panels<W>(call, first_row, num_rows, begin, std::min(begin + parts.group, parts.num_panels), out);
+    panels(call, first_row, num_rows, begin, std::min(begin + parts.group, parts.num_panels), out);
     out.end();
   });
 }
 
-// Rows as they are multiplied with weights of storage W.
-template <class W>
+// Inputs of packed weights: whole steps.
+template <class M>
+int64_t packed_inputs(int64_t num_inputs) {
+  return (num_inputs + M::STEP - 1) / M::STEP * M::STEP;
+}
+
+// Rows as they are multiplied.
+template <class M>
 struct Inputs {
-  const InputOf<W>* x;
-  int64_t stride, size;  // size: inputs, as many as packed weights have
+  const typename M::Input* x;
+  int64_t stride, size;
 };
 
-constexpr int64_t whole_steps(int64_t num_inputs, int64_t step) { return (num_inputs + step - 1) / step * step; }
-
-template <class W, class S>
-Inputs<W> inputs_of(const S* x, int64_t stride, int64_t num_rows, int64_t num_inputs) {
-  typedef InputOf<W> T;
-  int64_t size = whole_steps(num_inputs, Multiplied<W>::STEP);
+template <class M, class S>
+Inputs<M> inputs_of(const S* x, int64_t stride, int64_t num_rows, int64_t num_inputs) {
+  typedef typename M::Input T;
+  int64_t size = packed_inputs<M>(num_inputs);
   if constexpr (std::is_same<T, S>::value)
     if (size == num_inputs) return {x, stride, size};
   // In memory of this thread. A stride beside powers of two keeps rows apart in the caches.
@@ -281,15 +230,6 @@ Inputs<W> inputs_of(const S* x, int64_t stride, int64_t num_rows, int64_t num_in
     std::fill(to + num_inputs, to + size, T{});
   }
   return {buffer.data(), copy_stride, size};
-}
-
-// function(W(), S()): weights and rows of these types.
-template <class F>
-void with_types(bool half, bool int8, F&& function) {
-  if (int8)
-    half ? function(int8_t(), bf16()) : function(int8_t(), float());
-  else
-    half ? function(bf16(), bf16()) : function(float(), float());
 }
 
 }  // namespace quire

@@ -115,16 +115,6 @@ QUIRE_INLINE float max_of(vfloat v) {
 QUIRE_INLINE vfloat first_of(vuint pairs) { return bits_as<vfloat>(pairs << 16); }
 QUIRE_INLINE vfloat second_of(vuint pairs) { return bits_as<vfloat>(pairs & 0xffff0000u); }
 
-// Whether the processor multiplies pairs of bfloat16: products are exact, sums are in float32.
-#if defined(__AVX512BF16__) && QUIRE_LANES == 16
-#define QUIRE_PAIRS 1
-QUIRE_INLINE vfloat add_pairs(vfloat sum, vuint a, vuint b) {
-  return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-}
-#else
-#define QUIRE_PAIRS 0
-#endif
-
 QUIRE_INLINE float to_float(float x) { return x; }
 QUIRE_INLINE float to_float(int8_t x) { return x; }
 QUIRE_INLINE float to_float(bf16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }
@@ -158,6 +148,23 @@ QUIRE_INLINE vfloat load_floats(const int8_t* p) {
   return __builtin_convertvector(__builtin_convertvector(load<vbyte>(p), vint), vfloat);
 #endif
 }
+
+// Whether the processor multiplies pairs of bfloat16: products are exact, sums are in float32.
+#if defined(__AVX512BF16__) && QUIRE_LANES == 16
+#define QUIRE_PAIRS 1
+#else
+#define QUIRE_PAIRS 0
+#endif
+
+#if QUIRE_PAIRS
+QUIRE_INLINE vuint load_pairs(const bf16* p) { return load<vuint>(p); }
+QUIRE_INLINE vuint load_pairs(const int8_t* p) {
+  return (vuint)_mm512_cvtne2ps_pbh((__m512)load_floats(p + LANES), (__m512)load_floats(p));
+}
+QUIRE_INLINE vfloat add_pairs(vfloat sum, vuint a, vuint b) {
+  return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#endif
 
 // To the nearest, ties to even; NaN stays NaN. The processor's own rounding takes numbers below 2^-126 for zero.
 QUIRE_INLINE vhalf rounded(vfloat x) {

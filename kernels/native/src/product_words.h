@@ -1,0 +1,102 @@
+// How packed weights lie in their panels, and how they are multiplied by the inputs of a row, for each storage of both.
+// Knows one panel and one row.
+#pragma once
+
+#include "simd.h"
+
+namespace quire {
+
+#if defined(__AVX512F__)
+constexpr int VECTORS = 2, ROWS = 12;
+#elif defined(__aarch64__)
+constexpr int VECTORS = 4, ROWS = 6;
+#else
+constexpr int VECTORS = 2, ROWS = 6;
+#endif
+constexpr int PANEL = VECTORS * LANES;  // outputs that lie side by side
+
+// One input at a time, as float32: [in][PANEL].
+template <class W>
+struct OneByOne {
+  static constexpr int STEP = 1;  // inputs at a time, of which there are whole steps
+  typedef W Weight;
+  typedef float Input;  // rows as they are multiplied
+  typedef vfloat Word;  // of the weights, for LANES outputs
+
+  static int64_t place_of(int64_t output, int64_t input) { return input * PANEL + output; }
+
+  QUIRE_INLINE void load_words(const W* p, Word (&words)[VECTORS]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; ++v) words[v] = load_floats(p + v * LANES);
+  }
+  // A broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
+  QUIRE_INLINE Word spread(const float* x) { return *x - vfloat{}; }
+  QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return sum + inputs * words; }
+};
+
+// The same with bfloat16 of which two vectors lie as pairs, since to part them takes one instruction each.
+struct Parted : OneByOne<bf16> {
+  static int64_t place_of(int64_t output, int64_t input) {
+    int64_t pair = output / (2 * LANES), lane = output % LANES, second = output / LANES % 2;
+    return input * PANEL + (pair * LANES + lane) * 2 + second;
+  }
+
+  QUIRE_INLINE void load_words(const bf16* p, Word (&words)[VECTORS]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v += 2) {
+      vuint pairs = load<vuint>(p + v * LANES);
+      words[v] = first_of(pairs);
+      words[v + 1] = second_of(pairs);
+    }
+  }
+};
+
+#if QUIRE_PAIRS
+// Two inputs at a time, as bfloat16, which holds every int8 as well: [in / 2][PANEL][2].
+template <class W>
+struct InPairs {
+  static constexpr int STEP = 2;
+  typedef W Weight;
+  typedef bf16 Input;
+  typedef vuint Word;
+
+  static int64_t place_of(int64_t output, int64_t input) { return input / 2 * 2 * PANEL + output * 2 + input % 2; }
+
+  QUIRE_INLINE void load_words(const W* p, Word (&words)[VECTORS]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; ++v) words[v] = load_pairs(p + v * 2 * LANES);
+  }
+  QUIRE_INLINE Word spread(const bf16* x) { return load<uint32_t>(x) - vuint{}; }
+  QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return add_pairs(sum, inputs, words); }
+};
+#endif
+
+// W: storage of weights; S: of rows.
+template <class W, class S>
+struct MultipliedAs {
+  typedef OneByOne<W> Type;
+};
+#if QUIRE_PAIRS
+template <class W>
+struct MultipliedAs<W, bf16> {
+  typedef InPairs<W> Type;
+};
+#else
+template <>
+struct MultipliedAs<bf16, bf16> {
+  typedef Parted Type;
+};
+#endif
+template <class W, class S>
+using Multiplied = typename MultipliedAs<W, S>::Type;
+
+// function(Multiplied<W, S>(), S()): weights in int8, or as rows are, in bfloat16 or float.
+template <class F>
+void with_types(bool half, bool int8, F&& function) {
+  if (int8)
+    half ? function(Multiplied<int8_t, bf16>(), bf16()) : function(Multiplied<int8_t, float>(), float());
+  else
+    half ? function(Multiplied<bf16, bf16>(), bf16()) : function(Multiplied<float, float>(), float());
+}
+
+}  // namespace quire
