@@ -57,7 +57,7 @@ void pack(const typename M::Weight* weight, int64_t num_outputs, int64_t num_inp
     int64_t size = std::min<int64_t>(PANEL, num_outputs - panel * PANEL);
     for (int64_t i = 0; i < size; ++i) {
       const typename M::Weight* from = weight + (panel * PANEL + i) * num_inputs;
-      for (int64_t k = 0; k < num_inputs; ++k) packed[panel * panel_size + M::place_of(i, k)] = from[k];
+      for (int64_t k = 0; k < num_inputs; ++k) packed[panel * panel_size + M::place_of(i, k)] = M::stored(from[k]);
     }
   });
 }

@@ -32,6 +32,7 @@ struct OneByOne {
   // A broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
   QUIRE_INLINE Word spread(const float* x) { return *x - vfloat{}; }
   QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return sum + inputs * words; }
+  static W stored(W weight) { return weight; }
 };
 
 // The same with bfloat16 of which two vectors lie as pairs, since to part them takes one instruction each.
@@ -68,7 +69,47 @@ struct InPairs {
   }
   QUIRE_INLINE Word spread(const bf16* x) { return load<uint32_t>(x) - vuint{}; }
   QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return add_pairs(sum, inputs, words); }
+  static W stored(W weight) { return weight; }
 };
+
+#if defined(__AVX512VBMI__)
+// The two bytes of every bfloat16 from 0 to 127.
+struct WholeNumbers {
+  alignas(64) uint8_t low[128], high[128];
+
+  constexpr WholeNumbers() : low(), high() {
+    for (int number = 1, power = 0; number < 128; ++number) {
+      while (number >> (power + 1)) ++power;
+      int bits = (127 + power) << 7 | ((number << (7 - power)) & 127);
+      low[number] = static_cast<uint8_t>(bits & 255);
+      high[number] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+static constexpr WholeNumbers WHOLE_NUMBERS;
+
+// Bytes that are looked up, a panel at once, instead of converted, which is thrice the work: sign and absolute value,
+// in the order in which low and high bytes are joined.
+struct LookedUp : InPairs<int8_t> {
+  static_assert(PANEL == 32, "a panel of two inputs is one vector");
+
+  static int64_t place_of(int64_t output, int64_t input) {
+    int64_t lane = output % LANES;
+    return input / 2 * 2 * PANEL + lane / 4 * 16 + output / LANES * 8 + lane % 4 * 2 + input % 2;
+  }
+  static int8_t stored(int8_t weight) { return static_cast<int8_t>(weight < 0 ? -weight - 128 : weight); }
+
+  QUIRE_INLINE void load_words(const int8_t* p, Word (&words)[VECTORS]) {
+    const uint8_t *low = WHOLE_NUMBERS.low, *high = WHOLE_NUMBERS.high;
+    __m512i bytes = _mm512_loadu_si512(p);
+    __m512i lows = _mm512_permutex2var_epi8(_mm512_load_si512(low), bytes, _mm512_load_si512(low + 64));
+    __m512i highs = _mm512_permutex2var_epi8(_mm512_load_si512(high), bytes, _mm512_load_si512(high + 64));
+    highs = _mm512_ternarylogic_epi32(highs, bytes, _mm512_set1_epi8(-128), 0xf8);  // with the sign
+    words[0] = (Word)_mm512_unpacklo_epi8(lows, highs);
+    words[1] = (Word)_mm512_unpackhi_epi8(lows, highs);
+  }
+};
+#endif
 #endif
 
 // W: storage of weights; S: of rows.
@@ -81,6 +122,12 @@ template <class W>
 struct MultipliedAs<W, bf16> {
   typedef InPairs<W> Type;
 };
+#if defined(__AVX512VBMI__)
+template <>
+struct MultipliedAs<int8_t, bf16> {
+  typedef LookedUp Type;
+};
+#endif
 #else
 template <>
 struct MultipliedAs<bf16, bf16> {
