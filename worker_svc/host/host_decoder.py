@@ -76,9 +76,13 @@ class HostDecoder:
         """See Decoder.block_shape."""
         return self._weights.block_shape(block_size, kv_dtype)
 
-    def reserve(self, num_tokens: int) -> None:
-        """Buffers for passes of up to so many tokens: none of them has to make room, nor is it written down again."""
-        self._reserve(num_tokens)
+    def reserve(self, num_rows: int) -> None:
+        """Buffers for passes of up to so many tokens. Where that moves them, nothing that was recorded holds."""
+        self._buffers.reserve(num_rows)
+        if self._buffers.num_moves != self._num_moves:
+            self._programs, self._num_moves = {}, self._buffers.num_moves
+            tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+            self._chosen = GreedyTokens(tokens, finite)
 
     def take_memory(self) -> None:
         """Takes the memory of what was reserved, as far as a pass has asked for it."""
@@ -119,7 +123,7 @@ class HostDecoder:
         wants_all = _wants_all(batch)
         wanted = None if wants_all else batch.logit_rows
         plans = self._plan(batch)
-        self._reserve(len(batch.token_ids))
+        self.reserve(len(batch.token_ids))
         x = None if self._is_embedding_plain else self._embed(batch)
         program = self._programs.get((wants_all, chooses))
         self.before_pass()
@@ -142,14 +146,6 @@ class HostDecoder:
             self._native_head.choose(hidden, chosen)
         else:
             self._kernels.greedy(self.logits(hidden), chosen)
-
-    def _reserve(self, num_rows: int) -> None:
-        """Buffers for so many rows. Where that moves them, nothing that was recorded holds."""
-        self._buffers.reserve(num_rows)
-        if self._buffers.num_moves != self._num_moves:
-            self._programs, self._num_moves = {}, self._buffers.num_moves
-            tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
-            self._chosen = GreedyTokens(tokens, finite)
 
     def _layers_of(
         self, x: Tensor | None, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None

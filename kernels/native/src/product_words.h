@@ -32,7 +32,7 @@ struct OneByOne {
   // A broadcast from memory, since x - 0 is x for every x, as x + 0 is not.
   QUIRE_INLINE Word spread(const float* x) { return *x - vfloat{}; }
   QUIRE_INLINE vfloat add(vfloat sum, Word inputs, Word words) { return sum + inputs * words; }
-  static W stored(W weight) { return weight; }
+  static W stored(W weight) { return weight; }  // as it is packed
 };
 
 // The same with bfloat16 of which two vectors lie as pairs, since to part them takes one instruction each.
@@ -88,8 +88,8 @@ struct WholeNumbers {
 };
 static constexpr WholeNumbers WHOLE_NUMBERS;
 
-// Bytes that are looked up, a panel at once, instead of converted, which is thrice the work: sign and absolute value,
-// in the order in which low and high bytes are joined.
+// Bytes that are looked up, a panel at once, instead of converted, which is thrice the work: sign and absolute value, up
+// to 127, in the order in which low and high bytes are joined.
 struct LookedUp : InPairs<int8_t> {
   static_assert(PANEL == 32, "a panel of two inputs is one vector");
 
