@@ -46,8 +46,6 @@ void write_product(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_i
   });
 }
 
-int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + PANEL - 1) / PANEL; }
-
 // What lies beyond the last output or input is left as it is.
 template <class M>
 void pack(const typename M::Weight* weight, int64_t num_outputs, int64_t num_inputs, typename M::Weight* packed,

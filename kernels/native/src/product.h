@@ -170,12 +170,14 @@ void panels(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, 
   many_rows(call, first_row, num_rows, begin, end, out);
 }
 
+inline int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + PANEL - 1) / PANEL; }
+
 // How the outputs of a product are shared: blocks of rows by groups of panels.
 struct Parts {
   int64_t block, num_blocks, group, num_groups, num_panels;  // rows and panels
 
   Parts(int64_t num_rows, int64_t row_bytes, int64_t num_outputs, int num_threads) {
-    num_panels = (num_outputs + PANEL - 1) / PANEL;
+    num_panels = num_panels_of(num_outputs);
     int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, ROWS, MAX_BLOCK);
     num_blocks = (num_rows + most - 1) / most;
     block = (num_rows + num_blocks - 1) / num_blocks;

@@ -96,7 +96,7 @@ void write_slot(const Cache& cache, int8_t* keys, int8_t* values, int offset, co
   int8_t* at = keys + (is_packed(cache) ? offset : offset * dim);
   for (int64_t d = 0; d < dim; ++d) at[d * key_stride] = rounded[d];
   float wide[MAX_DIM];
-  for (int64_t d = 0; d < dim; ++d) wide[d] = to_float(value[d]);
+  copy_floats(wide, value, dim);
   store(values + scale_place, round_to_int8(wide, cache.head_dim, values + offset * dim));
 }
 
