@@ -30,15 +30,14 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 
 # Only the metadata is here yet: the distribution that comes along with its dependencies is empty, and removed.
 FROM venv AS scheduler-venv
-RUN pip install -c constraints.txt '.[cli,scheduler]' && pip uninstall -y quire
+RUN pip install -c constraints.txt '.[cli,scheduler]' && pip uninstall -y quire-llm
 
 FROM venv AS worker-venv
 ARG TORCH_INDEX
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
-RUN pip install -c constraints.txt '.[cli,worker]' && pip uninstall -y quire
+RUN pip install -c constraints.txt '.[cli,worker]' && pip uninstall -y quire-llm
 
 FROM venv AS code
-COPY protos protos
 COPY common common
 COPY kernels kernels
 COPY quire quire

@@ -21,10 +21,10 @@ SEEDS ?= 20000
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
-PROTOS := $(wildcard protos/*.proto)
+PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos bench bench-paper bench-peers results-page soak chaos simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos files-page bench bench-paper bench-peers results-page soak chaos simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -69,7 +69,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(CODE)
 
 protos: $(VENV)/.dev
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos \
 	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
 
 bench: $(VENV)/.dev
@@ -95,6 +95,10 @@ bench-paper: $(VENV)/.dev
 bench-peers: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.peers $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(BENCH_PEERS_ARGS)
 	$(BIN)/python -m benchmarks.results_page
+
+# docs/files.md again, from the first sentence of each file.
+files-page: $(VENV)/.dev
+	$(BIN)/python -m tests.files_page
 
 # docs/results.md again, from all result files as they are. Measures nothing.
 results-page: $(VENV)/.dev

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.stage_spans import SpanLog
-from protos import inference_pb2 as pb
 from quire.session import Session
+from quire.v1 import inference_pb2 as pb
 
 
 class Reads:

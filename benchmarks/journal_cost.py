@@ -22,8 +22,8 @@ import uvloop
 
 from benchmarks.processes import describe_valkey, embedded_valkey
 from benchmarks.report import RESULTS, table, write_result
-from protos import inference_pb2
-from protos import journal_pb2 as pb
+from quire.v1 import inference_pb2
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.redis_store import RedisStore
 

@@ -21,8 +21,8 @@ from benchmarks.processes import describe_valkey, embedded_valkey, started
 from benchmarks.report import RESULTS, write_result
 from benchmarks.simulated_worker import make_engine, make_runner, parse_arguments
 from common.arrays import pack_int32, pack_int64
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal_writer import JournalWriter
 from scheduler_svc.journal.redis_store import RedisStore
 

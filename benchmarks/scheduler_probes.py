@@ -8,7 +8,7 @@ from itertools import count
 
 from benchmarks.stage_spans import SpanLog
 from common import step_wire
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api import inference_servicer
 from scheduler_svc.api.session import Session
 from scheduler_svc.core.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""gRPC plumbing shared by every service and the SDK: channel options, and the interceptor at a server's edge.
+"""gRPC plumbing of every service: options of a server, and the interceptor at its edge.
 
 Knows no service. What the options are for was measured: see ARCHITECTURE.md, "The wire".
 """
@@ -16,30 +16,12 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from common.errors import InvalidRequestError, QuireError, SlowReaderError, from_status, to_status
+from quire.errors import InvalidRequestError, QuireError, SlowReaderError, to_status
+from quire.rpc import Option
 
-PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
 CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
 
-log = logging.getLogger(__name__)  # not structlog: the SDK has no part in it
-
-Option = tuple[str, int]
-
-
-def channel_options(max_message_bytes: int) -> list[Option]:
-    """Options of a client channel: a frozen peer is seen within 2 s, a returning one dialled within 0.5 s."""
-    return [
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 800),
-        ("grpc.keepalive_timeout_ms", 1000),
-        ("grpc.http2.ping_timeout_ms", 1000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
-        ("grpc.max_reconnect_backoff_ms", 500),
-    ]
+log = logging.getLogger(__name__)
 
 
 def server_options(max_message_bytes: int) -> list[Option]:
@@ -56,19 +38,6 @@ def server_options(max_message_bytes: int) -> list[Option]:
         ("grpc.http2.ping_timeout_ms", 1000),
         ("grpc.so_reuseport", 0),
     ]
-
-
-def error_of(rpc_error: grpc.RpcError) -> QuireError:
-    """The exception that a failed call stands for, with its details where the server sent any."""
-    call: Any = rpc_error
-    try:
-        status = rpc_status.from_call(call) if call.trailing_metadata() else None
-    except (DecodeError, ValueError):  # details that are none, or of another status: something on the way changed it
-        status = None
-    if status is not None:
-        return from_status(status)
-    bare = type(to_status(QuireError("")))(code=call.code().value[0], message=call.details() or call.code().name)
-    return from_status(bare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A step as scheduler and worker speak of it inside: plain data, no protobuf.
 
-`step_codec` carries it over the wire; the fields are those of `protos/worker.proto`, which is their manual.
+`step_codec` carries it over the wire; the fields are those of `protos/quire/v1/worker.proto`, which is their manual.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from common.step import (
     StepResult,
     StepStatus,
 )
-from protos import worker_pb2 as pb
+from quire.v1 import worker_pb2 as pb
 
 
 def step_to_pb(step: Step) -> pb.StepRequest:

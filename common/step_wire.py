@@ -10,8 +10,8 @@ from zlib import crc32
 
 import grpc
 
-from common.errors import DataLossError
-from protos import worker_pb2 as pb
+from quire.errors import DataLossError
+from quire.v1 import worker_pb2 as pb
 
 STEP_STREAM = f"/{pb.DESCRIPTOR.services_by_name['Worker'].full_name}/StepStream"
 

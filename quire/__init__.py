@@ -7,7 +7,9 @@
 Knows only the wire: importing it brings grpcio and protobuf, neither torch nor redis.
 """
 
-from common.errors import (
+from quire.async_client import AsyncClient
+from quire.client import Client, Stream
+from quire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
     FieldViolation,
@@ -21,8 +23,6 @@ from common.errors import (
     RetryableError,
     UnavailableError,
 )
-from quire.async_client import AsyncClient
-from quire.client import Client, Stream
 from quire.params import BeamParams, ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
 from quire.results import (
     Accepted,

@@ -2,7 +2,7 @@
 
 import grpc
 
-from common.errors import NotLeaderError, RequestFailedError, UnavailableError
+from quire.errors import NotLeaderError, RequestFailedError, UnavailableError
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before, we name ours
 

@@ -1,8 +1,10 @@
-"""What can be the address of a server, or of several."""
+"""Addresses of servers: what can be one, and all that a written list stands for."""
 
+import asyncio
+import ipaddress
 import re
-
-from common.address import split_addresses
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 
 SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 LOOPBACK = ("127.", "localhost:", "[::1]:", "unix")
@@ -22,3 +24,42 @@ def check_address(address: str) -> str:
         if match is None or not 0 < int(match["port"]) < 65536:
             raise ValueError(f"{each!r} is not an address; write host:port, such as 127.0.0.1:7847")
     return address
+
+
+def split_addresses(text: str) -> list[str]:
+    """The addresses of a list with commas between."""
+    return [each for each in (part.strip() for part in text.split(",")) if each]
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """All IP addresses of a host. Raises OSError or UnicodeError."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(info[4][0]) for info in infos})
+
+
+async def resolve(addresses: Sequence[str], look_up: Callable[[str, int], Awaitable[list[str]]] = look_up) -> list[str]:
+    """The addresses, with each host name that has several addresses replaced by all of them.
+
+    What cannot be resolved here, and localhost, stays as it is: whoever dials it says what is wrong with it.
+    """
+    found = await asyncio.gather(*(_resolve(each, look_up) for each in addresses))
+    return list(dict.fromkeys(address for several in found for address in several))
+
+
+async def _resolve(address: str, look_up: Callable[[str, int], Awaitable[list[str]]]) -> list[str]:
+    host, _, port = address.rpartition(":")
+    if host in ("", "localhost") or not port.isdigit() or _is_literal(host):
+        return [address]
+    try:
+        hosts = await look_up(host, int(port))
+    except (OSError, UnicodeError):
+        return [address]
+    return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts] if len(hosts) > 1 else [address]
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

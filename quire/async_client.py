@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Unpack
 
-from common.errors import NotFoundError, UnavailableError
-from protos import cluster_pb2
-from protos import inference_pb2 as pb
 from quire.address import check_address
 from quire.connection import INFERENCE_SERVICE, Connection
+from quire.errors import NotFoundError, UnavailableError
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -28,6 +26,8 @@ from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord
 from quire.session_entry import Entry
 from quire.stats import Stats
 from quire.stream import CompletionStream
+from quire.v1 import cluster_pb2
+from quire.v1 import inference_pb2 as pb
 from quire.wire_requests import (
     chat_to_pb,
     list_prefixes_to_pb,

@@ -11,7 +11,8 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.errors import (
+from quire.absence import leaderless, unreachable
+from quire.errors import (
     NotFoundError,
     NotLeaderError,
     QuireError,
@@ -19,14 +20,13 @@ from common.errors import (
     RetryableError,
     UnavailableError,
 )
-from common.rpc import error_of
-from protos import cluster_pb2_grpc, inference_pb2_grpc
-from protos import inference_pb2 as pb
-from quire.absence import leaderless, unreachable
 from quire.params import ClientOptions
 from quire.results import Health
+from quire.rpc import error_of
 from quire.servers import Servers
 from quire.session import Session
+from quire.v1 import cluster_pb2_grpc, inference_pb2_grpc
+from quire.v1 import inference_pb2 as pb
 
 INFERENCE_SERVICE = "quire.v1.Inference"
 JOURNAL_SERVICE = "quire.v1.Journal"  # by health alone: NOT_SERVING while the journal's store does not answer

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from common.errors import QuireError
+from quire.errors import QuireError
 from quire.results import Accepted, Chunk, Outcome
 
 

@@ -1,6 +1,6 @@
 """What a caller can ask for: parameters of a request, in groups and as flat keywords, and the options of a client.
 
-The values are those of `protos/inference.proto`, which is their manual; the server checks them. Knows no wire.
+The values are those of `protos/quire/v1/inference.proto`, which is their manual; the server checks them. Knows no wire.
 """
 
 import dataclasses

@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import grpc
 
-from common.address import resolve, split_addresses
-from common.errors import NotLeaderError, QuireError
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
-from quire.address import LOOPBACK, SCHEMES
+from quire.address import LOOPBACK, SCHEMES, resolve, split_addresses
+from quire.errors import NotLeaderError, QuireError
+from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 
 _CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
 _DOWN_S = 3.0  # so long a server that was not reached is tried after the others, unless it is reached again

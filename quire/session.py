@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from common.errors import (
+from quire.absence import leaderless, lost, unreachable
+from quire.errors import (
     NotFoundError,
     NotLeaderError,
     QuireError,
@@ -20,15 +21,14 @@ from common.errors import (
     RequestExpiredError,
     RetryableError,
 )
-from common.rpc import error_of
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
-from quire.absence import leaderless, lost, unreachable
 from quire.open_request import OpenRequest
 from quire.pace import SETTLED_S, Pace
 from quire.params import ClientOptions
+from quire.rpc import error_of
 from quire.servers import Servers
 from quire.session_entry import Entry
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
 
 DEADLINE_SLACK_S = 1.0  # the server says itself that a deadline passed; this long after it we say so

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from protos import inference_pb2 as pb
 from quire.open_request import OpenRequest
+from quire.v1 import inference_pb2 as pb
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

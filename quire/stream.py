@@ -7,7 +7,7 @@ leaves the request alone.
 import asyncio
 from types import TracebackType
 
-from common.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
+from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
 from quire.results import Accepted, Chunk, Completion, Outcome, RequestState, Sample
 from quire.session import Session

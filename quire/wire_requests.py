@@ -7,10 +7,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from common.errors import FieldViolation, InvalidRequestError
-from common.rpc import PUBLIC_MESSAGE_BYTES
-from protos import inference_pb2 as pb
+from quire.errors import FieldViolation, InvalidRequestError
 from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, PauseKeep, RequestParams
+from quire.rpc import PUBLIC_MESSAGE_BYTES
+from quire.v1 import inference_pb2 as pb
 
 _ON_DISCONNECT = {
     OnDisconnect.CANCEL: pb.ON_DISCONNECT_CANCEL,

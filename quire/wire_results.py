@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from google.rpc import status_pb2
 
-from common.errors import QuireError, from_status
-from protos import inference_pb2 as pb
+from quire.errors import QuireError, from_status
 from quire.results import (
     Accepted,
     Chunk,
@@ -23,6 +22,7 @@ from quire.results import (
     TokenLogprobs,
     Usage,
 )
+from quire.v1 import inference_pb2 as pb
 
 _REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,

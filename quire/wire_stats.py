@@ -1,7 +1,7 @@
 """The scheduler's statistics from protobuf into plain data."""
 
-from protos import inference_pb2 as pb
 from quire.stats import BlockStats, JournalStats, Stats, WorkerStats
+from quire.v1 import inference_pb2 as pb
 
 
 def stats_from_pb(message: pb.GetStatsResponse) -> Stats:

@@ -17,10 +17,11 @@ import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_logging
 from common.process import ending, refuse_to_start, unless_failed
-from common.rpc import PUBLIC_MESSAGE_BYTES
 from common.serving import GrpcServer, ListenError
-from common.settings import settings_or_exit, to_toml
-from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
+from common.settings import settings_or_exit
+from quire.rpc import PUBLIC_MESSAGE_BYTES
+from quire.settings import to_toml
+from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.leader_gate import LeaderGate

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from common.settings import Settings
+from quire.settings import Settings
 from scheduler_svc.core.ordering import OrderPolicy
 from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.requests.publisher import Delivery

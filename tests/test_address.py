@@ -1,6 +1,6 @@
 """A written list of addresses stands for every server behind it."""
 
-from common.address import resolve, split_addresses
+from quire.address import resolve, split_addresses
 
 ADDRESSES_OF = {"scheduler": ["10.0.0.1", "10.0.0.2", "fd00::1"], "alone": ["10.0.0.9"]}
 

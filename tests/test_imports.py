@@ -11,12 +11,23 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NEVER = {
-    "scheduler_svc.__main__": ("torch", "transformers", "triton", "kernels", "worker_svc", "quire"),
-    "worker_svc.__main__": ("redis", "scheduler_svc", "quire", "jinja2", "triton"),
-    "worker_svc.device.torch_operations": ("triton", "redis", "scheduler_svc", "quire"),
-    "kernels.attention.paged_attention": ("protos", "common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
-    "kernels.sampling.sampling": ("protos", "common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
-    "scheduler_svc.core.scheduler": ("asyncio", "grpc", "google", "redis", "structlog", "protos", "common"),
+    "quire": (
+        "torch",
+        "transformers",
+        "redis",
+        "common",
+        "protos",
+        "scheduler_svc",
+        "worker_svc",
+        "structlog",
+        "typer",
+    ),
+    "scheduler_svc.__main__": ("torch", "transformers", "triton", "kernels", "worker_svc", "typer"),
+    "worker_svc.__main__": ("redis", "scheduler_svc", "jinja2", "triton", "typer"),
+    "worker_svc.device.torch_operations": ("triton", "redis", "scheduler_svc"),
+    "kernels.attention.paged_attention": ("common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
+    "kernels.sampling.sampling": ("common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
+    "scheduler_svc.core.scheduler": ("asyncio", "grpc", "google", "redis", "structlog", "quire", "common"),
 }
 
 

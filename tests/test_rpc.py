@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
-from common.rpc import PUBLIC_MESSAGE_BYTES, error_of
 from common.serving import GrpcServer, ListenError
+from quire.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
+from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of
 
 ECHO = "test.Echo"
 

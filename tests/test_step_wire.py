@@ -5,12 +5,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataLossError
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, result_to_pb, step_from_pb, step_to_pb
 from common.step_wire import open_any_request, open_request, open_response, seal_request, seal_response
-from protos import worker_pb2 as pb
+from quire.errors import DataLossError
+from quire.v1 import worker_pb2 as pb
 
 int32s = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)
 pairs = int32s.filter(lambda numbers: len(numbers) % 2 == 0)

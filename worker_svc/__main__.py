@@ -10,7 +10,8 @@ import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
 from common.log import set_up_logging
 from common.process import refuse_to_start
 from common.serving import ListenError
-from common.settings import settings_or_exit, to_toml
+from common.settings import settings_or_exit
+from quire.settings import to_toml
 from worker_svc.checkpoint import CheckpointError
 from worker_svc.kv_pool import PoolSizeError
 from worker_svc.loading import load_engine

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from common.address import resolve, split_addresses
-from common.errors import NotLeaderError, QuireError
-from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
-from protos import cluster_pb2 as pb
-from protos import cluster_pb2_grpc
+from common.rpc import CLUSTER_MESSAGE_BYTES
+from quire.address import resolve, split_addresses
+from quire.errors import NotLeaderError, QuireError
+from quire.rpc import channel_options, error_of
+from quire.v1 import cluster_pb2 as pb
+from quire.v1 import cluster_pb2_grpc
 
 _ATTEMPT_TIMEOUT_S = 2.0
 _KNOCK_S = 0.1  # between attempts at each address while nobody leads this worker

@@ -80,8 +80,8 @@ def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
     )
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(
-            f"on {device} steps are computed by Triton kernels, and Triton is missing: install the extra quire[gpu], "
-            "or give --runner cpu, which is slow"
+            f"on {device} steps are computed by Triton kernels, and Triton is missing: run pip install "
+            "'.[gpu]' in a clone of Quire, or give --runner cpu, which is slow"
         )
     if wishes.kv_dtype == "fp8":
         _check_fp8(choice, machine)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from common.errors import QuireError
 from common.step import Step, StepResult, StepStatus
 from common.step_codec import result_to_pb, step_from_pb
-from protos import worker_pb2 as pb
+from quire.errors import QuireError
+from quire.v1 import worker_pb2 as pb
 from worker_svc.executor import StepExecutor
 
 _MAX_UNANSWERED = 8  # steps that were read and whose answers are not yet taken; a client that stalls fills it

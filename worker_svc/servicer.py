@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from common.errors import UnavailableError
 from common.step_codec import result_to_pb
 from common.step_wire import open_any_request, open_request, seal_response
-from protos import worker_pb2 as pb
-from protos import worker_pb2_grpc
+from quire.errors import UnavailableError
+from quire.v1 import worker_pb2 as pb
+from quire.v1 import worker_pb2_grpc
 from worker_svc.description import TokenizerFiles, WorkerDescription
 from worker_svc.executor import StepExecutor
 from worker_svc.scheduler_stream import SchedulerStream, StreamEnd, StreamReplacedError, decode

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.settings import Settings
+from quire.settings import Settings
 
 
 class WorkerSettings(Settings):

@@ -1,4 +1,4 @@
-"""Which step may be executed next: epochs and step ids as `protos/worker.proto` states them. Pure."""
+"""Which step may be executed next: epochs and step ids as `protos/quire/v1/worker.proto` states them. Pure."""
 
 from common.step import Step, StepResult, StepStatus
 

@@ -2,6 +2,8 @@
 
 import sys
 
+from quire.cli.install import install_hint
+
 EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")
 
 
@@ -12,7 +14,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
-        sys.stderr.write(f"quire: the command line needs {error.name}; run pip install 'quire[cli]'\n")
+        sys.stderr.write(f"quire: the command line needs {error.name}; run {install_hint('cli')}\n")
         raise SystemExit(1) from None
     app()
 

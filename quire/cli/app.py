@@ -25,7 +25,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"quire {version('quire')}")
+        typer.echo(f"quire {version('quire-llm')}")
         raise typer.Exit
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import quire
-from common.settings import to_toml
+from quire.cli.install import install_hint
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, fail, out
 from quire.cli.serve_settings import ServeSettings, settle
 from quire.cli.supervisor.child import StartFailedError
@@ -20,6 +20,7 @@ from quire.cli.supervisor.embedded_store import StoreFailedError
 from quire.cli.supervisor.places import PlaceError
 from quire.cli.supervisor.supervisor import Supervisor
 from quire.params import DEFAULT_ADDRESS
+from quire.settings import to_toml
 
 NEEDS = {"scheduler": ("tokenizers", "redis", "uvloop"), "worker": ("torch", "safetensors", "numpy")}
 
@@ -122,7 +123,7 @@ def _check_extras() -> None:
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
-            fail(f"the {extra} needs {', '.join(missing)}; run pip install 'quire[scheduler,worker,embedded]'")
+            fail(f"the {extra} needs {', '.join(missing)}; run {install_hint('scheduler', 'worker', 'embedded')}")
 
 
 async def _serve(settings: ServeSettings, folder: DataFolder) -> int:

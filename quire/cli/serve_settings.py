@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict
 
-from common.settings import Settings
+from quire.settings import Settings
 
 TABLES = ("serve", "scheduler", "worker")
 WORKER_THREADS = "QUIRE_WORKER_THREADS"  # with it, or in its table, a worker is told its threads past us

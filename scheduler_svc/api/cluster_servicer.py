@@ -2,9 +2,9 @@
 
 import grpc
 
-from common.errors import FieldViolation, InvalidRequestError
-from protos import cluster_pb2 as pb
-from protos import cluster_pb2_grpc
+from quire.errors import FieldViolation, InvalidRequestError
+from quire.v1 import cluster_pb2 as pb
+from quire.v1 import cluster_pb2_grpc
 from scheduler_svc.workers.workers import LEASE_MS, Workers
 
 

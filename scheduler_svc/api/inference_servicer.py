@@ -7,7 +7,7 @@ from functools import partial
 
 import grpc
 
-from common.errors import (
+from quire.errors import (
     FailedPreconditionError,
     FieldViolation,
     InvalidRequestError,
@@ -16,8 +16,8 @@ from common.errors import (
     RequestExpiredError,
     RequestFailedError,
 )
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.output_stream import OutputStream

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import NotLeaderError
+from quire.errors import NotLeaderError
 
 
 class LeaderGate(grpc.GenericRpcHandler):

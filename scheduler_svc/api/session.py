@@ -11,8 +11,8 @@ from functools import partial
 
 import structlog
 
-from common.errors import FieldViolation, InvalidRequestError, QuireError, to_status
-from protos import inference_pb2 as pb
+from quire.errors import FieldViolation, InvalidRequestError, QuireError, to_status
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.output_stream import Subscription
 

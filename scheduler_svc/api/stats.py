@@ -2,7 +2,7 @@
 
 import time
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.scheduler_stats import WorkerStats
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import structlog
 
-from protos import journal_pb2 as pb
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.journal_stats import JournalStats

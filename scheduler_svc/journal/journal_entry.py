@@ -11,7 +11,7 @@ from zlib import crc32
 from google.protobuf.message import DecodeError
 
 from common.arrays import pack_int32, pack_int64
-from protos import journal_pb2 as pb
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
 
 _READ_ENTRIES = 64  # an entry may have a megabyte

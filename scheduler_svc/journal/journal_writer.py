@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from protos import journal_pb2 as pb
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.store import (
     JOURNAL_START,

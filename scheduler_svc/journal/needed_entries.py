@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
-from protos import journal_pb2 as pb
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.store import EntryId
 
 # Writes all that is durable of a thing into an entry, as if no entry before it existed.

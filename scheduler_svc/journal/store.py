@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from common.errors import UnavailableError
+from quire.errors import UnavailableError
 
 
 class EntryId(NamedTuple):

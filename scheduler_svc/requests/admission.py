@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from common.arrays import pack_int32
-from common.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError, OverloadedError, UnavailableError
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError, OverloadedError, UnavailableError
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_replay import JournaledRequest

@@ -10,8 +10,8 @@ from typing import cast
 
 from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
 from common.step import Candidates
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup

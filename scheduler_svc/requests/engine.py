@@ -12,8 +12,8 @@ import structlog
 
 from common.slot_sampling import SlotSampling
 from common.step import StepResult
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.core.memory_use import group_blocks
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup

@@ -5,7 +5,7 @@ import time
 
 import structlog
 
-from protos import journal_pb2
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
 from scheduler_svc.requests.engine import withdrawal

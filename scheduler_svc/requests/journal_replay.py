@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.arrays import INT32_BYTES, pack_int32, unpack_int32, unpack_int64
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import DataLossError, EntryId
 from scheduler_svc.requests.request_params import num_sequences_of
 

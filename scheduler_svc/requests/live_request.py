@@ -8,8 +8,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from common.arrays import pack_int32
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.requests.beam_decoding import BeamDecoding, hypothesis_logprobs

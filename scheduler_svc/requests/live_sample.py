@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from statistics import fmean
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.requests.output_stream import SampleStream
 from scheduler_svc.requests.request_params import RequestParams

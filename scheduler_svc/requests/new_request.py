@@ -3,7 +3,7 @@
 It admits nothing: whether there is room was decided before.
 """
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.beam_decoding import BeamDecoding
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.errors import InvalidRequestError
-from protos import inference_pb2 as pb
+from quire.errors import InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 
 
 class TextLog(Protocol):

@@ -6,8 +6,8 @@ Knows no worker and no client; when a pin counts is the keeper's decision.
 import asyncio
 from typing import Any
 
-from common.errors import UnavailableError
-from protos import journal_pb2
+from quire.errors import UnavailableError
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.requests.journal_replay import JournaledPin
 from scheduler_svc.requests.pinned_prefix import PinnedPrefix, pinned_again

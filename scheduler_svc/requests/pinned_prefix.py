@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from common.arrays import pack_int32, unpack_int32
-from common.errors import QuireError
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.errors import QuireError
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.new_request import prefix_hash_seed

@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from common.errors import OverloadedError, QuireError, RequestFailedError, UnavailableError
+from quire.errors import OverloadedError, QuireError, RequestFailedError, UnavailableError
 from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.computations import Computation

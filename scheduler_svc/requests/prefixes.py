@@ -5,7 +5,7 @@ Which worker has which prefix is the keeper's. What a client is told of a pin is
 
 import asyncio
 
-from common.errors import (
+from quire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
     FieldViolation,
@@ -15,7 +15,7 @@ from common.errors import (
     RequestCancelledError,
     UnavailableError,
 )
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.pinned_prefix import PinnedPrefix
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper

@@ -6,8 +6,8 @@ It reads the request and changes nothing; what goes with the prompt is checked i
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import FailedPreconditionError
-from protos import inference_pb2 as pb
+from quire.errors import FailedPreconditionError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.violations import Violations
 
 _SHORT_TEXT_CHARS = 65_536  # tokenised in some tens of milliseconds, whatever it is

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.served_model import ServedModel, encode_chat
 
 Prompt = str | pb.ChatPrompt | Sequence[int]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.live_request import LiveRequest
 from scheduler_svc.requests.output_stream import OutputStream, Subscription

@@ -8,7 +8,7 @@ import time
 from typing import NoReturn
 
 from common.arrays import unpack_int32
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.journal_replay import JournaledRequest, JournaledSample
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, RequestTimes
 from scheduler_svc.requests.live_sample import LiveSample

@@ -12,9 +12,9 @@ from functools import partial
 
 import structlog
 
-from common.errors import FailedPreconditionError
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.errors import FailedPreconditionError
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import DataLossError, Store
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.journal_reading import replayed, sorted_out

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from common.errors import FailedPreconditionError
-from protos import inference_pb2 as pb
+from quire.errors import FailedPreconditionError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.prompt_checks import ModelLimits, check_can_tokenize, check_ids, check_prompt
 from scheduler_svc.requests.violations import Violations
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.errors import FieldViolation, InvalidRequestError
 from common.slot_sampling import SlotSampling
-from protos import inference_pb2 as pb
+from quire.errors import FieldViolation, InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.prompt_checks import ModelLimits
 from scheduler_svc.requests.request_checks import check_request, suppressed_token_ids

@@ -4,8 +4,8 @@ Knows no store; when a record is written, and for how long it is kept, is not it
 """
 
 from common.arrays import pack_int32, unpack_int32
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.requests.journal_replay import JournaledRequest
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest
 from scheduler_svc.requests.output_stream import OutputStream, RecordedText, SampleStream

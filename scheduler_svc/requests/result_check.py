@@ -3,8 +3,8 @@
 from itertools import pairwise
 from math import isnan
 
-from common.errors import QuireError
 from common.step import Candidates, LogprobRows, StepResult
+from quire.errors import QuireError
 from scheduler_svc.core.step_plan import StepPlan
 
 

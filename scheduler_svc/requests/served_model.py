@@ -5,8 +5,8 @@ One scheduler serves one model at a time; workers of another fingerprint are ref
 
 from dataclasses import dataclass
 
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from scheduler_svc.requests.request_params import ModelLimits
 from scheduler_svc.text.tokenizer import ModelTokenizer
 

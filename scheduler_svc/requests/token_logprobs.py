@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from common.step import LogprobRows
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 
 
 def token_logprobs(token_ids: Iterable[int], rows: LogprobRows) -> list[pb.TokenLogprobs]:

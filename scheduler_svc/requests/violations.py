@@ -6,7 +6,7 @@ Bounded: however long a bad request is, few violations are listed and nothing of
 from collections.abc import Iterable
 from itertools import islice
 
-from common.errors import FieldViolation, InvalidRequestError
+from quire.errors import FieldViolation, InvalidRequestError
 
 MOST_LISTED = 10
 

@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from common.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
+from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 
 _MOST_SHOWN = 300  # characters of a template's error message
 

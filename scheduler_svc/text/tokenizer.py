@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from tokenizers import Encoding, Tokenizer
 
-from common.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
+from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 

@@ -10,12 +10,13 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from common.errors import DataLossError, QuireError, UnavailableError
-from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
+from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
 from common.step_wire import open_response, open_step_stream
-from protos import worker_pb2, worker_pb2_grpc
+from quire.errors import DataLossError, QuireError, UnavailableError
+from quire.rpc import channel_options, error_of
+from quire.v1 import worker_pb2, worker_pb2_grpc
 
 log = structlog.get_logger()
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from common.errors import FailedPreconditionError, QuireError
 from common.step import StepResult, StepStatus
+from quire.errors import FailedPreconditionError, QuireError
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.workers.step_builder import build_step

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from common.errors import FailedPreconditionError, NotFoundError, QuireError, UnavailableError
-from protos import cluster_pb2, worker_pb2
+from quire.errors import FailedPreconditionError, NotFoundError, QuireError, UnavailableError
+from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine

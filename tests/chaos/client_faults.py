@@ -12,9 +12,9 @@ import grpc
 
 import quire
 from benchmarks.report import percentile
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from tests.chaos.client_load import MIN_STREAMING, ClientLoad, ClientProcess
 from tests.chaos.deployment import Deployment
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed

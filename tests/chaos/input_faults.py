@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from common.rpc import channel_options
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from quire.rpc import channel_options
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from tests.chaos.client_faults import NO_PROXY, resident_bytes
 from tests.chaos.deployment import Deployment
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from common.arrays import unpack_int32, unpack_int64
-from protos import journal_pb2
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import JOURNAL_START, EntryId, StoreError

@@ -11,9 +11,9 @@ import grpc
 
 import quire
 from benchmarks.report import percentile
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from tests.chaos.client_faults import NO_PROXY
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage

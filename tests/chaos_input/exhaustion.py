@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 
 import quire
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from tests.chaos_input.overload import demo_services
 from tests.services import Service
 

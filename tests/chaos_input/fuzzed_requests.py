@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 
 _FLOATS = (math.nan, math.inf, -math.inf, -1.0, -0.0, 0.0, 0.5, 1.0, 1e-45, 3e38)
 _INTEGERS = (0, 1, -1, 2, 7, 255, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)

@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 import quire
-from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options
-from protos import cluster_pb2_grpc, worker_pb2
+from common.rpc import CLUSTER_MESSAGE_BYTES
+from quire.rpc import channel_options
+from quire.v1 import cluster_pb2_grpc, worker_pb2
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.services import Service, start_scheduler
 from tests.valkey import ValkeyProcess

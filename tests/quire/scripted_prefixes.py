@@ -1,7 +1,7 @@
 """The pins of the scripted server: a prefix has as many tokens as it has words, of which blocks of 16 are kept."""
 
-from common.errors import AlreadyExistsError, FieldViolation, InvalidRequestError, NotFoundError
-from protos import inference_pb2 as pb
+from quire.errors import AlreadyExistsError, FieldViolation, InvalidRequestError, NotFoundError
+from quire.v1 import inference_pb2 as pb
 
 BLOCK_SIZE = 16
 

@@ -5,8 +5,8 @@ Token j of sample i is id 1000 * i + j, spelled with a space before it: sample 0
 
 from dataclasses import dataclass, field
 
-from common.errors import QuireError
-from protos import inference_pb2 as pb
+from quire.errors import QuireError
+from quire.v1 import inference_pb2 as pb
 
 ALL = 1 << 30
 MEMORY = {"blocks": 6, "shared_blocks": 2, "saved_blocks": 4, "copied_blocks": 3, "swapped_out_blocks": 5}

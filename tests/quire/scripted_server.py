@@ -14,7 +14,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from common.errors import (
+from common.rpc import EdgeInterceptor, server_options
+from quire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
     InvalidRequestError,
@@ -23,9 +24,9 @@ from common.errors import (
     UnavailableError,
     to_status,
 )
-from common.rpc import PUBLIC_MESSAGE_BYTES, EdgeInterceptor, server_options
-from protos import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
-from protos import inference_pb2 as pb
+from quire.rpc import PUBLIC_MESSAGE_BYTES
+from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
+from quire.v1 import inference_pb2 as pb
 from tests.quire.scripted_prefixes import ScriptedPrefixes
 from tests.quire.scripted_run import ALL, Run, Script
 

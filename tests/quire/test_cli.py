@@ -17,10 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import quire
-from protos import inference_pb2 as pb
 from quire.cli.app import app
 from quire.cli.top_view import block_bar, view
 from quire.stats import BlockStats, JournalStats, Stats
+from quire.v1 import inference_pb2 as pb
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -304,7 +304,7 @@ def test_without_the_extra_the_command_says_which_one_to_install() -> None:
     code = "import sys; sys.modules['typer'] = None; from quire.cli.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
-    assert result.stderr == "quire: the command line needs typer; run pip install 'quire[cli]'\n"
+    assert result.stderr == "quire: the command line needs typer; run pip install '.[cli]' in a clone of Quire\n"
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import quire
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 

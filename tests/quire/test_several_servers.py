@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import quire
-from common.rpc import PUBLIC_MESSAGE_BYTES
 from common.serving import GrpcServer
+from quire.rpc import PUBLIC_MESSAGE_BYTES
 from scheduler_svc.api.leader_gate import LeaderGate
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from common.arrays import unpack_int32
-from protos import inference_pb2
-from protos import journal_pb2 as pb
+from quire.v1 import inference_pb2
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from common.errors import UnavailableError
-from protos import inference_pb2 as pb
+from quire.errors import UnavailableError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.output_stream import Subscription

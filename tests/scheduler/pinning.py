@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from common.arrays import unpack_int32
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site
 

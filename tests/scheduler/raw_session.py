@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.scheduler.sample_outputs import RequestSeen
 from tests.scheduler.serving_site import Site
 

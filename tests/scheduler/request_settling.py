@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import InvalidRequestError
-from protos import inference_pb2 as pb
+from quire.errors import InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.request_params import ModelLimits, RequestParams, validate
 
 LIMITS = ModelLimits(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Literal
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
 from tests.scheduler import scripted_model as model
 from tests.scheduler.journal_setup import until

@@ -14,8 +14,8 @@ import grpc
 from common.arrays import pack_float32, pack_int32, unpack_int32
 from common.rpc import CLUSTER_MESSAGE_BYTES, EdgeInterceptor, server_options
 from common.step_wire import open_request, seal_response
-from protos import cluster_pb2
-from protos import worker_pb2 as pb
+from quire.v1 import cluster_pb2
+from quire.v1 import worker_pb2 as pb
 from tests.scheduler import scripted_model as model
 from tests.scheduler.scripted_model import EOS, VOCAB_SIZE
 

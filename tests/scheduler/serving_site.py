@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 
 from common.arrays import pack_int32
-from common.errors import QuireError
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 from common.serving import GrpcServer
-from protos import cluster_pb2_grpc, inference_pb2_grpc, journal_pb2
-from protos import inference_pb2 as pb
+from quire.errors import QuireError
+from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from quire.v1 import cluster_pb2_grpc, inference_pb2_grpc, journal_pb2
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.stats import StatsReporter

@@ -7,9 +7,9 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from common.errors import OverloadedError, UnavailableError
-from common.rpc import error_of
-from protos import inference_pb2 as pb
+from quire.errors import OverloadedError, UnavailableError
+from quire.rpc import error_of
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.store import FencedError
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, ours

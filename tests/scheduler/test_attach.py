@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import RequestSeen, sampled
 from tests.scheduler.serving_site import Site, counting, running_site

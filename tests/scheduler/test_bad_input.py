@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from common.arrays import unpack_int32
-from common.errors import InvalidRequestError, OverloadedError
-from common.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
-from protos import cluster_pb2, worker_pb2
-from protos import inference_pb2 as pb
+from quire.errors import InvalidRequestError, OverloadedError
+from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
+from quire.v1 import cluster_pb2, worker_pb2
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.prompt_checks import ModelLimits
 from tests.chaos_input.fuzzed_requests import fuzz
 from tests.scheduler.scripted_worker import VOCAB_SIZE, ScriptedWorker

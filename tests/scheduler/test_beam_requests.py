@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.scheduler.journal_setup import until
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.sample_outputs import assert_recorded, record_of, see

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from protos import inference_pb2
-from protos import journal_pb2 as pb
+from quire.v1 import inference_pb2
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from common.errors import FailedPreconditionError, InvalidRequestError
+from quire.errors import FailedPreconditionError, InvalidRequestError
 from scheduler_svc.text.chat_template import ChatTemplate
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, theirs
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.pin_journal import PinJournal
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import quire
-from protos import worker_pb2
+from quire.v1 import worker_pb2
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, running_site
 

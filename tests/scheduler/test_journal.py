@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from common.arrays import unpack_int32, unpack_int64
-from protos import inference_pb2
-from protos import journal_pb2 as pb
+from quire.v1 import inference_pb2
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import (

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from common.step import LogprobRows, StepResult
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.output_stream import Subscription

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.errors import InvalidRequestError
-from protos import inference_pb2 as pb
+from quire.errors import InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.output_stream import OutputStream, SampleStream, Subscription
 
 MOST_SAMPLES = 4

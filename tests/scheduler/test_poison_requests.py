@@ -11,8 +11,8 @@ import structlog
 
 from common.arrays import unpack_int32
 from common.step_wire import RESPONSE_TAG
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_FAILED_STEPS
 from scheduler_svc.requests.pinned_prefix import PinnedPrefix
 from tests.scheduler.journal_setup import until

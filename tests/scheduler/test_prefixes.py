@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from common.arrays import pack_int32
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_FAILED_STEPS
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until

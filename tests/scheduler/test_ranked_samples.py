@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled, see
 from tests.scheduler.scripted_model import counted, logprob

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import inference_pb2_grpc
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.output_stream import OutputStream, Subscription
 from scheduler_svc.requests.readers import Readers

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.rpc import PUBLIC_MESSAGE_BYTES
 from common.serving import GrpcServer
+from quire.rpc import PUBLIC_MESSAGE_BYTES
 from scheduler_svc.api.readiness import Readiness
 
 SERVICE = "quire.v1.Inference"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
 from tests.scheduler.sample_outputs import assert_recorded, record_of

@@ -4,8 +4,8 @@ import pytest
 
 from common.arrays import pack_int32, pack_int64, unpack_int64
 from common.step import Candidates
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from common.errors import FailedPreconditionError
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.errors import FailedPreconditionError
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import DataLossError, EntryId
 from tests.scheduler.gated_store import GatedStore

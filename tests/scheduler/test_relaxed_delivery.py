@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.beam_decoding import BeamDecoding
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import FailedPreconditionError, InvalidRequestError
 from common.slot_sampling import SlotSampling
-from protos import inference_pb2 as pb
+from quire.errors import FailedPreconditionError, InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
 from tests.scheduler.request_settling import LIMITS, refused, request_of, settled
 

@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import FailedPreconditionError, InvalidRequestError
-from protos import inference_pb2 as pb
+from quire.errors import FailedPreconditionError, InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import InvalidRequestError
-from protos import inference_pb2 as pb
+from quire.errors import InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.request_params import settle_length, validate
 from tests.scheduler.request_settling import LIMITS, refused, request_of, settled

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.arrays import pack_int32, pack_int64
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.needed_entries import NeededEntries
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.journal_replay import JournaledRequest, JournalReplay

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal_entry import PendingEntry
 from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.memory_store import MemoryStore

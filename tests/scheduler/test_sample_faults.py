@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from tests.scheduler.journal_replay import replayed
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.sample_outputs import RequestSeen, assert_recorded, record_of, sampled, see

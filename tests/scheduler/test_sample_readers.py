@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.output_stream import Subscription
 from tests.scheduler.journal_setup import until
 from tests.scheduler.raw_session import RawSession

@@ -10,7 +10,7 @@ from itertools import pairwise
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import RequestSeen, assert_recorded, num_released, record_of, sampled, see
 from tests.scheduler.scripted_model import candidates, counted, logprob

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests import settle_pace
 from scheduler_svc.requests.settle_pace import SettlePace
 from tests.scheduler.serving_site import counting, running_site

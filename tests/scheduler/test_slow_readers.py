@@ -18,8 +18,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from common.arrays import pack_int32
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.requests.output_stream import Subscription
 from tests.scheduler.journal_setup import until
 from tests.scheduler.serving_site import Site, counting, record_of, running_site

@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from common.arrays import pack_int32
-from protos import inference_pb2
-from protos import journal_pb2 as pb
+from quire.v1 import inference_pb2
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.redis_leases import RedisLeases

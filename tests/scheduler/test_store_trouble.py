@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until

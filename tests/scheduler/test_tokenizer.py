@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from common.errors import FailedPreconditionError, InvalidRequestError
+from quire.errors import FailedPreconditionError, InvalidRequestError
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours, theirs
 

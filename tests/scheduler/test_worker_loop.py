@@ -8,8 +8,8 @@ from zlib import crc32
 import pytest
 
 from common.step_wire import RESPONSE_TAG, seal_response
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from protos import cluster_pb2, worker_pb2
-from protos import inference_pb2 as pb
+from quire.v1 import cluster_pb2, worker_pb2
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, HUNG_AFTER_UNKNOWN_S, SupersededError
 from scheduler_svc.workers.workers import LEASE_MS

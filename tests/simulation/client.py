@@ -10,7 +10,7 @@ from random import Random
 
 import grpc
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.simulation.connection import Connection, ConnectionLostError
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from random import Random
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 DELAY_S = (0.0001, 0.001)

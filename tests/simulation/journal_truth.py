@@ -6,8 +6,8 @@ It reads entries with its own few lines, not with the replay that it is to judge
 from dataclasses import dataclass, field
 
 from common.arrays import unpack_int32, unpack_int64
-from protos import inference_pb2 as pb
-from protos import journal_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.request_params import num_sequences_of
 from tests.simulation.history import History

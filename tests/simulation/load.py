@@ -7,7 +7,7 @@ priorities, deadlines; clients that hang up, read slowly, cancel, ask twice, or 
 from dataclasses import dataclass, field
 from random import Random
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from tests.simulation import toy_model as model
 from tests.simulation.closed_form import ClosedForm, SeenSample
 from tests.simulation.toy_device import NAN_SEED, STEP_KILLER_SEED, WORKER_KILLER_SEED

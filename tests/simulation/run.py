@@ -5,8 +5,8 @@ import gc
 from dataclasses import dataclass
 from random import Random
 
-from common.errors import NotFoundError
-from protos import inference_pb2 as pb
+from quire.errors import NotFoundError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.requests.computations import SAMPLING
 from tests.simulation.faults import draw_faults

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from common.errors import QuireError
 from common.process import unless_failed
-from protos import inference_pb2 as pb
+from quire.errors import QuireError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import Session
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig

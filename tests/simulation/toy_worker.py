@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from common.errors import QuireError, UnavailableError
 from common.step import Step, StepResult, StepStatus
-from protos import cluster_pb2, worker_pb2
+from quire.errors import QuireError, UnavailableError
+from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.workers.worker_link import WorkerLink
 from tests.simulation import toy_model
 from tests.simulation.history import History

@@ -1,6 +1,6 @@
 """What must hold: of a request as its client sees its end, and of everything when all is quiet."""
 
-from protos import inference_pb2 as pb
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.scheduler import Scheduler
 from tests.simulation.closed_form import SeenSample
 from tests.simulation.load import Order

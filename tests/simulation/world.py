@@ -6,8 +6,8 @@ It starts what died, and knows who leads. What goes wrong is done elsewhere, and
 import asyncio
 from random import Random
 
-from protos import inference_pb2 as pb
-from protos import worker_pb2
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.store import EntryId
 from tests.simulation.client import Client

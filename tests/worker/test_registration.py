@@ -8,11 +8,11 @@ import grpc
 import pytest
 import structlog
 
-from common.errors import FailedPreconditionError, NotLeaderError
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
-from protos import cluster_pb2 as pb
-from protos import cluster_pb2_grpc
+from quire.errors import FailedPreconditionError, NotLeaderError
+from quire.v1 import cluster_pb2 as pb
+from quire.v1 import cluster_pb2_grpc
 from tests.services import free_address
 from worker_svc.registration import Registration, WorkerIdentity
 

@@ -50,7 +50,7 @@ def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
     [
         (replace(NOTHING_ASKED, device="cuda"), NO_GPU, "torch sees no CUDA device: use --device cpu"),
         (replace(NOTHING_ASKED, device="cuda:2"), HOPPERS, "the last CUDA device is cuda:1"),
-        (NOTHING_ASKED, replace(HOPPERS, has_triton=False), "install the extra quire[gpu], or give --runner cpu"),
+        (NOTHING_ASKED, replace(HOPPERS, has_triton=False), "run pip install '.[gpu]' in a clone of Quire, or"),
         (replace(NOTHING_ASKED, kv_dtype="fp8"), NO_GPU, "leave it out, or give --runner device"),
         (replace(NOTHING_ASKED, kv_dtype="fp8", runner="cpu"), HOPPERS, "leave it out, or give --runner device"),
         (

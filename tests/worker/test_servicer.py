@@ -11,14 +11,15 @@ from zlib import crc32
 import grpc
 import pytest
 
-from common.errors import DataLossError, InvalidRequestError, UnavailableError
-from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options, error_of
+from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from common.step import Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, step_to_pb
 from common.step_wire import REQUEST_TAG, open_response, open_step_stream, seal_request
-from protos import worker_pb2 as pb
-from protos import worker_pb2_grpc
+from quire.errors import DataLossError, InvalidRequestError, UnavailableError
+from quire.rpc import channel_options, error_of
+from quire.v1 import worker_pb2 as pb
+from quire.v1 import worker_pb2_grpc
 from tests.worker.steps import LIMITS
 from worker_svc.description import ModelDescription, PhaseTime, TokenizerFiles, WorkerDescription
 from worker_svc.executor import StepExecutor

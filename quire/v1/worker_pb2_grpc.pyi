@@ -10,7 +10,7 @@ and epoch and step_id order and fence every Step.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import worker_pb2 as _worker_pb2
+from quire.v1 import worker_pb2 as _worker_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import inference_pb2 as protos_dot_inference__pb2
+from quire.v1 import inference_pb2 as quire_dot_v1_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/inference_pb2_grpc.py depends on'
+        + ' but the generated code in quire/v1/inference_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,73 +37,73 @@ class InferenceStub(object):
         """
         self.Generate = channel.unary_stream(
                 '/quire.v1.Inference/Generate',
-                request_serializer=protos_dot_inference__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GenerateResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
                 '/quire.v1.Inference/Session',
-                request_serializer=protos_dot_inference__pb2.SessionRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.SessionResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.SessionResponse.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_stream(
                 '/quire.v1.Inference/Attach',
-                request_serializer=protos_dot_inference__pb2.AttachRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GenerateResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/quire.v1.Inference/Pause',
-                request_serializer=protos_dot_inference__pb2.PauseRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.PauseResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.PauseRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.PauseResponse.FromString,
                 _registered_method=True)
         self.Resume = channel.unary_unary(
                 '/quire.v1.Inference/Resume',
-                request_serializer=protos_dot_inference__pb2.ResumeRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.ResumeResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.ResumeResponse.FromString,
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/quire.v1.Inference/Cancel',
-                request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.CancelResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
         self.GetRequest = channel.unary_unary(
                 '/quire.v1.Inference/GetRequest',
-                request_serializer=protos_dot_inference__pb2.GetRequestRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GetRequestResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/quire.v1.Inference/Tokenize',
-                request_serializer=protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.TokenizeResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/quire.v1.Inference/Detokenize',
-                request_serializer=protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.DetokenizeResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/quire.v1.Inference/GetModel',
-                request_serializer=protos_dot_inference__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GetModelResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/quire.v1.Inference/GetStats',
-                request_serializer=protos_dot_inference__pb2.GetStatsRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GetStatsResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
         self.PinPrefix = channel.unary_unary(
                 '/quire.v1.Inference/PinPrefix',
-                request_serializer=protos_dot_inference__pb2.PinPrefixRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.PinPrefixResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.PinPrefixRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.PinPrefixResponse.FromString,
                 _registered_method=True)
         self.UnpinPrefix = channel.unary_unary(
                 '/quire.v1.Inference/UnpinPrefix',
-                request_serializer=protos_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.UnpinPrefixResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.UnpinPrefixResponse.FromString,
                 _registered_method=True)
         self.ListPrefixes = channel.unary_unary(
                 '/quire.v1.Inference/ListPrefixes',
-                request_serializer=protos_dot_inference__pb2.ListPrefixesRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.ListPrefixesResponse.FromString,
+                request_serializer=quire_dot_v1_dot_inference__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.ListPrefixesResponse.FromString,
                 _registered_method=True)
 
 
@@ -232,73 +232,73 @@ def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_inference__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=protos_dot_inference__pb2.SessionRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.SessionResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.SessionRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.SessionResponse.SerializeToString,
             ),
             'Attach': grpc.unary_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=protos_dot_inference__pb2.AttachRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
-                    request_deserializer=protos_dot_inference__pb2.PauseRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.PauseResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.PauseRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.PauseResponse.SerializeToString,
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
-                    request_deserializer=protos_dot_inference__pb2.ResumeRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.ResumeResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.ResumeResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
-                    request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.CancelResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.CancelRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.CancelResponse.SerializeToString,
             ),
             'GetRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequest,
-                    request_deserializer=protos_dot_inference__pb2.GetRequestRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GetRequestResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.GetRequestResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=protos_dot_inference__pb2.TokenizeRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.TokenizeResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
-                    request_deserializer=protos_dot_inference__pb2.DetokenizeRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
-                    request_deserializer=protos_dot_inference__pb2.GetModelRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GetModelResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
-                    request_deserializer=protos_dot_inference__pb2.GetStatsRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GetStatsResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.GetStatsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.GetStatsResponse.SerializeToString,
             ),
             'PinPrefix': grpc.unary_unary_rpc_method_handler(
                     servicer.PinPrefix,
-                    request_deserializer=protos_dot_inference__pb2.PinPrefixRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.PinPrefixResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.PinPrefixRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.PinPrefixResponse.SerializeToString,
             ),
             'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
                     servicer.UnpinPrefix,
-                    request_deserializer=protos_dot_inference__pb2.UnpinPrefixRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.UnpinPrefixResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.UnpinPrefixRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.UnpinPrefixResponse.SerializeToString,
             ),
             'ListPrefixes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPrefixes,
-                    request_deserializer=protos_dot_inference__pb2.ListPrefixesRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.ListPrefixesResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.ListPrefixesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -327,8 +327,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Generate',
-            protos_dot_inference__pb2.GenerateRequest.SerializeToString,
-            protos_dot_inference__pb2.GenerateResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -354,8 +354,8 @@ class Inference(object):
             request_iterator,
             target,
             '/quire.v1.Inference/Session',
-            protos_dot_inference__pb2.SessionRequest.SerializeToString,
-            protos_dot_inference__pb2.SessionResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -381,8 +381,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Attach',
-            protos_dot_inference__pb2.AttachRequest.SerializeToString,
-            protos_dot_inference__pb2.GenerateResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -408,8 +408,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Pause',
-            protos_dot_inference__pb2.PauseRequest.SerializeToString,
-            protos_dot_inference__pb2.PauseResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.PauseRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.PauseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -435,8 +435,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Resume',
-            protos_dot_inference__pb2.ResumeRequest.SerializeToString,
-            protos_dot_inference__pb2.ResumeResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -462,8 +462,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Cancel',
-            protos_dot_inference__pb2.CancelRequest.SerializeToString,
-            protos_dot_inference__pb2.CancelResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -489,8 +489,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/GetRequest',
-            protos_dot_inference__pb2.GetRequestRequest.SerializeToString,
-            protos_dot_inference__pb2.GetRequestResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -516,8 +516,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Tokenize',
-            protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
-            protos_dot_inference__pb2.TokenizeResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -543,8 +543,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/Detokenize',
-            protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
-            protos_dot_inference__pb2.DetokenizeResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -570,8 +570,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/GetModel',
-            protos_dot_inference__pb2.GetModelRequest.SerializeToString,
-            protos_dot_inference__pb2.GetModelResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -597,8 +597,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/GetStats',
-            protos_dot_inference__pb2.GetStatsRequest.SerializeToString,
-            protos_dot_inference__pb2.GetStatsResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.GetStatsRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.GetStatsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -624,8 +624,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/PinPrefix',
-            protos_dot_inference__pb2.PinPrefixRequest.SerializeToString,
-            protos_dot_inference__pb2.PinPrefixResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.PinPrefixRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.PinPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -651,8 +651,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/UnpinPrefix',
-            protos_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
-            protos_dot_inference__pb2.UnpinPrefixResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.UnpinPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -678,8 +678,8 @@ class Inference(object):
             request,
             target,
             '/quire.v1.Inference/ListPrefixes',
-            protos_dot_inference__pb2.ListPrefixesRequest.SerializeToString,
-            protos_dot_inference__pb2.ListPrefixesResponse.FromString,
+            quire_dot_v1_dot_inference__pb2.ListPrefixesRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.ListPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

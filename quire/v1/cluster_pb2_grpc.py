@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import cluster_pb2 as protos_dot_cluster__pb2
+from quire.v1 import cluster_pb2 as quire_dot_v1_dot_cluster__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/cluster_pb2_grpc.py depends on'
+        + ' but the generated code in quire/v1/cluster_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -38,13 +38,13 @@ class ClusterStub(object):
         """
         self.Register = channel.unary_unary(
                 '/quire.v1.Cluster/Register',
-                request_serializer=protos_dot_cluster__pb2.RegisterRequest.SerializeToString,
-                response_deserializer=protos_dot_cluster__pb2.RegisterResponse.FromString,
+                request_serializer=quire_dot_v1_dot_cluster__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_cluster__pb2.RegisterResponse.FromString,
                 _registered_method=True)
         self.DrainWorker = channel.unary_unary(
                 '/quire.v1.Cluster/DrainWorker',
-                request_serializer=protos_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
-                response_deserializer=protos_dot_cluster__pb2.DrainWorkerResponse.FromString,
+                request_serializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
 
 
@@ -76,13 +76,13 @@ def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
-                    request_deserializer=protos_dot_cluster__pb2.RegisterRequest.FromString,
-                    response_serializer=protos_dot_cluster__pb2.RegisterResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_cluster__pb2.RegisterRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_cluster__pb2.RegisterResponse.SerializeToString,
             ),
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
-                    request_deserializer=protos_dot_cluster__pb2.DrainWorkerRequest.FromString,
-                    response_serializer=protos_dot_cluster__pb2.DrainWorkerResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -112,8 +112,8 @@ class Cluster(object):
             request,
             target,
             '/quire.v1.Cluster/Register',
-            protos_dot_cluster__pb2.RegisterRequest.SerializeToString,
-            protos_dot_cluster__pb2.RegisterResponse.FromString,
+            quire_dot_v1_dot_cluster__pb2.RegisterRequest.SerializeToString,
+            quire_dot_v1_dot_cluster__pb2.RegisterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -139,8 +139,8 @@ class Cluster(object):
             request,
             target,
             '/quire.v1.Cluster/DrainWorker',
-            protos_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
-            protos_dot_cluster__pb2.DrainWorkerResponse.FromString,
+            quire_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
+            quire_dot_v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

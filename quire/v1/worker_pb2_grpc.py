@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import worker_pb2 as protos_dot_worker__pb2
+from quire.v1 import worker_pb2 as quire_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/worker_pb2_grpc.py depends on'
+        + ' but the generated code in quire/v1/worker_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,18 +37,18 @@ class WorkerStub(object):
         """
         self.Describe = channel.unary_unary(
                 '/quire.v1.Worker/Describe',
-                request_serializer=protos_dot_worker__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.DescribeResponse.FromString,
+                request_serializer=quire_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_worker__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.StepStream = channel.stream_stream(
                 '/quire.v1.Worker/StepStream',
-                request_serializer=protos_dot_worker__pb2.StepRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.StepResponse.FromString,
+                request_serializer=quire_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_worker__pb2.StepResponse.FromString,
                 _registered_method=True)
         self.Step = channel.unary_unary(
                 '/quire.v1.Worker/Step',
-                request_serializer=protos_dot_worker__pb2.StepRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.StepResponse.FromString,
+                request_serializer=quire_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_worker__pb2.StepResponse.FromString,
                 _registered_method=True)
 
 
@@ -85,18 +85,18 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=protos_dot_worker__pb2.DescribeRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.DescribeResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_worker__pb2.DescribeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_worker__pb2.DescribeResponse.SerializeToString,
             ),
             'StepStream': grpc.stream_stream_rpc_method_handler(
                     servicer.StepStream,
-                    request_deserializer=protos_dot_worker__pb2.StepRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.StepResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_worker__pb2.StepRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_worker__pb2.StepResponse.SerializeToString,
             ),
             'Step': grpc.unary_unary_rpc_method_handler(
                     servicer.Step,
-                    request_deserializer=protos_dot_worker__pb2.StepRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.StepResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_worker__pb2.StepRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_worker__pb2.StepResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -125,8 +125,8 @@ class Worker(object):
             request,
             target,
             '/quire.v1.Worker/Describe',
-            protos_dot_worker__pb2.DescribeRequest.SerializeToString,
-            protos_dot_worker__pb2.DescribeResponse.FromString,
+            quire_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
+            quire_dot_v1_dot_worker__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -152,8 +152,8 @@ class Worker(object):
             request_iterator,
             target,
             '/quire.v1.Worker/StepStream',
-            protos_dot_worker__pb2.StepRequest.SerializeToString,
-            protos_dot_worker__pb2.StepResponse.FromString,
+            quire_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
+            quire_dot_v1_dot_worker__pb2.StepResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -179,8 +179,8 @@ class Worker(object):
             request,
             target,
             '/quire.v1.Worker/Step',
-            protos_dot_worker__pb2.StepRequest.SerializeToString,
-            protos_dot_worker__pb2.StepResponse.FromString,
+            quire_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
+            quire_dot_v1_dot_worker__pb2.StepResponse.FromString,
             options,
             channel_credentials,
             insecure,

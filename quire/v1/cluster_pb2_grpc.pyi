@@ -5,7 +5,7 @@ How workers and scheduler find each other."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import cluster_pb2 as _cluster_pb2
+from quire.v1 import cluster_pb2 as _cluster_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -14,7 +14,7 @@ Conventions of every message here:
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import inference_pb2 as _inference_pb2
+from quire.v1 import inference_pb2 as _inference_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
