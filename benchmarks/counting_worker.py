@@ -11,10 +11,10 @@ from pathlib import Path
 
 import common.grpc_poller  # noqa: F401 - as in `worker_svc`
 from common.step import Step, StepResult
+from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
 from worker_svc.engine import Engine
 from worker_svc.loading import load_engine
-from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import PendingStep, StepRunner
 
 

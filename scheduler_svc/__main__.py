@@ -20,6 +20,7 @@ from common.process import ending, refuse_to_start, unless_failed
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit
 from quire.rpc import PUBLIC_MESSAGE_BYTES
+from quire.scheduler_settings import SchedulerSettings
 from quire.settings import to_toml
 from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 from scheduler_svc.api.cluster_servicer import ClusterServicer
@@ -44,7 +45,6 @@ from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
-from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers
 

@@ -12,12 +12,12 @@ from common.process import refuse_to_start
 from common.serving import ListenError
 from common.settings import settings_or_exit
 from quire.settings import to_toml
+from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint import CheckpointError
 from worker_svc.kv_pool import PoolSizeError
 from worker_svc.loading import load_engine
 from worker_svc.runner_choice import DeviceError
 from worker_svc.service import ServiceOptions, serve
-from worker_svc.settings import WorkerSettings
 
 SERVICE = "worker"
 # How long the execution thread may keep the interpreter before the event loop gets it; the default of 5 ms would be

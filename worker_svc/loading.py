@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint import fingerprint, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.engine import Engine
@@ -16,7 +17,6 @@ from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
-from worker_svc.settings import WorkerSettings
 from worker_svc.tokenizer_files import read_tokenizer_files
 
 

@@ -12,6 +12,7 @@ import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.host_memory import take_memory
+from quire.worker_settings import WorkerSettings
 from worker_svc.description import PhaseClock
 from worker_svc.device import torch_operations
 from worker_svc.device.graphs import graph_sizes
@@ -26,7 +27,6 @@ from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimi
 from worker_svc.runner import ModelRunner
 from worker_svc.runner_choice import RunnerChoice
 from worker_svc.sampler import Sampler
-from worker_svc.settings import WorkerSettings
 from worker_svc.step_limits import StepLimits
 from worker_svc.step_runner import StepRunner
 from worker_svc.trial_steps import warm_up_steps

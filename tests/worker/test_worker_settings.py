@@ -7,7 +7,7 @@ import pytest
 
 from common.address import advertised_address
 from quire.settings import parse, to_toml
-from worker_svc.settings import WorkerSettings
+from quire.worker_settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Settings of the worker process."""
+"""Settings of the worker process; here, below it, because `quire serve` takes, checks and prints them too."""
 
 from typing import ClassVar, Literal, Self
 

@@ -1,4 +1,4 @@
-"""Settings of the scheduler process."""
+"""Settings of the scheduler process; here, below it, because `quire serve` takes, checks and prints them too."""
 
 from typing import ClassVar, Literal
 
@@ -6,9 +6,6 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from quire.settings import Settings
-from scheduler_svc.core.ordering import OrderPolicy
-from scheduler_svc.core.preemption import PreemptionMode
-from scheduler_svc.requests.publisher import Delivery
 
 
 class SchedulerSettings(Settings):
@@ -30,7 +27,7 @@ class SchedulerSettings(Settings):
     )
     store: str = Field("memory", description="where the journal lives: redis://, rediss://, unix:// or memory")
     store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
-    delivery: Delivery = Field(
+    delivery: Literal["durable", "relaxed"] = Field(
         "durable",
         description="when output goes to clients: durable (once the journal has it), or relaxed (at once: sooner, but "
         "what a client has seen may be lost with the scheduler, and is then computed again)",
@@ -52,12 +49,12 @@ class SchedulerSettings(Settings):
     max_batched_tokens: int = Field(512, ge=1, description="tokens computed in one step, prompt and decode together")
     max_num_seqs: int = Field(256, ge=1, description="sequences running at once on one worker")
     watermark: float = Field(0.01, ge=0, lt=1, description="part of the KV pool that admissions leave free")
-    order: OrderPolicy = Field(
+    order: Literal["fcfs", "edf"] = Field(
         "fcfs",
         description="who is served first within a priority class: fcfs (first come) or edf (earliest deadline; "
         "requests without one come last). The last in order gives way first when memory is short",
     )
-    preemption: PreemptionMode = Field(
+    preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto",
         description="what becomes of the memory of a request that gives way: swap (moved to the worker's host pool, "
         "and recomputed when that is full), recompute, or auto (the cheaper way for each, as measured)",
