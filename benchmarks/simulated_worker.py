@@ -15,14 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import uvloop
 
 import common.grpc_poller  # noqa: F401 - as in a real worker
 from benchmarks.stage_spans import SpanLog
 from benchmarks.step_trace import StepTrace, WorkerMoments
 from benchmarks.worker_probes import probe_worker
 from common.log import set_up_logging
-from common.process import refuse_to_start
+from common.process import end_after, refuse_to_start, run_service
 from common.serving import ListenError
 from common.step import Step, StepResult
 from worker_svc.description import ModelDescription, TokenizerFiles, WorkerDescription
@@ -173,7 +172,7 @@ def main() -> None:
     )
     runner = make_runner(arguments)
     try:
-        uvloop.run(serve(options, lambda: make_engine(arguments, runner)))
+        run_service(serve(options, lambda: make_engine(arguments, runner)))
     except ListenError as error:
         refuse_to_start("simulated_worker", str(error))
     if arguments.trace is not None:
@@ -183,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_after(main)

@@ -16,6 +16,7 @@ import common.grpc_poller  # noqa: F401 - as in `scheduler_svc`
 from benchmarks.scheduler_probes import probe_scheduler
 from benchmarks.stage_spans import SpanLog
 from benchmarks.step_trace import SchedulerMoments, StepTrace
+from common.process import end_after
 from common.step import Step, StepResult
 from scheduler_svc import __main__ as scheduler_main
 from scheduler_svc.workers import workers
@@ -73,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_after(main)

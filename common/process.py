@@ -1,22 +1,63 @@
-"""The life of a service's process: when to end, what to give up then, and how to refuse to start.
+"""The life of a service's process: when to end, what to give up then, how to end, and how to refuse to start.
 
 Knows nothing of what the process does.
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import Collection, Coroutine
-from typing import Any, NoReturn
+import traceback
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
+
+import uvloop
 
 EXIT_CONFIGURATION = 2
+
+T = TypeVar("T")
 
 
 def refuse_to_start(service: str, message: str) -> NoReturn:
     """Ends the process with one sentence on standard error and the exit code of a configuration error."""
     print(f"{service}: {message}", file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it
     raise SystemExit(EXIT_CONFIGURATION)
+
+
+def end_after(main: Callable[[], None]) -> NoReturn:
+    """Calls `main` and ends the process with it: with exit code 0, that of SystemExit, or 1 after a traceback.
+
+    No thread is waited for, as the interpreter and its libraries would: one of them may be looking up the name of a
+    host that is gone, which takes a resolver up to a minute, or load a model. `main` waits for what has to be done.
+    """
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    except BaseException:  # whatever it is, it is the end
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # who read it has gone
+                stream.flush()
+        os._exit(code)
+
+
+def run_service(work: Coroutine[Any, Any, T]) -> T:
+    """Does the work on an event loop, for a process that `end_after` ends.
+
+    The loop is not closed: that would wait for its threads, and those of gRPC.
+    """
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(work)
 
 
 def ending(parent_pipe_fd: int | None) -> asyncio.Event:

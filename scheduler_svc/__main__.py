@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any
 
 import structlog
-import uvloop
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_logging
-from common.process import ending, refuse_to_start, unless_failed
+from common.process import end_after, ending, refuse_to_start, run_service, unless_failed
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit
 from quire.rpc import PUBLIC_MESSAGE_BYTES
@@ -67,7 +66,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what was imported stays for good: a full collection, which stops everything, need not walk it
     try:
-        uvloop.run(serve(settings))
+        run_service(serve(settings))
     except (SupersededError, FencedError) as error:
         log.error("scheduler ends", reason=str(error))
         raise SystemExit(1) from None
@@ -254,4 +253,4 @@ def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
 
 
 if __name__ == "__main__":
-    main()
+    end_after(main)

@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock
 
+from common.process import end_after
+
 PRELOADED = ["worker_svc.__main__", "scheduler_svc.__main__"]
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -73,4 +75,4 @@ def _main(module: str, arguments: Sequence[str], cwd: Path, log: Connection) -> 
     sys.argv = [module, *arguments]
     if hasattr(importlib.import_module(module), "__path__"):
         module += ".__main__"
-    importlib.import_module(module).main()
+    end_after(importlib.import_module(module).main)

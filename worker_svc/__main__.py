@@ -1,14 +1,11 @@
 """Composition root of the worker: reads the settings, serves until it is told to end."""
 
-import os
 import sys
-
-import uvloop
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
 from common.log import set_up_logging
-from common.process import refuse_to_start
+from common.process import end_after, refuse_to_start, run_service
 from common.serving import ListenError
 from common.settings import settings_or_exit
 from quire.settings import to_toml
@@ -42,12 +39,10 @@ def main() -> None:
         drain_timeout_s=settings.drain_timeout_s,
     )
     try:
-        ended = uvloop.run(serve(options, lambda: load_engine(settings)))
+        run_service(serve(options, lambda: load_engine(settings)))
     except (CheckpointError, DeviceError, PoolSizeError, ListenError) as error:
         refuse_to_start(SERVICE, str(error))
-    if not ended:
-        os._exit(0)  # the interpreter would take the ground from under a thread that is still loading
 
 
 if __name__ == "__main__":
-    main()
+    end_after(main)

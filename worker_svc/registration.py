@@ -20,10 +20,11 @@ from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 
 _ATTEMPT_TIMEOUT_S = 2.0
+_PATIENCE_WITHOUT_LEADER_S = 0.5  # at the end: nobody keeps what runs here, or somebody takes over in this moment
 _KNOCK_S = 0.1  # between attempts at each address while nobody leads this worker
 _WATCH_S = 0.5  # and while somebody does, at the addresses of the others: one of them may follow
 _SHORTEST_PAUSE_S = 0.05
-_RESOLVE_S = 2.0  # between two looks at which addresses the names stand for
+_RESOLVE_S = 2.0  # between two looks at which addresses the names stand for, and for each look
 _LOOK_EVERY_S = 0.05
 
 log = structlog.get_logger()
@@ -98,13 +99,15 @@ class Registration:
     async def leave(self, patience_s: float) -> None:
         """Tells the scheduler that this worker will end, and waits until nothing is left here, while that may be.
 
-        The lease is to be kept meanwhile. Where no scheduler answers there is nothing to wait for.
+        The lease is to be kept meanwhile. Where no scheduler leads there is little to wait for.
         """
         self._is_draining = True
         door = next((door for door in self._doors.values() if door.epoch), next(iter(self._doors.values()), None))
         if door is None:
             log.warning("scheduler not told of draining", reason="none was looked for yet")
             return
+        if not door.epoch:
+            patience_s = min(patience_s, _PATIENCE_WITHOUT_LEADER_S)
         try:
             async with asyncio.timeout(patience_s):
                 await self._register(door)
@@ -129,7 +132,8 @@ class Registration:
     async def _look_up(self) -> None:
         """What goes wrong with a look may go well with the next; until then the last one counts."""
         try:
-            self._resolved = await self._resolve(self._given)
+            async with asyncio.timeout(_RESOLVE_S):  # a resolver that does not answer is waited for much longer
+                self._resolved = await self._resolve(self._given)
             self._could_not_resolve = False
         except Exception as error:
             if not self._could_not_resolve:

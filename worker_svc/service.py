@@ -21,6 +21,7 @@ from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_
 from worker_svc.task_thread import TaskThread
 
 _STOP_GRACE_S = 1.0
+_LAST_STEPS_S = 5.0  # at the end, for steps that were on their way when the time for draining was over
 
 log = structlog.get_logger()
 
@@ -37,11 +38,10 @@ class ServiceOptions:
     drain_timeout_s: float
 
 
-async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
-    """Serves until it is told to end. `load` is called on the execution thread.
+async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
+    """Serves until it is told to end. `load` is called on the execution thread, which may outlive this.
 
-    Returns whether that thread has ended; it has not if the end came while `load` was running, which nothing can
-    interrupt. Raises ListenError, and whatever `load` raises.
+    Raises ListenError, and whatever `load` raises.
     """
     end = ending(options.parent_pipe_fd)
     server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
@@ -55,7 +55,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
     try:
         engine = await _unless_ended(end, thread.call(load))
         if engine is None:
-            return False
+            return
         gc.collect()
         gc.freeze()  # what was loaded stays for good: a full collection, a tenth of a second, need not walk it
         executor = StepExecutor(engine.runner, thread, _exit_at_once)
@@ -73,10 +73,13 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> bool:
             registration = Registration(options.scheduler, identity, executor.follow)
             servicer.on_left = registration.knock
         await _until_end(end, server, registration, options.drain_timeout_s)
-        await servicer.drain()
-        await executor.close()
-        await thread.close()
-        return True
+        try:
+            async with asyncio.timeout(_LAST_STEPS_S):
+                await servicer.drain()
+                await executor.close()
+                await thread.close()
+        except TimeoutError:
+            log.warning("steps left unfinished: they do not end", waited_s=_LAST_STEPS_S)
     finally:
         await server.stop(_STOP_GRACE_S)
         log.info("worker ended")

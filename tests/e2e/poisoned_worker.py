@@ -7,10 +7,9 @@ import os
 import signal
 import sys
 
-import uvloop
-
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.log import set_up_logging
+from common.process import end_after, run_service
 from common.settings import settings_or_exit
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
@@ -58,8 +57,8 @@ def main() -> None:
         parent_pipe_fd=settings.parent_pipe_fd,
         drain_timeout_s=settings.drain_timeout_s,
     )
-    uvloop.run(serve(options, lambda: load_poisoned(settings)))
+    run_service(serve(options, lambda: load_poisoned(settings)))
 
 
 if __name__ == "__main__":
-    main()
+    end_after(main)

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.process import end_after
+
 MODULE = "worker_svc.__main__"
 TIMEOUT_S = 90.0
 
@@ -37,4 +39,4 @@ def _main(arguments: Sequence[str], out: Path, err: Path) -> None:
     for path, fd in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), fd)
     sys.argv = [MODULE, *arguments]
-    importlib.import_module(MODULE).main()
+    end_after(importlib.import_module(MODULE).main)
