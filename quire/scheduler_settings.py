@@ -60,6 +60,12 @@ class SchedulerSettings(Settings):
         "and recomputed when that is full), recompute, or auto (the cheaper way for each, as measured)",
     )
     pipeline_depth: int = Field(2, ge=1, le=2, description="steps on their way to a worker at once")
+    decide: Literal["auto", "early", "late"] = Field(
+        "auto",
+        description="when the second step on its way is decided: early (as soon as the first is sent), late (so that "
+        "it arrives shortly before the first ends, and requests that come meanwhile are in it), or auto (late "
+        "for workers on a CPU, early for others)",
+    )
     prefix_cache: bool = Field(True, description="share the blocks of equal prefixes")
     step_form: Literal["delta", "whole"] = Field(
         "delta", description="what a step says: what changed, or (the paper's form, depth 1) every table in full"

@@ -146,6 +146,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
         keeper,
         epoch=epoch,
         send_whole=settings.step_form == "whole",
+        decide=settings.decide,
         on_change=partial(readiness.announce, INFERENCE),
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
     )

@@ -53,7 +53,7 @@ class StepExpectations:
 
     def learn(self, plan: StepPlan, duration_s: float) -> None:
         """Takes in a step that was executed."""
-        kind, work = _measure(plan)
+        kind, work = measure(plan)
         average = self._averages.get(kind)
         if average is None:
             self._averages[kind] = Average([float(each) for each in work], duration_s)
@@ -62,7 +62,7 @@ class StepExpectations:
 
     def expected_s(self, plan: StepPlan) -> float | None:
         """At most what such a step took so far, grown as its work has. None: nothing comparable was measured."""
-        kind, work = _measure(plan)
+        kind, work = measure(plan)
         average = self._averages.get(kind)
         if average is None or average.num_steps < MIN_STEPS:
             return None
@@ -72,7 +72,8 @@ class StepExpectations:
         return average.duration_s * max(1.0, times_larger)
 
 
-def _measure(plan: StepPlan) -> tuple[Kind, Work]:
+def measure(plan: StepPlan) -> tuple[Kind, Work]:
+    """What kind of step a plan is, and how much work it has."""
     num_rows, num_tokens = len(plan.num_tokens), sum(plan.num_tokens)
     num_moved = (len(plan.swap_out) + len(plan.swap_in) + len(plan.copies)) // 2
     num_attended = num_tokens + sum(plan.positions)

@@ -1,9 +1,11 @@
 """The loop of one worker: schedule, send, take the result, and again.
 
-Up to `pipeline_depth` steps are on their way at once; text and journal come after the next step has been sent.
+Up to `pipeline_depth` steps are on their way at once. The one behind the step that runs is decided late, where the
+worker is known well enough (`DecisionTime`); text and journal come meanwhile, or after the next step has been sent.
 Workers step unsynchronised: each has a loop of its own, and a slow one holds up nobody.
 """
 
+import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from common.step import StepResult, StepStatus
 from quire.errors import FailedPreconditionError, QuireError
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.workers.decision_time import DecisionTime
 from scheduler_svc.workers.step_builder import build_step
 from scheduler_svc.workers.step_costs import StepCosts
 from scheduler_svc.workers.step_expectations import StepExpectations
@@ -65,6 +68,7 @@ class WorkerLoop:
         *,
         epoch: int,
         send_whole: bool,
+        decides_late: bool = True,
         expectations: StepExpectations | None = None,
     ) -> None:
         """`expectations`: of the same worker from before its link broke, if it is back."""
@@ -77,8 +81,10 @@ class WorkerLoop:
         self._scheduler = engine.scheduler
         self._epoch = epoch
         self._send_whole = send_whole  # the paper's form: every step describes every slot
+        self._decision_time = DecisionTime() if decides_late else None
         self._in_flight: deque[StepPlan] = deque()
         self._refused: list[tuple[StepPlan, StepResult]] = []
+        self._is_delaying = False  # the next step was put off
         self._last_result_ns: int | None = None
         self._executing_since_ns = 0  # when the first step in flight was sent, or the one before it was answered
 
@@ -103,13 +109,13 @@ class WorkerLoop:
         self._engine.add_waker(self.link.news.set)
         try:
             while self.link.broken is None:
-                await self._send_what_is_due()
+                delay_ns = await self._send_what_is_due()
                 self._engine.settle_if_due()
                 self._scheduler.offer_filled_blocks(self.worker_id)
                 if not self._in_flight:
                     self._last_result_ns = None  # idle: the next result ends no iteration
                 if not self.link.results:
-                    await self.link.news.wait()
+                    await self._news_within(delay_ns)
                 self.link.news.clear()
                 while self.link.results:
                     self._take(self.link.results.popleft())
@@ -123,25 +129,46 @@ class WorkerLoop:
             self._engine.settle()
         return self.link.broken
 
-    async def _send_what_is_due(self) -> None:
+    async def _news_within(self, delay_ns: int) -> None:
+        """Waits for news from the link, or for the moment of the next decision if there is one (0: there is none)."""
+        timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.link.news.set) if delay_ns else None
+        await self.link.news.wait()
+        if timer is not None:
+            timer.cancel()
+
+    def _delay_ns(self) -> int:
+        """How long the step behind the running one may still wait to be decided; 0: it is due."""
+        if self._decision_time is None or len(self._in_flight) != 1:
+            return 0
+        return self._decision_time.delay_ns(self._in_flight[0], time.monotonic_ns() - self._executing_since_ns)
+
+    async def _send_what_is_due(self) -> int:
+        """Returns after how many nanoseconds the next step has to be decided; 0: when there is news."""
         if self._refused:
             if self._in_flight:
-                return  # the pipeline drains first
+                return 0  # the pipeline drains first
             self._heal()
         while self.link.broken is None and self._engine.may_step():
+            if delay_ns := self._delay_ns():
+                self._is_delaying = True
+                return delay_ns
             if self._send_whole:
                 self._scheduler.request_snapshot(self.worker_id)
             now_s = time.monotonic()
             self._engine.drop_hopeless(now_s, is_idle=not self._in_flight)
             plan = self._scheduler.schedule(self.worker_id, now_s)
+            was_delayed, self._is_delaying = self._is_delaying, False
             if plan is None:
-                return
+                return 0
+            if was_delayed and self._decision_time is not None:
+                self._decision_time.note_delayed(plan.step_id)
             if not self._in_flight:
                 self._executing_since_ns = time.monotonic_ns()
             self._in_flight.append(plan)
             step = build_step(plan, self._epoch, self._engine.sampling_of)
             self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
             await self.link.send(step)
+        return 0
 
     def _take(self, result: StepResult) -> None:
         if not self._in_flight or result.step_id != self._in_flight[0].step_id:
@@ -166,6 +193,8 @@ class WorkerLoop:
             self._in_flight.appendleft(plan)  # for `_blame`: what cannot be taken is in this one
             raise
         self._expectations.learn(plan, result.exec_ns / 1e9)
+        if self._decision_time is not None:
+            self._decision_time.learn(plan, result.exec_ns, result.queue_ns)
         costs = self.costs.learn(plan, result)
         if costs is not None:
             self._scheduler.note_costs(

@@ -17,6 +17,7 @@ from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.served_model import ServedModel, served_model
+from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.step_expectations import StepExpectations
 from scheduler_svc.workers.worker_link import WorkerLink
@@ -55,6 +56,7 @@ class Workers:
         *,
         epoch: int,
         send_whole: bool,
+        decide: Decide = "auto",
         on_change: Callable[[bool], None],
         on_fatal: Callable[[QuireError], None],
         make_link: Callable[[str], WorkerLink] = WorkerLink,
@@ -65,6 +67,7 @@ class Workers:
         self._prefixes = prefixes
         self._epoch = epoch
         self._send_whole = send_whole
+        self._decide = decide
         self._on_change = on_change
         self._on_fatal = on_fatal
         self._make_link = make_link
@@ -248,6 +251,7 @@ class Workers:
             self._engine,
             epoch=self._epoch,
             send_whole=self._send_whole,
+            decides_late=self._decide == "late" or (self._decide == "auto" and description.device.startswith("cpu")),
             expectations=expectations,
         )
         log.info(

@@ -38,6 +38,7 @@ class Inflicting:
             life.process.thaw()
         for life in world.lives[:-1]:
             world.kill_scheduler(life)
+        world.is_spared = True
 
     def _do(self, fault: Fault) -> None:
         if self._is_over:

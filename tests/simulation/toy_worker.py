@@ -77,9 +77,10 @@ class ToyWorker:
         self._step_s = step_s
         self._find_leader = find_leader
         self._on_step = on_step
+        self._decides_late = random_.random() < 0.5  # the scheduler, of steps for this worker
         self._incarnation = 0
         self._lines: list[ToyLine] = []
-        self._queue: asyncio.Queue[tuple[ToyLine, Step]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[ToyLine, Step, float]] = asyncio.Queue()
         self.device = self._new_device()
 
     def start(self) -> None:
@@ -124,7 +125,7 @@ class ToyWorker:
             pool=self._pool,
             num_slots=self._num_slots,
             max_batched_tokens=4096,
-            device="none",
+            device="cpu" if self._decides_late else "none",
         )
 
     @property
@@ -137,7 +138,7 @@ class ToyWorker:
 
     def receive(self, line: "ToyLine", step: Step) -> None:
         """In this worker's process."""
-        self._queue.put_nowait((line, step))
+        self._queue.put_nowait((line, step, self.loop.time()))
 
     def _break_if_silent(self, process: Process) -> None:
         if process is self.process and not self.answers:
@@ -145,7 +146,8 @@ class ToyWorker:
 
     async def _execute_all(self) -> None:
         while True:
-            line, step = await self._queue.get()
+            line, step, received_s = await self._queue.get()
+            began_s = self.loop.time()
             await asyncio.sleep(self.random.uniform(*self._step_s) * self.slowness)
             try:
                 result = self.device.execute(step)
@@ -153,7 +155,9 @@ class ToyWorker:
                 self.die()
                 self.loop.outside(RETRY_S, self.start)
                 return
-            result.exec_ns = result.total_ns = 1_000_000
+            result.queue_ns = round((began_s - received_s) * 1e9)
+            result.exec_ns = round((self.loop.time() - began_s) * 1e9)
+            result.total_ns = result.queue_ns + result.exec_ns
             name = StepStatus(result.status).name
             self._history.note(
                 f"{self.process.name} step {step.epoch}/{step.step_id} {name} {list(step.rows)} {result.token_ids}"

@@ -47,6 +47,7 @@ class World:
         load = draw_load(draw)
         self._pins = load.pins
         self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in load.clients]
+        self.is_spared = False  # the youngest scheduler: faults are over, also those that were put off
         self.fatal_entry: int | None = None  # how many more the store takes before the leader dies
         self.fatal_step: int | None = None  # how many more the workers execute
 
@@ -84,7 +85,9 @@ class World:
         self.lives.append(life)
 
     def kill_scheduler(self, life: SchedulerLife) -> None:
-        """It is followed by another, if it was the youngest."""
+        """It is followed by another, if it was the youngest; after the end of all faults that one is spared."""
+        if self.is_spared and life is self.life:
+            return
         if self._is_healing():
             self.loop.outside(RESTART_S[1], self.kill_scheduler, life)
         elif not life.process.is_dead:
