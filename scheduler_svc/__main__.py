@@ -78,17 +78,23 @@ async def serve(settings: SchedulerSettings) -> None:
     """Serves until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
     if settings.standby:
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
-    store = await open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
+    end = ending(settings.parent_pipe_fd)
+    opening = asyncio.create_task(
+        open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
+    )
+    if not await _before(end, opening):
+        log.info("scheduler ended", reason="told to end while it waited for the store")
+        return
+    store = opening.result()
     leases = open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
     try:
-        await _serve_with(store, leases, settings)
+        await _serve_with(store, leases, settings, end)
     finally:
         await leases.close()
         await store.close()
 
 
-async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings) -> None:
-    end = ending(settings.parent_pipe_fd)
+async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings, end: asyncio.Event) -> None:
     gate = LeaderGate((INFERENCE, CLUSTER))
     server = GrpcServer(
         (INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=settings.slow_reader_timeout_s
@@ -206,9 +212,9 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings)
         log.info("scheduler ended")
 
 
-async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> bool:
     """Does the work. False, and it is given up, if the end comes first."""
-    task, ending_ = asyncio.create_task(work), asyncio.create_task(end.wait())
+    task, ending_ = asyncio.ensure_future(work), asyncio.create_task(end.wait())
     try:
         await asyncio.wait([task, ending_], return_when=asyncio.FIRST_COMPLETED)
         if task.done():

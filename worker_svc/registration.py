@@ -5,6 +5,7 @@ holds up no other. Whoever starts first waits for the other. It logs changes, no
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,9 +105,10 @@ class Registration:
         self._is_draining = True
         door = next((door for door in self._doors.values() if door.epoch), next(iter(self._doors.values()), None))
         if door is None:
-            log.warning("scheduler not told of draining", reason="none was looked for yet")
+            log.info("scheduler not told of draining", reason="none was looked for yet")
             return
-        if not door.epoch:
+        was_led = bool(door.epoch)
+        if not was_led:
             patience_s = min(patience_s, _PATIENCE_WITHOUT_LEADER_S)
         try:
             async with asyncio.timeout(patience_s):
@@ -118,9 +120,9 @@ class Registration:
                     await asyncio.sleep(_LOOK_EVERY_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
-                log.warning("scheduler not told of draining", reason=error_of(error).message)
+                log.log(_level(was_led), "scheduler not told of draining", reason=error_of(error).message)
         except TimeoutError:
-            log.warning("not drained in time: what runs here is computed again elsewhere")
+            log.log(_level(was_led), "not drained in time: what runs here is computed again elsewhere")
 
     async def close(self) -> None:
         await asyncio.gather(*(door.channel.close() for door in self._doors.values()))
@@ -224,3 +226,8 @@ class Registration:
             log.warning(event, schedulers=self._given, status=refused, reason=reason)
         else:
             log.info(event, scheduler=scheduler, worker_id=self._identity.worker_id, epoch=epoch)
+
+
+def _level(was_led: bool) -> int:
+    """Of what is said of an end that nobody was told of: without a leader there was nobody."""
+    return logging.WARNING if was_led else logging.INFO

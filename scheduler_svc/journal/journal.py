@@ -263,7 +263,8 @@ class Journal:
             while await self._wait_for_pending():
                 await self._write_next()
         except GaveUpError:
-            log.error("journal closed with unwritten records", pending=self._num_pending)
+            if self._has_to_write:
+                log.error("journal closed with unwritten records", pending=self._num_pending)
         except FencedError as error:
             reason = error
             raise
@@ -282,15 +283,24 @@ class Journal:
         return is_durable.done() and is_durable.exception() is None
 
     async def close(self) -> None:
-        """Writes what is pending, for as long as the time limit allows, and ends `run`."""
+        """Writes what is pending, for as long as the time limit allows, and ends `run`.
+
+        With nothing to write, and nothing that would have to be written again, no answer of the store is waited for.
+        """
         self._closing = True
         self._wake.set()
+        if not self._has_to_write:
+            self._writer.give_up()
         try:
             await asyncio.wait_for(self._stopped.wait(), self._close_timeout_s)
         except TimeoutError:
             self._writer.give_up()
             await self._stopped.wait()
         await self._end(StoreUnavailableError("the journal was closed"))
+
+    @property
+    def _has_to_write(self) -> bool:
+        return bool(self._pending or self._in_flight is not None or len(self._needed))
 
     def _open_entry(self) -> PendingEntry:
         if not self._pending or self._pending[-1].num_bytes >= self._max_entry_bytes:

@@ -82,6 +82,24 @@ def test_scheduler_and_workers_end_though_everybodys_names_are_gone(
             assert ends_well(worker)
 
 
+def test_a_scheduler_without_requests_ends_though_its_store_is_gone(resolver: Resolver, store: ValkeyProcess) -> None:
+    with Service("scheduler_svc", "--listen", "127.0.0.1:0", "--store", store.url) as scheduler:
+        scheduler.wait_for("listening")
+        store.kill()
+        scheduler.wait_for("lease not renewed")
+        assert ends_well(scheduler)
+        assert "journal closed with unwritten records" not in "".join(scheduler.raw)
+
+
+@pytest.mark.parametrize("standby", [(), ("--standby",)])
+def test_a_scheduler_that_waits_for_its_store_ends_well(resolver: Resolver, standby: tuple[str, ...]) -> None:
+    resolver.be_silent()
+    flags = ("--listen", "127.0.0.1:0", "--store", "redis://store.quiet:6379", *standby)
+    with Service("scheduler_svc", *flags, env=resolver.environment) as scheduler:
+        scheduler.wait_for("waiting for the store")
+        assert ends_well(scheduler)
+
+
 def test_a_process_ends_with_its_main_whatever_its_threads_wait_for() -> None:
     program = (
         "import asyncio, threading, time, common.process as p\n"
