@@ -37,8 +37,8 @@ def listed_files() -> list[Path]:
     """The product's files that the page has a line for, relative to the root: what git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *FIRST_ROOMS]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    paths = [Path(name) for name in names if name.endswith((".py", ".proto"))]
-    return [each for each in paths if (ROOT / each).is_file() and not GENERATED.search(each.name)]
+    paths = {Path(name) for name in names if name.endswith((".py", ".proto"))}  # a conflict names one three times
+    return [each for each in sorted(paths) if (ROOT / each).is_file() and not GENERATED.search(each.name)]
 
 
 def _section(room: Path, files: list[Path]) -> str:
