@@ -1,37 +1,48 @@
 """Base of every process's settings: flag, `QUIRE_…` variable or TOML file, in this order of precedence.
 
-A process's `__main__` reads them once; nothing else looks at the environment.
+A process's `__main__` reads them once; nothing else looks at the environment. What is misspelt, as a flag, a variable
+or a key of the file, is refused with the name that is nearest to it.
 """
 
+import difflib
 import json
 import os
-from importlib.resources.abc import Traversable
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, CliApp, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from quire.redaction import without_passwords
 
 S = TypeVar("S", bound="Settings")
 
+CONFIG_VARIABLE = "QUIRE_CONFIG"
+INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "status_fd"})  # of a process's start
+TABLES = ("serve", "scheduler", "worker")
+# What Kubernetes sets for services called quire-worker and the like, in each pod beside them.
+_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+
 
 class Settings(BaseSettings):
-    """Frozen settings of one process. `section` is its table in the TOML file named by `QUIRE_CONFIG`."""
+    """Frozen settings of one process. `section` is its table in the TOML file named by `QUIRE_CONFIG`.
+
+    A variable that is empty counts as not set.
+    """
 
     section: ClassVar[str]
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
+        env_ignore_empty=True,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
+        cli_exit_on_error=False,
         protected_namespaces=(),
     )
 
@@ -45,43 +56,155 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Adds the TOML table below the environment."""
-        path = os.environ.get("QUIRE_CONFIG")
-        if path is None:
+        path = os.environ.get(CONFIG_VARIABLE)
+        if not path:
             return init_settings, env_settings
-        table = _SectionSource(settings_cls, Path(path), cls.section)
-        return init_settings, env_settings, table
+        table = read_tables(Path(path)).get(cls.section, {})
+        return init_settings, env_settings, _TableSource(settings_cls, table)
+
+    @classmethod
+    def prefix(cls) -> str:
+        """What the names of its variables begin with."""
+        return str(cls.model_config["env_prefix"])
 
 
-class _SectionSource(TomlConfigSettingsSource):
-    """One table of a TOML file."""
+class _TableSource(PydanticBaseSettingsSource):
+    """One table of the TOML file."""
 
-    def __init__(self, settings_cls: type[BaseSettings], path: Path, section: str) -> None:
-        self._section = section
-        if not path.is_file():
-            raise FileNotFoundError(f"QUIRE_CONFIG names {path}, which is not a file")
-        super().__init__(settings_cls, path)
+    def __init__(self, settings_cls: type[BaseSettings], table: dict[str, Any]) -> None:
+        super().__init__(settings_cls)
+        self._table = table
 
-    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
-        table = super()._read_file(file_path).get(self._section, {})
-        return dict(table)
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return self._table.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return self._table
+
+
+def read_tables(config: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a settings file.
+
+    Raises ValueError if there is none, if it is no TOML, or if it has a table that no process would read.
+    """
+    if not config.is_file():
+        raise ValueError(f"there is no settings file {config}")
+    try:
+        tables = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # also what is no UTF-8
+        raise ValueError(f"{config} is no TOML: {error}") from error
+    for name, table in tables.items():
+        if name not in TABLES or not isinstance(table, dict):
+            raise ValueError(f"{config}: {name!r} is none of the tables [serve], [scheduler] and [worker]")
+    return tables
 
 
 def parse(kind: type[S], arguments: list[str]) -> S:
     """Settles settings from command-line flags over everything else.
 
-    Raises ValueError with one sentence; argparse's own exit with code 2 is left to it.
+    Raises ValueError with one sentence; --help is left to argparse, which ends the process.
     """
+    check_variables(os.environ, kind.prefix(), kind.model_fields)
     try:
         return CliApp.run(kind, cli_args=arguments)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}" for each in error.errors()]
-        raise ValueError(f"{'; '.join(wrong)} (see --help)") from error
+        raise ValueError(f"{explained(error.errors(), kind, _flags_of(arguments))} (see --help)") from error
     except (SettingsError, OSError) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_argument_error(str(error), kind)) from error
 
 
-def to_toml(settings: Settings) -> str:
-    """The settled settings as the TOML table that would set them; what is None is left out."""
-    values = settings.model_dump(mode="json", exclude={"print_config", "parent_pipe_fd"}, exclude_none=True)
-    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]  # a JSON scalar is a TOML scalar
+def settle(kind: type[S], given: Mapping[str, Any], named: Mapping[str, str]) -> S:
+    """Settles settings from values over the kind's own variables and table of the file.
+
+    Args:
+        kind: what they are settings of.
+        given: values by the names of fields.
+        named: what to call the given ones in an error.
+
+    Raises:
+        ValueError: with one sentence.
+    """
+    check_variables(os.environ, kind.prefix(), kind.model_fields)
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        raise ValueError(explained(error.errors(), kind, named)) from error
+
+
+def check_variables(environment: Mapping[str, str], prefix: str, names: Collection[str]) -> None:
+    """Raises ValueError if a variable has the prefix and none of the names."""
+    for variable in sorted(environment):
+        name = variable.removeprefix(prefix)
+        if not variable.startswith(prefix) or name.lower() in names or _LINKS.fullmatch(name):
+            continue
+        near = nearest(name.lower(), names)
+        hint = f"; did you mean {prefix}{near.upper()}?" if near else "; unset it"
+        raise ValueError(f"{variable} is no setting of Quire{hint}")
+
+
+def nearest(name: str, names: Collection[str]) -> str | None:
+    """The name that was probably meant."""
+    found = difflib.get_close_matches(name, [each for each in names if each not in INTERNAL], n=1)
+    return found[0] if found else None
+
+
+def explained(errors: Sequence[ErrorDetails], kind: type[Settings], named: Mapping[str, str]) -> str:
+    """What is wrong with settings, each called as whoever set it called it."""
+    return "; ".join(_explained(each, kind, named) for each in errors)
+
+
+def _explained(error: ErrorDetails, kind: type[Settings], named: Mapping[str, str]) -> str:
+    if not error["loc"]:
+        return error["msg"].removeprefix("Value error, ")
+    name = str(error["loc"][0]).lower()
+    if error["type"] == "extra_forbidden":
+        near = nearest(name, kind.model_fields)
+        return f"[{kind.section}] has no setting {name!r}" + (f"; did you mean {near!r}?" if near else "")
+    if error["type"] == "missing":
+        return f"{_flag(name)} is missing"
+    return f"{named.get(name) or _source(kind, name)}: {sentence(error)}"
+
+
+def sentence(error: ErrorDetails) -> str:
+    """What is wrong with one value, which is shown without its password."""
+    message = error["msg"].removeprefix("Value error, ")
+    shown = without_passwords(repr(error["input"]))
+    return message if shown in message else f"{message}, not {shown}"
+
+
+def _source(kind: type[Settings], name: str) -> str:
+    """Where a value comes from that no flag gave."""
+    variable = f"{kind.prefix()}{name.upper()}"
+    return variable if os.environ.get(variable) else f"[{kind.section}] {name}"
+
+
+def _flags_of(arguments: list[str]) -> dict[str, str]:
+    flags = [each.partition("=")[0] for each in arguments if each.startswith("--")]
+    return {flag[2:].replace("-", "_"): flag for flag in flags}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _argument_error(message: str, kind: type[Settings]) -> str:
+    """What argparse says, without its name for it, and with the nearest flag."""
+    message = message.removeprefix("error parsing CLI: ").strip()
+    unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+    near = nearest(unknown[1][2:].replace("-", "_"), kind.model_fields) if unknown else None
+    hint = f"; did you mean {_flag(near)}?" if near else " (see --help)"
+    return without_passwords(message) + hint
+
+
+def to_toml(settings: Settings, exclude: Collection[str] = ()) -> str:
+    """The settled settings as the TOML table that would set them; what is None is left out.
+
+    A value with a password stands there as a comment, without it.
+    """
+    values = settings.model_dump(mode="json", exclude={*INTERNAL, *exclude}, exclude_none=True)
+    lines = []
+    for name, value in values.items():
+        line = f"{name} = {json.dumps(value)}"  # a JSON scalar is a TOML scalar
+        shown = without_passwords(line)
+        lines.append(line if shown == line else f"# {shown}")
     return "\n".join([f"[{settings.section}]", *lines])

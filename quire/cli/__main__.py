@@ -10,13 +10,13 @@ EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")
 def main() -> None:
     """Runs the command line."""
     try:
-        from quire.cli.app import app  # noqa: PLC0415 - the extra may be missing
+        from quire.cli.app import run  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
         sys.stderr.write(f"quire: the command line needs {error.name}; run {install_hint('cli')}\n")
         raise SystemExit(1) from None
-    app()
+    run()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The commands, put together."""
+"""The commands, put together, and how what is typed wrongly is told."""
 
+import sys
 from importlib.metadata import version
 from typing import Annotated
 
@@ -9,11 +10,14 @@ from quire.cli.bench_command import bench
 from quire.cli.chat_command import chat
 from quire.cli.generate_command import generate
 from quire.cli.health_command import health
+from quire.cli.output import EXIT_INTERRUPTED
 from quire.cli.pause_command import pause, resume
 from quire.cli.prefix_command import prefix
 from quire.cli.serve_command import serve
 from quire.cli.top_command import top
 from quire.cli.workers_command import workers
+
+_USAGE_ERROR = typer.BadParameter.__mro__[1]  # which module has it differs by typer's version
 
 app = typer.Typer(
     name="quire",
@@ -42,3 +46,17 @@ for command in (serve, generate, chat, health, bench, top, pause, resume):
     app.command()(command)
 app.add_typer(prefix, name="prefix")
 app.add_typer(workers, name="workers")
+
+
+def run() -> None:
+    """Runs the command that was typed, and ends the process; what is typed wrongly is one line and exit code 2."""
+    try:
+        raise SystemExit(app(standalone_mode=False))
+    except _USAGE_ERROR as error:
+        if not sys.argv[1:] or not error.args:
+            error.show()  # type: ignore[attr-defined]
+        else:
+            sys.stderr.write(f"quire: {error.format_message()}\n")  # type: ignore[attr-defined]
+        raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(EXIT_INTERRUPTED) from None

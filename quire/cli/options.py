@@ -8,12 +8,36 @@ from quire.params import GenerateParams
 
 CONNECT_TIMEOUT_S = 1.0  # a person waits: say soon that nothing answers
 
+
+def of_any_level(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """The value of an option that groups take too: where it was typed, before the command's name or behind it.
+
+    Raises typer.BadParameter if it was typed at both places with different values: one of them would be ignored.
+    """
+    name = str(parameter.name)
+    typed: list[str] = [value] if _is_typed(context, name) else []
+    above = context.parent
+    while above is not None:
+        if _is_typed(above, name):
+            typed.append(above.params[name])
+        above = above.parent
+    if len(set(typed)) > 1:
+        raise typer.BadParameter(f"is given as {' and as '.join(reversed(typed))}: give it once")
+    return typed[0] if typed else value
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 Address = Annotated[
     str,
     typer.Option(
         "--address",
         "-a",
         envvar="QUIRE_ADDRESS",
+        callback=of_any_level,
         help="Where the server listens, host:port; several with commas between.",
     ),
 ]

@@ -1,19 +1,45 @@
-"""Settings of `quire serve`: what there is, how they are settled, and what the services are told of them."""
+"""Settings of `quire serve`: its own, and those of scheduler and workers that it takes for them.
+
+A value is looked for, from first to last, in the flags, in QUIRE_SERVE_… variables, in the table [serve] of the
+settings file, and then where the service itself would look: QUIRE_SCHEDULER_… and QUIRE_WORKER_…, [scheduler] and
+[worker].
+"""
 
 import difflib
 import os
-import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AliasChoices, Field, ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from quire.settings import Settings
+from quire.params import DEFAULT_ADDRESS
+from quire.scheduler_settings import SchedulerSettings
+from quire.settings import (
+    CONFIG_VARIABLE,
+    INTERNAL,
+    Settings,
+    check_variables,
+    explained,
+    nearest,
+    read_tables,
+    settle,
+    to_toml,
+)
+from quire.worker_settings import WorkerSettings
 
-TABLES = ("serve", "scheduler", "worker")
-WORKER_THREADS = "QUIRE_WORKER_THREADS"  # with it, or in its table, a worker is told its threads past us
+ALIASES = {"max_queue": "max_queue_requests"}  # shorter names, by which they were called first
+# What `quire serve` settles itself, and how it is told.
+RESERVED: dict[type[Settings], dict[str, str]] = {
+    SchedulerSettings: {"listen": "--listen", "store": "--redis-url or --store", "standby": "--standby"},
+    WorkerSettings: {"model": "MODEL", "scheduler": "--listen", "worker_id": "--workers, which numbers them"},
+}
+# What each service means in its own way: not for both at once, and said in their own tables.
+_APART = {"advertise"}
+_SCHEDULER_ALONE = {"drain_timeout_s"}
+_KNOWN_VARIABLES = ("QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE")
 _HINTS = {
     "listen": "write host:port, such as 127.0.0.1:7847",
     "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
@@ -21,116 +47,126 @@ _HINTS = {
 
 
 class ServeSettings(Settings):
-    """What to serve and how. What only a service needs to know can stand in its own table of the same file."""
+    """What to serve and how, as far as no service needs to know it."""
 
     section: ClassVar[str] = "serve"
-    model_config = SettingsConfigDict(env_prefix="QUIRE_SERVE_", populate_by_name=True)
+    model_config = SettingsConfigDict(env_prefix="QUIRE_SERVE_")
 
     model: str = Field(min_length=1, description="folder of a checkpoint, or its id on the hub")
-    listen: str = Field("127.0.0.1:7847", pattern=r"^.+:\d{1,5}$", description="address to serve on")
+    listen: str = Field(
+        DEFAULT_ADDRESS, pattern=r"^.+:\d{1,5}$", description="address, host:port; port 0 takes any free one"
+    )
     workers: int = Field(1, ge=1, le=64, description="worker processes")
-    standby: bool = Field(False, description="run a second scheduler, which goes on at once when the first is gone")
-    data_dir: Path | None = Field(None, description="where journal and logs are kept")
-    store: Literal["auto", "embedded", "memory"] = Field("auto", description="where the journal lives without a URL")
-    appendfsync: Literal["always", "everysec"] = Field("always", description="when the embedded store syncs its file")
+    standby: bool = Field(
+        False, description="run a second scheduler, on the next port, that goes on when the first is gone"
+    )
+    data_dir: Path | None = Field(
+        None,
+        description="folder of journal and logs, readable to you alone; absent: quire in $XDG_STATE_HOME, which is "
+        "~/.local/state unless set",
+    )
     redis_url: str | None = Field(
         None,
-        validation_alias=AliasChoices("redis_url", "QUIRE_SERVE_REDIS_URL", "REDIS_URL"),
         pattern=r"^(rediss?|unix)://",
-        description="Redis or Valkey to use",
+        description="Redis or Valkey for the journal; REDIS_URL means the same; absent: an embedded Valkey",
     )
-    num_blocks: int | None = Field(None, ge=1)
-    num_host_blocks: int | None = Field(None, ge=0)
-    kv_memory_fraction: float | None = Field(None, gt=0, le=1)
-    block_size: int | None = Field(None, ge=1)
-    dtype: str | None = None
-    device: str | None = None
-    threads: int | None = Field(None, ge=1)
-    max_num_seqs: int | None = Field(None, ge=1)
-    max_batched_tokens: int | None = Field(None, ge=1)
-    max_model_len: int | None = Field(None, ge=1)
-    pipeline_depth: int | None = Field(None, ge=1, le=2)
-    preemption: Literal["auto", "swap", "recompute"] | None = None
-    order: Literal["fcfs", "edf"] | None = None
-    max_queue: int | None = Field(None, ge=1)
-    drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on at the end")
-    log_level: Literal["debug", "info", "warning", "error"] | None = None
-    verbose: bool = False
+    store: Literal["auto", "embedded", "memory"] = Field(
+        "auto", description="where the journal lives without a URL: auto, embedded or memory (not durable)"
+    )
+    appendfsync: Literal["always", "everysec"] = Field(
+        "always",
+        description="when the embedded store syncs its file: always, before anything is delivered, or everysec, faster "
+        "and up to 2 s may be lost with it",
+    )
+    verbose: bool = Field(False, description="services' logs to standard error, too")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Takes what `settle_all` has gathered, and looks nowhere else."""
+        return (init_settings,)
 
     @property
     def folder(self) -> Path:
-        """The data folder in force."""
-        return (self.data_dir or _default_data_dir()).expanduser().absolute()
-
-    def scheduler_flags(self) -> list[str]:
-        """What the scheduler is told beside address and store."""
-        standby = ["--standby"] if self.standby else []
-        return standby + _flags(
-            max_num_seqs=self.max_num_seqs,
-            max_batched_tokens=self.max_batched_tokens,
-            pipeline_depth=self.pipeline_depth,
-            preemption=self.preemption,
-            order=self.order,
-            max_queue_requests=self.max_queue,
-            drain_timeout_s=self.drain_timeout_s,
-            log_level=self.log_level,
-        )
-
-    def worker_flags(self) -> list[str]:
-        """What a worker is told beside model and address."""
-        return _flags(
-            num_blocks=self.num_blocks,
-            num_host_blocks=self.num_host_blocks,
-            kv_memory_fraction=self.kv_memory_fraction,
-            block_size=self.block_size,
-            dtype=self.dtype,
-            device=self.device,
-            threads=self.threads,
-            max_num_seqs=self.max_num_seqs,
-            max_batched_tokens=self.max_batched_tokens,
-            max_model_len=self.max_model_len,
-            log_level=self.log_level,
-        )
+        """The data folder in force. Raises ValueError where there is no home to put it."""
+        if self.data_dir is not None:
+            return self.data_dir.expanduser().absolute()
+        state = os.environ.get("XDG_STATE_HOME")
+        try:
+            return ((Path(state) if state else Path.home() / ".local" / "state") / "quire").absolute()
+        except RuntimeError as error:
+            raise ValueError("there is no home folder for journal and logs; name one with --data-dir") from error
 
 
-def settle(given: dict[str, Any], config: Path | None) -> ServeSettings:
-    """Flags over environment over file. Raises ValueError, with one sentence, or OSError."""
-    tables: dict[str, Any] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Everything that is settled before anything is started."""
+
+    serve: ServeSettings
+    scheduler: SchedulerSettings
+    worker: WorkerSettings
+    scheduler_flags: tuple[str, ...]  # what it has to be told beside what it finds where it looks itself
+    worker_flags: tuple[str, ...]
+
+    def toml(self) -> str:
+        """As the settings file that would settle the same."""
+        services = [to_toml(each, RESERVED[type(each)]) for each in (self.scheduler, self.worker)]
+        return "\n\n".join([to_toml(self.serve), *services]) + "\n"
+
+
+class _Given(NamedTuple):
+    """A value, and how whoever gave it calls it."""
+
+    value: Any
+    label: str
+    level: Literal["flag", "variable", "file", "REDIS_URL"]
+
+
+def passed_fields(kind: type[Settings]) -> list[str]:
+    """Names of a service's settings that `quire serve` takes for it."""
+    left_out = {*INTERNAL, *RESERVED[kind], *ServeSettings.model_fields, *_APART}
+    if kind is WorkerSettings:
+        left_out |= _SCHEDULER_ALONE
+    return [name for name in kind.model_fields if name not in left_out]
+
+
+def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
+    """Settles flags over variables over the file. Raises ValueError with one sentence.
+
+    Sets QUIRE_CONFIG, so that the services read the same file.
+    """
+    tables = read_tables(config) if config is not None else {}
     if config is not None:
-        tables = _read_tables(config)
-        os.environ["QUIRE_CONFIG"] = str(config.absolute())  # for the services too
-    try:
-        settings = ServeSettings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise ValueError("; ".join(_explained(each) for each in error.errors())) from error
-    if settings.threads is None and "threads" not in tables.get("worker", {}) and WORKER_THREADS not in os.environ:
-        return settings.model_copy(update={"threads": share_of_cores(_num_cores(), settings.workers)})
-    return settings
-
-
-def _read_tables(config: Path) -> dict[str, Any]:
-    """Raises ValueError if the file is no TOML, or has what no process would read."""
-    if not config.is_file():
-        raise ValueError(f"there is no settings file {config}")
-    try:
-        tables = tomllib.loads(config.read_text())
-    except ValueError as error:  # also what is no UTF-8
-        raise ValueError(f"{config} is no TOML: {error}") from error
-    for name, table in tables.items():
-        if name not in TABLES or not isinstance(table, dict):
-            raise ValueError(f"{config}: {name!r} is none of the tables [serve], [scheduler] and [worker]")
-    return tables
-
-
-def _explained(error: ErrorDetails) -> str:
-    name = str(error["loc"][0]).lower() if error["loc"] else "settings"
-    if name == "model" and error["type"] == "missing":
-        return "say which model to serve: quire serve MODEL"
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, ServeSettings.model_fields, n=1)
-        return f"[serve] has no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    message = _HINTS.get(name, error["msg"])
-    return f"--{name.replace('_', '-')}: {message}, not {error['input']!r}"
+        os.environ[CONFIG_VARIABLE] = str(config.absolute())
+    _check_other_variables()
+    for kind in (SchedulerSettings, WorkerSettings):
+        _check_reserved(kind, tables.get(kind.section, {}))
+    given = _gather(flags, tables.get("serve", {}))
+    serve = _settle_own(given)
+    serve = serve.model_copy(update={"data_dir": serve.folder})
+    passed = {
+        kind: {name: each for name, each in given.items() if name in passed_fields(kind)}
+        for kind in (SchedulerSettings, WorkerSettings)
+    }
+    scheduler = settle(SchedulerSettings, *_split(passed[SchedulerSettings], listen=serve.listen))
+    worker = settle(WorkerSettings, *_split(passed[WorkerSettings], model=serve.model))
+    worker_flags = _flags(passed[WorkerSettings], worker)
+    if worker.threads is None:
+        worker = worker.model_copy(update={"threads": share_of_cores(_num_cores(), serve.workers)})
+        worker_flags += (f"--threads={worker.threads}",)
+    return Settled(
+        serve=serve,
+        scheduler=scheduler,
+        worker=worker,
+        scheduler_flags=_flags(passed[SchedulerSettings], scheduler),
+        worker_flags=worker_flags,
+    )
 
 
 def share_of_cores(num_cores: int, num_workers: int) -> int:
@@ -142,14 +178,102 @@ def share_of_cores(num_cores: int, num_workers: int) -> int:
     return max(1, (num_cores - 1) // num_workers)
 
 
+def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Given]:
+    """Everything that was given to `quire serve`, what wins last. Raises ValueError for unknown names."""
+    names = {*ServeSettings.model_fields, *passed_fields(SchedulerSettings), *passed_fields(WorkerSettings), *ALIASES}
+    prefix = ServeSettings.prefix()
+    check_variables(os.environ, prefix, names)
+    given: dict[str, _Given] = {}
+    if url := os.environ.get("REDIS_URL"):
+        given["redis_url"] = _Given(url, "REDIS_URL", "REDIS_URL")
+    for name, value in table.items():
+        if name not in names:
+            near = nearest(name, names)
+            raise ValueError(f"[serve] has no setting {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        given[ALIASES.get(name, name)] = _Given(value, f"[serve] {name}", "file")
+    for name in sorted(names):
+        variable = f"{prefix}{name.upper()}"
+        if value := os.environ.get(variable):
+            given[ALIASES.get(name, name)] = _Given(value, variable, "variable")
+    for name, value in flags.items():
+        if value is not None:
+            label = "MODEL" if name == "model" else _flag(name)
+            given[name] = _Given(value, label, "flag")
+    for each in given.values():
+        if each.value == "":
+            raise ValueError(f"{each.label}: is empty; leave it out, or give it a value")
+    return given
+
+
+def _settle_own(given: Mapping[str, _Given]) -> ServeSettings:
+    own = {name: each for name, each in given.items() if name in ServeSettings.model_fields}
+    if "model" not in own:
+        raise ValueError("say which model to serve: quire serve MODEL")
+    url, store = own.get("redis_url"), own.get("store")
+    if url and store and store.value != "auto":
+        if url.level == store.level:
+            raise ValueError(f"{store.label} {store.value} and {url.label} contradict each other: give one of them")
+        del own["redis_url" if store.level == "flag" or url.level == "REDIS_URL" else "store"]
+    sync = own.get("appendfsync")
+    if sync and sync.level == "flag" and ("redis_url" in own or (store and store.value == "memory")):
+        raise ValueError(f"{sync.label} is for the embedded store, and the journal is not in one: leave it out")
+    try:
+        return ServeSettings(**{name: each.value for name, each in own.items()})
+    except ValidationError as error:
+        wrong = []
+        for each in error.errors():
+            name = str(each["loc"][0]) if each["loc"] else ""
+            if name in _HINTS:
+                each = {**each, "msg": _HINTS[name]}
+            wrong.append(each)
+        raise ValueError(explained(wrong, ServeSettings, {name: each.label for name, each in own.items()})) from error
+
+
+def _split(given: Mapping[str, _Given], **ours: object) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and labels apart."""
+    values = {name: each.value for name, each in given.items()}
+    return {**values, **ours}, {name: each.label for name, each in given.items()}
+
+
+def _check_reserved(kind: type[Settings], table: Collection[str]) -> None:
+    """Raises ValueError if a service is told past us what we settle for it, which would be ignored."""
+    for name, instead in RESERVED[kind].items():
+        variable = f"{kind.prefix()}{name.upper()}"
+        if os.environ.get(variable) or name in table:
+            source = variable if os.environ.get(variable) else f"[{kind.section}] {name}"
+            raise ValueError(f"{source}: quire serve settles it itself; leave it out, and give {instead}")
+
+
+def _check_other_variables() -> None:
+    """Raises ValueError for variables that look like misspelt ones of ours; the rest may be anybody's."""
+    prefixes = [kind.prefix() for kind in (ServeSettings, SchedulerSettings, WorkerSettings)]
+    known = {*_KNOWN_VARIABLES}
+    for variable in sorted(os.environ):
+        if not variable.startswith("QUIRE_") or variable in known or variable.startswith(tuple(prefixes)):
+            continue
+        whole = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+        first = variable.partition("_")[2].partition("_")[0]
+        prefix = difflib.get_close_matches(f"QUIRE_{first}_", prefixes, n=1, cutoff=0.85)
+        if whole or prefix:
+            meant = whole[0] if whole else prefix[0] + variable.split("_", 2)[2] if variable.count("_") > 1 else ""
+            raise ValueError(f"{variable} is no setting of Quire; did you mean {meant or prefix[0] + '…'}?")
+
+
+def _flags(given: Mapping[str, _Given], settled: Settings) -> tuple[str, ...]:
+    """The flags that tell a service what was given, in the form in which it was understood."""
+    flags = []
+    for name in given:
+        value = getattr(settled, name)
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        else:
+            flags.append(f"{_flag(name)}={value}")
+    return tuple(flags)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _default_data_dir() -> Path:
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "quire"
-
-
-def _flags(**values: object) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]

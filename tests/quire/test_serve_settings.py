@@ -7,7 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.cli.serve_settings import ServeSettings, share_of_cores
+from quire.cli.serve_settings import RESERVED, passed_fields, settle_all, share_of_cores
+from quire.scheduler_settings import SchedulerSettings
+from quire.settings import INTERNAL, Settings, parse
+from quire.worker_settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +21,14 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUIRE_CONFIG")
 
 
-def settled(*arguments: str) -> dict[str, object]:
+# What both services have, each with a meaning of its own, is said in their own tables.
+TOLD_APART = {SchedulerSettings: {"advertise"}, WorkerSettings: {"advertise", "listen", "drain_timeout_s"}}
+
+
+def settled(*arguments: str, table: str = "serve") -> dict[str, object]:
     result = CliRunner().invoke(app, ["serve", *arguments, "--print-config"])
     assert result.exit_code == 0, result.stderr
-    return dict(tomllib.loads(result.stdout)["serve"])
+    return dict(tomllib.loads(result.stdout)[table])
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
@@ -34,7 +41,8 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
     monkeypatch.setenv("QUIRE_SERVE_WORKERS", "3")
     monkeypatch.setenv("QUIRE_SERVE_MODEL", "of-the-environment")
     both = settled(*config)
-    assert (both["workers"], both["model"], both["block_size"]) == (3, "of-the-environment", 32)
+    assert (both["workers"], both["model"]) == (3, "of-the-environment")
+    assert settled(*config, table="worker")["block_size"] == 32
     assert settled("of-the-flag", *config, "--workers", "4")["workers"] == 4
 
 
@@ -42,8 +50,9 @@ def test_what_is_printed_settles_the_same_again(tmp_path: Path) -> None:
     flags = ("some-model", "--max-queue", "7", "--data-dir", str(tmp_path), "--verbose")
     file = tmp_path / "again.toml"
     file.write_text(CliRunner().invoke(app, ["serve", *flags, "--print-config"]).stdout)
-    first = settled(*flags)
-    assert settled("--config", str(file)) == first
+    for table in ("serve", "scheduler", "worker"):
+        first = settled(*flags, table=table)
+        assert settled("--config", str(file), table=table) == first
 
 
 def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,31 +106,69 @@ def test_help_names_the_tables_of_the_file() -> None:
 
 
 def test_services_are_told_what_was_given_and_nothing_else() -> None:
-    settings = ServeSettings(model="m", num_blocks=9, max_num_seqs=4, max_queue=5, threads=2)
-    assert settings.scheduler_flags() == [
-        "--max-num-seqs=4",
-        "--max-queue-requests=5",
-        "--drain-timeout-s=30.0",
-    ]
-    assert settings.worker_flags() == ["--num-blocks=9", "--threads=2", "--max-num-seqs=4"]
+    settled = settle_all({"model": "m", "num_blocks": "9", "max_num_seqs": "4", "max_queue_requests": 5}, None)
+    assert set(settled.scheduler_flags) == {"--max-num-seqs=4", "--max-queue-requests=5"}
+    threads = f"--threads={settled.worker.threads}"
+    assert set(settled.worker_flags) == {"--num-blocks=9", "--max-num-seqs=4", threads}
 
 
 def test_the_scheduler_is_told_the_policies_and_the_worker_its_swap_pool() -> None:
-    flags = ("--preemption", "swap", "--order", "edf", "--num-host-blocks", "0")
-    settings = ServeSettings(**settled("m", *flags))  # type: ignore[arg-type]
-    assert {"--preemption=swap", "--order=edf"} <= set(settings.scheduler_flags())
-    assert "--num-host-blocks=0" in settings.worker_flags()
+    flags = {"preemption": "swap", "order": "edf", "num_host_blocks": "0", "graphs": False, "prefix_cache": True}
+    settled = settle_all({"model": "m", **flags}, None)
+    assert set(settled.scheduler_flags) == {"--preemption=swap", "--order=edf", "--prefix-cache"}
+    assert {"--num-host-blocks=0", "--no-graphs"} <= set(settled.worker_flags)
+
+
+@pytest.mark.parametrize("kind", [SchedulerSettings, WorkerSettings])
+def test_every_setting_of_a_service_is_an_option_of_serve_or_is_settled_by_it(kind: type[Settings]) -> None:
+    """As a flag, as a variable, and in both tables; and what is printed has it in force."""
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).stdout
+    parsed = CliRunner().invoke(app, ["serve", "m", "--print-config"]).stdout
+    for name in passed_fields(kind):
+        assert f"--{name.replace('_', '-')}" in shown
+        value = getattr(settle_all({"model": "m"}, None), kind.section)
+        assert (getattr(value, name) is None) or f"\n{name} = " in parsed
+    untold = set(kind.model_fields) - set(passed_fields(kind))
+    assert untold == {*RESERVED[kind], *(INTERNAL & set(kind.model_fields)), *TOLD_APART[kind]}
+
+
+def test_each_service_understands_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every flag that is passed on has the name and the form that the service itself takes."""
+    for kind in (SchedulerSettings, WorkerSettings):
+        defaults = kind(**({"model": "m"} if kind is WorkerSettings else {}))
+        given = {name: value for name in passed_fields(kind) if (value := getattr(defaults, name)) is not None}
+        settled = settle_all({"model": "m", **given}, None)
+        flags = settled.scheduler_flags if kind is SchedulerSettings else settled.worker_flags
+        assert len(flags) >= len(given)
+        again = parse(kind, [*flags, *(["--model", "m"] if kind is WorkerSettings else [])])
+        assert again.model_dump(exclude={"threads"}) == defaults.model_dump(exclude={"threads"})
+
+
+def test_a_value_comes_from_the_nearest_place_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """serve's flag, serve's variable, serve's table, the service's variable, the service's table."""
+    file = tmp_path / "quire.toml"
+    file.write_text("[worker]\nblock_size = 1\n")
+    config = ("--config", str(file))
+    assert settled("m", *config, table="worker")["block_size"] == 1
+    monkeypatch.setenv("QUIRE_WORKER_BLOCK_SIZE", "2")
+    assert settled("m", *config, table="worker")["block_size"] == 2
+    file.write_text("[worker]\nblock_size = 1\n[serve]\nblock_size = 3\n")
+    assert settled("m", *config, table="worker")["block_size"] == 3
+    monkeypatch.setenv("QUIRE_SERVE_BLOCK_SIZE", "4")
+    assert settled("m", *config, table="worker")["block_size"] == 4
+    assert settled("m", *config, "--block-size", "5", table="worker")["block_size"] == 5
 
 
 def test_threads_told_to_the_worker_itself_are_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "threads" in settled("m")
+    assert settled("m", table="worker")["threads"] >= 1  # type: ignore[operator]
     file = tmp_path / "quire.toml"
     file.write_text("[worker]\nthreads = 3\n")
-    assert "threads" not in settled("m", "--config", str(file))
-    assert settled("m", "--config", str(file), "--threads", "5")["threads"] == 5
+    assert settled("m", "--config", str(file), table="worker")["threads"] == 3
+    assert settled("m", "--config", str(file), "--threads", "5", table="worker")["threads"] == 5
     monkeypatch.delenv("QUIRE_CONFIG")
-    monkeypatch.setenv("QUIRE_WORKER_THREADS", "3")
-    assert "threads" not in settled("m")
+    monkeypatch.setenv("QUIRE_WORKER_THREADS", "7")
+    assert settled("m", table="worker")["threads"] == 7
+    assert not any("threads" in each for each in settle_all({"model": "m"}, None).worker_flags)
 
 
 def test_workers_share_all_cores_but_one() -> None:
@@ -133,13 +180,104 @@ def test_workers_share_all_cores_but_one() -> None:
 
 def test_the_data_folder_follows_the_desktop_convention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert ServeSettings(model="m").folder == tmp_path / "quire"
-    monkeypatch.delenv("XDG_STATE_HOME")
-    assert ServeSettings(model="m").folder == Path.home() / ".local" / "state" / "quire"
+    assert settled("m")["data_dir"] == str(tmp_path / "quire")
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    assert settled("m")["data_dir"] == str(Path.home() / ".local" / "state" / "quire")
 
 
 def test_both_schedulers_are_told_that_they_may_have_to_stand_by() -> None:
     assert settled("m", "--standby")["standby"] is True
     assert settled("m")["standby"] is False
-    assert "--standby" in ServeSettings(model="m", standby=True).scheduler_flags()
-    assert "--standby" not in ServeSettings(model="m").scheduler_flags()
+
+
+def refusal(*arguments: str) -> str:
+    """What a call that has to be refused says, in one line."""
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.output
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("name", ["WORKER_DTYP", "SCHEDULER_ODER", "SERVE_WORKRS", "SERVE_KV_DTYP", "SERV_WORKERS"])
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"QUIRE_{name}", "1")
+    right = {"DTYP": "DTYPE", "ODER": "ORDER", "WORKRS": "WORKERS", "SERV": "SERVE"}
+    meant = "_".join(right.get(part, part) for part in name.split("_"))
+    assert f"QUIRE_{name} is no setting of Quire; did you mean QUIRE_{meant}?" in refusal("m")
+
+
+def test_variables_of_others_that_begin_alike_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Kubernetes sets for services of these names, and what other programs call theirs."""
+    for name in ("WORKER_SERVICE_HOST", "WORKER_PORT", "SCHEDULER_PORT_7847_TCP_ADDR", "TAG", "RELEASE_NOTES"):
+        monkeypatch.setenv(f"QUIRE_{name}", "tcp://10.0.0.1:7847")
+    settled("m")
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "near"),
+    [("scheduler", "oder", "order"), ("worker", "kv_dtyp", "kv_dtype"), ("serve", "max_que", "max_queue")],
+)
+def test_a_misspelt_key_is_refused_in_every_table(table: str, key: str, near: str, tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[{table}]\n{key} = 1\n")
+    assert f"[{table}] has no setting {key!r}; did you mean {near!r}?" in refusal("m", "--config", str(file))
+
+
+@pytest.mark.parametrize("option", ["--data-dir", "--listen", "--redis-url", "--dtype", "--worker-id", ""])
+def test_an_empty_value_is_refused(option: str) -> None:
+    if option == "":
+        assert "MODEL: is empty" in refusal("")
+    elif option == "--worker-id":
+        assert "worker-id" in CliRunner().invoke(app, ["serve", "m", option, ""]).stderr  # not serve's to take
+    else:
+        assert f"{option}: is empty" in refusal("m", option, "")
+
+
+def test_a_wrong_value_is_called_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "quire.toml"
+    assert refusal("m", "--dtype", "fp16").startswith("quire: --dtype: ")
+    file.write_text("[serve]\ndtype = 'fp16'\n")
+    assert refusal("m", "--config", str(file)).startswith("quire: [serve] dtype: ")
+    file.write_text("[worker]\ndtype = 'fp16'\n")
+    assert refusal("m", "--config", str(file)).startswith("quire: [worker] dtype: ")
+    monkeypatch.setenv("QUIRE_WORKER_DTYPE", "fp17")
+    assert refusal("m", "--config", str(file)).startswith("quire: QUIRE_WORKER_DTYPE: ")
+    monkeypatch.setenv("QUIRE_SERVE_DTYPE", "fp18")
+    assert refusal("m", "--config", str(file)).startswith("quire: QUIRE_SERVE_DTYPE: ")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("WORKER_MODEL", "MODEL"), ("SCHEDULER_LISTEN", "--listen")])
+def test_what_serve_settles_for_a_service_is_not_ignored_but_refused(
+    name: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _, key = name.lower().partition("_")
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[{service}]\n{key} = 'x:1'\n")
+    assert f"give {instead}" in refusal("m", "--config", str(file))
+    monkeypatch.delenv("QUIRE_CONFIG")
+    monkeypatch.setenv(f"QUIRE_{name}", "x:1")
+    assert f"QUIRE_{name}: quire serve settles it itself; leave it out, and give {instead}" in refusal("m")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--store", "memory", "--redis-url", "redis://x"),
+        ("--appendfsync", "everysec", "--redis-url", "redis://x"),
+        ("--appendfsync", "everysec", "--store", "memory"),
+        ("--num-blocks", "3", "--kv-memory-fraction", "0.5"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(flags: tuple[str, ...]) -> None:
+    refusal("m", *flags, "--print-config")
+
+
+def test_a_store_chosen_by_flag_wins_over_the_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379")
+    assert "redis_url" not in settled("m", "--store", "memory")
+
+
+@pytest.mark.parametrize("url", ["redis://:pw-1@h:1/0", "redis://u:pw-1@h:1", "unix:///s?password=pw-1", "x://:pw-1@h"])
+def test_a_password_is_printed_by_nothing(url: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "m", "--redis-url", url, "--print-config"])
+    assert "pw-1" not in result.output
+    assert "***" in result.output

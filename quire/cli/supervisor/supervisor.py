@@ -15,7 +15,7 @@ from typing import Any
 
 import quire
 from quire.cli.install import install_hint
-from quire.cli.serve_settings import ServeSettings
+from quire.cli.serve_settings import Settled
 from quire.cli.supervisor.child import Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
@@ -31,8 +31,10 @@ Say = Callable[[str], None]
 class Supervisor:
     """One deployment. `run` it once."""
 
-    def __init__(self, settings: ServeSettings, folder: DataFolder, say: Say) -> None:
-        self._settings = settings
+    def __init__(self, settled: Settled, folder: DataFolder, say: Say) -> None:
+        self._settled = settled
+        self._settings = settings = settled.serve
+        self._drain_timeout_s = settled.scheduler.drain_timeout_s
         self._folder = folder
         self._say = say
         self.address = dialled(settings.listen)  # several have commas between, as clients and workers take them
@@ -124,7 +126,8 @@ class Supervisor:
             scheduler = module_command(
                 "scheduler_svc",
                 *("--listen", listen, "--store", store_url, f"--parent-pipe-fd={watched}"),
-                *settings.scheduler_flags(),
+                *(("--standby",) if settings.standby else ()),
+                *self._settled.scheduler_flags,
             )
             self._schedulers.append(self._child(name, "listening", scheduler, watched, workers_pipe))
         for index in range(settings.workers):
@@ -133,7 +136,7 @@ class Supervisor:
                 "worker_svc",
                 *("--model", settings.model, "--scheduler", self.address, "--worker-id", name),
                 f"--parent-pipe-fd={workers_watch}",
-                *settings.worker_flags(),
+                *self._settled.worker_flags,
             )
             self._workers.append(self._child(name, "ready", worker, workers_watch))
         children = [*self._schedulers, *self._workers]
@@ -175,14 +178,14 @@ class Supervisor:
         their logs do not say who leads they end together, and it is seen a little later.
         """
         if stop.is_set():
-            self._say(f"ending; running requests have {self._settings.drain_timeout_s:g} s, a second Ctrl-C ends them")
+            self._say(f"ending; running requests have {self._drain_timeout_s:g} s, a second Ctrl-C ends them")
             stop.clear()
         impatient = asyncio.create_task(self._kill_on(stop))
         leading = [each for each in self._schedulers if each.has_said("leading")]
         idle = [each for each in self._schedulers if each not in leading] if leading else []
         for several, time_s in (
             (idle, SCHEDULER_END_S),
-            (self._schedulers, self._settings.drain_timeout_s + SCHEDULER_END_S),
+            (self._schedulers, self._drain_timeout_s + SCHEDULER_END_S),
             (self._workers, WORKER_END_S),
         ):
             await asyncio.gather(*(child.end(time_s) for child in several))

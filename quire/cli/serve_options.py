@@ -1,0 +1,93 @@
+"""Options of `quire serve` made of the fields of settings: its own, and those of scheduler and worker.
+
+Whatever a service learns to be told, `quire serve` takes from then on, under the same name and with the same words of
+help. It knows how a field looks as an option, not what it means.
+"""
+
+import inspect
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from quire.cli.serve_settings import ALIASES, ServeSettings, passed_fields
+from quire.scheduler_settings import SchedulerSettings
+from quire.settings import Settings
+from quire.worker_settings import WorkerSettings
+
+_SHORT = {"verbose": "-v"}
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "FOLDER"}
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each setting; it gets them by name, None where none was given."""
+    own = inspect.signature(command)
+    fixed = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = {name: _option(name, field, panel) for name, field, panel in _fields()}
+    parameters = [
+        *fixed,
+        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+          for name, option in added.items()),
+    ]  # fmt: skip
+
+    def with_settings(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    with_settings.__wrapped__ = command  # type: ignore[attr-defined]
+    with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
+    with_settings.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {**{each.name: each.annotation for each in fixed}, **added, "return": None}
+    return with_settings
+
+
+def _fields() -> list[tuple[str, FieldInfo, str | None]]:
+    """Lists each setting once: its name, its field, and the panel of --help that shows it."""
+    fields: dict[str, tuple[str, FieldInfo, str | None]] = {
+        name: (name, field, None) for name, field in ServeSettings.model_fields.items() if name != "model"
+    }
+    kinds: dict[str, list[type[Settings]]] = {}
+    for kind in (WorkerSettings, SchedulerSettings):
+        for name in passed_fields(kind):
+            kinds.setdefault(name, []).append(kind)
+    for name, several in kinds.items():
+        panel = "Scheduler and workers" if len(several) > 1 else f"{several[0].section.capitalize()}"
+        field = several[-1].model_fields[name]
+        fields[name] = (name, field, panel)
+    return list(fields.values())
+
+
+def _option(name: str, field: FieldInfo, panel: str | None) -> Any:
+    flag = f"--{name.replace('_', '-')}"
+    kind = _plain_type(field.annotation)
+    short = [_SHORT[name]] if name in _SHORT else []
+    if kind is bool:
+        names = [f"{flag}/--no-{flag[2:]}", *short]
+        return Annotated[bool | None, typer.Option(*names, help=_help(field), rich_help_panel=panel)]
+    names = [flag, *(f"--{alias.replace('_', '-')}" for alias, meant in ALIASES.items() if meant == name), *short]
+    return Annotated[str | None, typer.Option(*names, help=_help(field), metavar=_metavar(kind), rich_help_panel=panel)]
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").strip()
+    default = field.default
+    if default is None or default is PydanticUndefined:
+        return f"{text}."
+    shown = {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
+    return f"{text}. Default: {shown}."
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type of a value that is there."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        (annotation,) = [each for each in get_args(annotation) if each is not type(None)]
+    return annotation
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return _METAVARS.get(kind, "TEXT")

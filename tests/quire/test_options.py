@@ -1,0 +1,123 @@
+"""No command ignores an option: each is used, at every place where it can be typed, or refused."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quire.cli.app import app
+from tests.quire.scripted_server import ScriptedServer
+from tests.quire.test_cli import run
+
+ELSEWHERE = "127.0.0.1:2"  # where nobody listens
+NEVER_ASK = {"serve"}  # talks to no server
+
+
+class Leaf(NamedTuple):
+    """A command that does something, and the groups above it."""
+
+    path: tuple[str, ...]
+    groups: tuple[Any, ...]
+    command: Any
+
+    @property
+    def arguments(self) -> list[str]:
+        """Something for each argument that it cannot do without."""
+        return ["x" for each in self.command.params if each.param_type_name == "argument" and each.required]
+
+
+def leaves(command: Any, path: tuple[str, ...] = (), groups: tuple[Any, ...] = ()) -> Iterator[Leaf]:
+    """All commands, also groups that do something without a command below."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield Leaf(path, groups, command)
+        return
+    for name, each in below.items():
+        yield from leaves(each, (*path, name), (*groups, command))
+
+
+LEAVES = list(leaves(typer.main.get_command(app)))
+NAMES = [" ".join(each.path) for each in LEAVES]
+
+
+def typed(parameter: Any) -> bool:
+    """Whether it is an option of ours, none of those that end everything."""
+    return parameter.param_type_name == "option" and not parameter.is_eager
+
+
+def group_options() -> list[Any]:
+    return [
+        pytest.param(leaf, depth, option, id=f"{' '.join(leaf.path)} {option.name}")
+        for leaf in LEAVES
+        for depth, group in enumerate(leaf.groups)
+        for option in group.params
+        if typed(option)
+    ]
+
+
+@pytest.mark.parametrize(("leaf", "depth", "option"), group_options())
+def test_an_option_of_a_group_counts_for_each_of_its_commands(leaf: Leaf, depth: int, option: Any) -> None:
+    value = None if option.is_flag else ELSEWHERE
+    context = None
+    for number, group in enumerate(leaf.groups):
+        words = ([option.opts[0]] if value is None else [option.opts[0], value]) if number == depth else []
+        context = group.make_context(leaf.path[number], [*words, "below"], parent=context)
+    own = [each for each in leaf.command.params if each.name == option.name]
+    assert own, f"{leaf.path} does not know {option.opts[0]} of its group"
+    reached = leaf.command.make_context(leaf.path[-1], leaf.arguments, parent=context).params[option.name]
+    assert reached == (True if value is None else value)
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=NAMES)
+def test_an_address_counts_wherever_it_stands_whatever_the_environment_says(leaf: Leaf) -> None:
+    if leaf.path[0] in NEVER_ASK:
+        return
+    places = [[*leaf.path, "--address", ELSEWHERE, *leaf.arguments]]
+    if not any(each.name == "address" and typed(each) for each in leaf.command.params):
+        places = [[*leaf.path, ELSEWHERE]]  # `quire health ADDRESS`
+    for depth, group in enumerate(leaf.groups):
+        if any(each.name == "address" for each in group.params):
+            places.append([*leaf.path[:depth], "--address", ELSEWHERE, *leaf.path[depth:], *leaf.arguments])
+    for words in places:
+        result = CliRunner().invoke(app, words, env={"QUIRE_ADDRESS": "127.0.0.1:1"}, input="text")
+        assert (result.exit_code, ELSEWHERE in result.stderr) == (1, True), (words, result.output)
+
+
+async def test_a_worker_is_drained_where_the_group_was_told_to_look(server: ScriptedServer) -> None:
+    drained = await run("workers", "--address", server.address, "drain", "w0")
+    assert (drained.exit_code, server.is_draining) == (0, True)
+    twice = await run("workers", "--address", server.address, "drain", "w0", "--undo", "--address", ELSEWHERE)
+    assert twice.exit_code == 2 and server.is_draining
+    assert "give it once" in twice.stderr
+
+
+def functions(group: typer.Typer) -> Iterator[Callable[..., Any]]:
+    """What runs for each command and each group."""
+    if group.registered_callback is not None and group.registered_callback.callback is not None:
+        yield group.registered_callback.callback
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield command.callback
+    for below in group.registered_groups:
+        assert below.typer_instance is not None
+        yield from functions(below.typer_instance)
+
+
+@pytest.mark.parametrize("function", list(functions(app)), ids=lambda each: f"{each.__module__}.{each.__name__}")
+def test_every_option_of_a_command_is_read_by_it(function: Callable[..., Any]) -> None:
+    function = inspect.unwrap(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    read = {
+        node.id
+        for statement in tree.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    eager = {"show_version"}  # its callback has done everything
+    assert set(inspect.signature(function).parameters) - eager <= read
