@@ -2,7 +2,7 @@
 
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,8 @@ from quire.cli.serve_command import serve
 from quire.cli.top_command import top
 from quire.cli.workers_command import workers
 
-_USAGE_ERROR = typer.BadParameter.__mro__[1]  # which module has it differs by typer's version
+# Which module has it differs by typer's version.
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="quire",
@@ -54,9 +55,9 @@ def run() -> None:
         raise SystemExit(app(standalone_mode=False))
     except _USAGE_ERROR as error:
         if not sys.argv[1:] or not error.args:
-            error.show()  # type: ignore[attr-defined]
+            error.show()
         else:
-            sys.stderr.write(f"quire: {error.format_message()}\n")  # type: ignore[attr-defined]
+            sys.stderr.write(f"quire: {error.format_message()}\n")
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(EXIT_INTERRUPTED) from None

@@ -1,6 +1,6 @@
 """Options that several commands take, and how they become parameters of a request."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +16,7 @@ def of_any_level(context: typer.Context, parameter: typer.CallbackParam, value: 
     """
     name = str(parameter.name)
     typed: list[str] = [value] if _is_typed(context, name) else []
-    above = context.parent
+    above: Any = context.parent
     while above is not None:
         if _is_typed(above, name):
             typed.append(above.params[name])
@@ -26,7 +26,7 @@ def of_any_level(context: typer.Context, parameter: typer.CallbackParam, value: 
     return typed[0] if typed else value
 
 
-def _is_typed(context: typer.Context, name: str) -> bool:
+def _is_typed(context: Any, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.cli.serve_settings import RESERVED, passed_fields, settle_all, share_of_cores
 from quire.scheduler_settings import SchedulerSettings
-from quire.settings import INTERNAL, Settings, parse
+from quire.settings import INTERNAL, Settings, parse, settle
 from quire.worker_settings import WorkerSettings
 
 
@@ -132,10 +132,11 @@ def test_every_setting_of_a_service_is_an_option_of_serve_or_is_settled_by_it(ki
     assert untold == {*RESERVED[kind], *(INTERNAL & set(kind.model_fields)), *TOLD_APART[kind]}
 
 
-def test_each_service_understands_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_service_understands_what_it_is_told() -> None:
     """Every flag that is passed on has the name and the form that the service itself takes."""
     for kind in (SchedulerSettings, WorkerSettings):
-        defaults = kind(**({"model": "m"} if kind is WorkerSettings else {}))
+        model = {"model": "m"} if kind is WorkerSettings else {}
+        defaults = settle(kind, model, {})
         given = {name: value for name in passed_fields(kind) if (value := getattr(defaults, name)) is not None}
         settled = settle_all({"model": "m", **given}, None)
         flags = settled.scheduler_flags if kind is SchedulerSettings else settled.worker_flags
