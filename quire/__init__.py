@@ -24,6 +24,7 @@ from quire.errors import (
     UnavailableError,
 )
 from quire.params import BeamParams, ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
+from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
     Chunk,
@@ -44,7 +45,7 @@ from quire.results import (
     Tokens,
     Usage,
 )
-from quire.stats import BlockStats, JournalStats, SlotSplit, Stats, WorkerStats
+from quire.stats import BlockStats, JournalStats, LatencyStats, SlotSplit, Stats, WorkerStats
 from quire.stream import CompletionStream
 
 __all__ = [
@@ -66,6 +67,8 @@ __all__ = [
     "Health",
     "InvalidRequestError",
     "JournalStats",
+    "LatencyStats",
+    "LiveState",
     "Model",
     "NotFoundError",
     "OnDisconnect",
@@ -77,8 +80,10 @@ __all__ = [
     "RequestExpiredError",
     "RequestFailedError",
     "RequestMemory",
+    "RequestPage",
     "RequestRecord",
     "RequestState",
+    "RequestSummary",
     "RetryableError",
     "Sample",
     "SampleOutput",

@@ -22,6 +22,7 @@ from quire.params import (
     client_options,
     gather,
 )
+from quire.request_list import LiveState, RequestPage
 from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.session_entry import Entry
 from quire.stats import Stats
@@ -31,13 +32,14 @@ from quire.v1 import inference_pb2 as pb
 from quire.wire_requests import (
     chat_to_pb,
     list_prefixes_to_pb,
+    list_requests_to_pb,
     pause_to_pb,
     pin_to_pb,
     request_to_pb,
     tokenize_to_pb,
     unpin_to_pb,
 )
-from quire.wire_results import model_from_pb, prefix_from_pb, record_from_pb, state_from_pb
+from quire.wire_results import model_from_pb, prefix_from_pb, record_from_pb, request_page_from_pb, state_from_pb
 from quire.wire_stats import stats_from_pb
 
 READY_POLL_S = 0.1
@@ -121,6 +123,26 @@ class AsyncClient:
         connection = self._connect()
         request = pb.GetRequestRequest(request_id=request_id)
         return record_from_pb(await connection.call(connection.inference.GetRequest, request))
+
+    async def list_requests(
+        self,
+        *,
+        tenant: str | None = None,
+        state: LiveState | str | Sequence[LiveState | str] | None = None,
+        page_size: int = 100,
+        page_token: str | None = None,
+    ) -> RequestPage:
+        """Requests that have not ended, in the order of their arrival, and what each waits for.
+
+        Args:
+            tenant: whose requests; None: of all tenants.
+            state: one state or several, such as "queued"; None: all.
+            page_size: how many at most, up to 1,000.
+            page_token: the `next_page_token` of the page before, for the same tenant and states.
+        """
+        connection = self._connect()
+        request = list_requests_to_pb(tenant, state, page_size, page_token)
+        return request_page_from_pb(await connection.call(connection.inference.ListRequests, request))
 
     async def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
         """Text or a conversation as the model would see it as a prompt."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Unpack
 from quire.async_client import PIN_TIMEOUT_S, AsyncClient
 from quire.connection import INFERENCE_SERVICE
 from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages, PauseKeep
+from quire.request_list import LiveState, RequestPage
 from quire.results import (
     Accepted,
     Chunk,
@@ -171,6 +172,18 @@ class Client:
     def get(self, request_id: str) -> RequestRecord:
         """State and output so far of a request, also after its end until its record expires."""
         return self._thread.run(self._client.get(request_id))
+
+    def list_requests(
+        self,
+        *,
+        tenant: str | None = None,
+        state: LiveState | str | Sequence[LiveState | str] | None = None,
+        page_size: int = 100,
+        page_token: str | None = None,
+    ) -> RequestPage:
+        """Requests that have not ended, and what each waits for; see `AsyncClient.list_requests`."""
+        listing = self._client.list_requests(tenant=tenant, state=state, page_size=page_size, page_token=page_token)
+        return self._thread.run(listing)
 
     def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
         """Text or a conversation as the model would see it as a prompt."""

@@ -223,6 +223,7 @@ class RequestRecord:
     created_unix_s: float
     seed: int
     tenant: str
+    waiting_for: str | None = None  # in words for people, which may change; None: it runs or has ended
 
     @property
     def text(self) -> str:

@@ -127,6 +127,17 @@ class JournalStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyStats:
+    """How quick the output of requests was that ended within the last minute, from the scheduler's side."""
+
+    num_requests: int = 0  # with output; the others do not count
+    first_token_p50_s: float | None = None  # from a request's arrival; None: no request counts
+    first_token_p99_s: float | None = None
+    token_p50_s: float | None = None  # from one token of a sample to the next, mean by request; None: none had two
+    token_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """A snapshot of the scheduler; counts are since its start."""
 
@@ -142,6 +153,7 @@ class Stats:
     uptime_s: float
     epoch: int
     journal: JournalStats
+    latency: LatencyStats = LatencyStats()
 
     @property
     def blocks(self) -> BlockStats:

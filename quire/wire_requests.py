@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from quire.errors import FieldViolation, InvalidRequestError
 from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, PauseKeep, RequestParams
+from quire.request_list import LiveState
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import inference_pb2 as pb
 
@@ -19,6 +20,9 @@ _ON_DISCONNECT = {
 _PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {
     "auto": pb.PAUSE_KEEP_AUTO,
     "tokens": pb.PAUSE_KEEP_TOKENS,
+}
+_LIVE_STATES: dict[LiveState, pb.LiveState.ValueType] = {
+    each: pb.LiveState.Value(f"LIVE_STATE_{each.name}") for each in LiveState
 }
 _FRAME_BYTES = 1024  # room for what surrounds a request in its message
 
@@ -103,6 +107,27 @@ def list_prefixes_to_pb(tenant: str | None) -> pb.ListPrefixesRequest:
     """Encodes whose pins to list."""
     message = pb.ListPrefixesRequest()
     _set(message, "", "tenant", tenant)
+    return message
+
+
+def list_requests_to_pb(
+    tenant: str | None,
+    state: "LiveState | str | Sequence[LiveState | str] | None",
+    page_size: int,
+    page_token: str | None,
+) -> pb.ListRequestsRequest:
+    """Encodes which requests to list. Raises ValueError for a state that is none."""
+    message = pb.ListRequestsRequest()
+    _set(message, "", "tenant", tenant)
+    _set(message, "", "page_size", page_size)
+    _set(message, "", "page_token", page_token)
+    wanted = [] if state is None else [state] if isinstance(state, (str, LiveState)) else list(state)
+    for each in wanted:
+        try:
+            message.states.append(_LIVE_STATES[LiveState(each)])
+        except ValueError:
+            choices = ", ".join(repr(known.value) for known in LiveState)
+            raise ValueError(f"state is {each!r}: give one of {choices}") from None
     return message
 
 

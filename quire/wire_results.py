@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from google.rpc import status_pb2
 
 from quire.errors import QuireError, from_status
+from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
     Chunk,
@@ -39,6 +40,16 @@ _STATES = {
     pb.REQUEST_STATE_FAILED: RequestState.FAILED,
     pb.REQUEST_STATE_CANCELLED: RequestState.CANCELLED,
     pb.REQUEST_STATE_EXPIRED: RequestState.EXPIRED,
+}
+_LIVE_STATES = {
+    pb.LIVE_STATE_ENTERING: LiveState.ENTERING,
+    pb.LIVE_STATE_QUEUED: LiveState.QUEUED,
+    pb.LIVE_STATE_RUNNING: LiveState.RUNNING,
+    pb.LIVE_STATE_PREEMPTED: LiveState.PREEMPTED,
+    pb.LIVE_STATE_SWAPPED: LiveState.SWAPPED,
+    pb.LIVE_STATE_PAUSED: LiveState.PAUSED,
+    pb.LIVE_STATE_RECOVERING: LiveState.RECOVERING,
+    pb.LIVE_STATE_ENDING: LiveState.ENDING,
 }
 
 
@@ -105,6 +116,31 @@ def record_from_pb(message: pb.GetRequestResponse) -> RequestRecord:
         created_unix_s=message.created_unix_ns / 1e9,
         seed=message.seed,
         tenant=message.tenant,
+        waiting_for=message.waiting_for or None,
+    )
+
+
+def request_page_from_pb(message: pb.ListRequestsResponse) -> RequestPage:
+    """Decodes one page of a listing of requests."""
+    return RequestPage(
+        requests=tuple(_request_summary(each) for each in message.requests),
+        next_page_token=message.next_page_token or None,
+    )
+
+
+def _request_summary(message: pb.RequestSummary) -> RequestSummary:
+    return RequestSummary(
+        request_id=message.request_id,
+        tenant=message.tenant,
+        state=_LIVE_STATES[message.state],
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        num_samples=message.num_samples,
+        beam_width=message.beam_width or None,
+        priority=message.priority,
+        age_s=message.age_ms / 1e3,
+        worker_id=message.worker_id or None,
+        waiting_for=message.waiting_for or None,
     )
 
 

@@ -1,6 +1,6 @@
 """The scheduler's statistics from protobuf into plain data."""
 
-from quire.stats import BlockStats, JournalStats, Stats, WorkerStats
+from quire.stats import BlockStats, JournalStats, LatencyStats, Stats, WorkerStats
 from quire.v1 import inference_pb2 as pb
 
 
@@ -19,6 +19,7 @@ def stats_from_pb(message: pb.GetStatsResponse) -> Stats:
         uptime_s=message.uptime_ms / 1e3,
         epoch=message.epoch,
         journal=_journal(message.journal),
+        latency=_latency(message.latency),
     )
 
 
@@ -71,4 +72,14 @@ def _journal(message: pb.JournalStats) -> JournalStats:
         pending=message.pending,
         write_s=message.write_ns / 1e9,
         degraded=message.degraded,
+    )
+
+
+def _latency(message: pb.LatencyStats) -> LatencyStats:
+    return LatencyStats(
+        num_requests=message.num_requests,
+        first_token_p50_s=message.first_token_p50_ns / 1e9 or None,
+        first_token_p99_s=message.first_token_p99_ns / 1e9 or None,
+        token_p50_s=message.token_p50_ns / 1e9 or None,
+        token_p99_s=message.token_p99_ns / 1e9 or None,
     )

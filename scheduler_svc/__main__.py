@@ -44,6 +44,7 @@ from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers
 
@@ -157,7 +158,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
     )
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
-    inference = InferenceServicer(admission, prefixes, stats)
+    inference = InferenceServicer(admission, prefixes, RequestList(engine, admission), stats)
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, gate.services)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), gate.services)
     gate.open()

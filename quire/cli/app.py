@@ -13,6 +13,7 @@ from quire.cli.health_command import health
 from quire.cli.output import EXIT_INTERRUPTED
 from quire.cli.pause_command import pause, resume
 from quire.cli.prefix_command import prefix
+from quire.cli.requests_command import cancel, requests
 from quire.cli.serve_command import serve
 from quire.cli.top_command import top
 from quire.cli.workers_command import workers
@@ -43,7 +44,7 @@ def quire(
     """Serve a language model, and talk to one that is served."""
 
 
-for command in (serve, generate, chat, health, bench, top, pause, resume):
+for command in (serve, generate, chat, health, bench, top, requests, cancel, pause, resume):
     app.command()(command)
 app.add_typer(prefix, name="prefix")
 app.add_typer(workers, name="workers")

@@ -9,6 +9,7 @@ import typer
 import quire
 from quire.cli import options
 from quire.cli.output import err, errors_explained, out, write_stream
+from quire.cli.wait_hint import WaitHint
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 with contextlib.suppress(ImportError):
@@ -79,6 +80,6 @@ def _turn(client: quire.Client, history: list[quire.ChatMessage], params: Genera
 
 def answer(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> str:
     """Prints the answer as it comes. Returns it whole."""
-    with client.stream_chat(history, **params) as stream:
-        write_stream(stream)
+    with client.stream_chat(history, **params) as stream, WaitHint(client, stream.request_id) as hint:
+        write_stream(stream, hint.stop)
         return stream.completion().text

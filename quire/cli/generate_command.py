@@ -11,6 +11,7 @@ import typer
 import quire
 from quire.cli import options
 from quire.cli.output import EXIT_USAGE, err, errors_explained, fail, write_samples, write_stream
+from quire.cli.wait_hint import WaitHint
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 
@@ -41,8 +42,11 @@ def generate(
     priority: options.Priority = None,
     tenant: options.Tenant = None,
     cache_salt: options.CacheSalt = None,
+    request_id: Annotated[
+        str | None, typer.Option(help="Its id, for quire pause, resume and cancel. Default: one is made.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as JSON, at its end.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error how it went.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error its id, and how it went.")] = False,
 ) -> None:
     """Continue a prompt, as it is generated; of several outputs, each when it has ended."""
     params = options.request_params(
@@ -68,12 +72,13 @@ def generate(
         priority=priority,
         tenant=tenant,
         cache_salt=cache_salt,
+        request_id=request_id,
     )
     if logprobs is not None and not as_json:
         fail("--logprobs shows in the output of --json only; give both", EXIT_USAGE)
     text = sys.stdin.read() if prompt == "-" else prompt
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
-        completion = _run(client, text, params, echo=not as_json)
+        completion = _run(client, text, params, echo=not as_json, names_it=stats)
     if as_json:
         sys.stdout.write(json.dumps(_fields(completion), default=_plain, ensure_ascii=False) + "\n")
     if stats:
@@ -96,12 +101,16 @@ def summary(completion: quire.Completion) -> str:
     return ", ".join(parts)
 
 
-def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool) -> quire.Completion:
-    with client.stream(text, **params) as stream:
-        if echo and stream.accepted().num_samples > 1:
-            write_samples(stream)
+def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool, names_it: bool) -> quire.Completion:
+    """`names_it`: says the request's id on standard error as soon as it is accepted."""
+    with client.stream(text, **params) as stream, WaitHint(client, stream.request_id) as hint:
+        accepted = stream.accepted()
+        if names_it:
+            err.print(f"request {accepted.request_id}", style="dim", markup=False)
+        if echo and accepted.num_samples > 1:
+            write_samples(stream, hint.stop)
         elif echo:
-            write_stream(stream)
+            write_stream(stream, hint.stop)
         return stream.completion()
 
 

@@ -4,7 +4,7 @@ Exit codes: 1 it did not work, 2 it was asked wrongly, 130 interrupted.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -46,22 +46,24 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def write_stream(stream: quire.Stream) -> None:
-    """Writes a text as it comes, and ends its line however it ends."""
+def write_stream(stream: quire.Stream, on_output: Callable[[], None] = lambda: None) -> None:
+    """Writes a text as it comes, and ends its line however it ends. `on_output` is called before each piece."""
     is_begun = False
     try:
         for chunk in stream:
             is_begun = True
+            on_output()
             write_text(chunk.text)
     finally:
         if is_begun:
             write_text("\n")
 
 
-def write_samples(stream: quire.Stream) -> None:
-    """Writes several texts, each under a heading when it has ended."""
+def write_samples(stream: quire.Stream, on_output: Callable[[], None] = lambda: None) -> None:
+    """Writes several texts, each under a heading when it has ended. `on_output` is called at each piece that comes."""
     texts: dict[int, str] = {}
     for chunk in stream:
+        on_output()
         texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
         if chunk.finish is not None:
             out.print(f"[bold]{heading(chunk.index, chunk.finish)}[/bold]")

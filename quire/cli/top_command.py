@@ -9,7 +9,7 @@ from rich.live import Live
 import quire
 from quire.cli import options
 from quire.cli.output import errors_explained, out
-from quire.cli.top_view import view
+from quire.cli.top_view import MAX_SHOWN, view
 from quire.params import DEFAULT_ADDRESS
 
 
@@ -18,10 +18,10 @@ def top(
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
-    """Watch workers, queue, KV memory and speed."""
+    """Watch workers, requests, KV memory, speed and latency."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         if once:
-            out.print(view(address, client.stats(), None, interval_s))
+            out.print(view(address, client.stats(), None, interval_s, client.list_requests(page_size=MAX_SHOWN)))
             return
         _watch(client, interval_s)
 
@@ -30,14 +30,15 @@ def _watch(client: quire.Client, interval_s: float) -> None:
     """Shows a frame every interval until interrupted; an outage is shown, and ends with the server's return."""
     before = client.stats()
     taken_s = time.monotonic()
-    with Live(view(client.address, before, None, interval_s), console=out, screen=True, auto_refresh=False) as live:
+    first = view(client.address, before, None, interval_s, client.list_requests(page_size=MAX_SHOWN))
+    with Live(first, console=out, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval_s)
             try:
-                now = client.stats()
+                now, requests = client.stats(), client.list_requests(page_size=MAX_SHOWN)
             except quire.UnavailableError as error:
                 live.update(error.message, refresh=True)
                 continue
             now_s = time.monotonic()
-            live.update(view(client.address, now, before, now_s - taken_s), refresh=True)
+            live.update(view(client.address, now, before, now_s - taken_s, requests), refresh=True)
             before, taken_s = now, now_s

@@ -2,18 +2,27 @@
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from quire.stats import BlockStats, Stats, WorkerStats
+from quire.cli.requests_command import age
+from quire.request_list import RequestPage
+from quire.stats import BlockStats, LatencyStats, Stats, WorkerStats
 
 BAR_CELLS = 32
+MAX_SHOWN = 10  # requests
 
 
-def view(address: str, now: Stats, before: Stats | None, elapsed_s: float) -> RenderableType:
-    """The frame. Rates need a snapshot from before; without one they are averages since the start."""
+def view(
+    address: str, now: Stats, before: Stats | None, elapsed_s: float, requests: RequestPage | None = None
+) -> RenderableType:
+    """The frame. Rates need a snapshot from before; without one they are averages since the start.
+
+    `requests` are the oldest ones that have not ended; without any, none are shown.
+    """
+    shown = ["", _requests(requests)] if requests is not None and requests.requests else []
     return Panel(
-        Group(_totals(now, before, elapsed_s), "", _workers(now), "", _journal(now)),
+        Group(_totals(now, before, elapsed_s), _latency(now.latency), "", _workers(now), *shown, "", _journal(now)),
         title=f"quire at {address}" + ("" if before is not None else ", rates since its start"),
         title_align="left",
         padding=(1, 2),
@@ -59,6 +68,41 @@ def _totals(now: Stats, before: Stats | None, elapsed_s: float) -> Table:
         f"epoch {now.epoch}",
     )
     return table
+
+
+def _latency(latency: LatencyStats) -> Text:
+    """One line that a terminal of 80 columns shows whole."""
+    if not latency.num_requests:
+        return Text("latency: no request ended within the last minute", style="dim")
+    first = f"first token {_ms(latency.first_token_p50_s)}/{_ms(latency.first_token_p99_s)} ms"
+    between = f"per token {_ms(latency.token_p50_s)}/{_ms(latency.token_p99_s)} ms"
+    return Text(f"last minute, p50/p99: {first}, {between}")
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+
+
+def _requests(page: RequestPage) -> RenderableType:
+    """The oldest requests, a line for each, cut where a terminal is narrow."""
+    table = Table(
+        Column("request", no_wrap=True, max_width=16),
+        Column("state", no_wrap=True),
+        Column("tokens", no_wrap=True, justify="right"),
+        Column("age", no_wrap=True, justify="right"),
+        Column("waiting for", no_wrap=True),
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+    )
+    for each in page.requests:
+        tokens = f"{each.prompt_tokens}+{each.output_tokens}"
+        table.add_row(Text(each.request_id), each.state.value, tokens, age(each.age_s), Text(each.waiting_for or ""))
+    if page.next_page_token is None:
+        return table
+    return Group(table, Text("… and more: quire requests", style="dim"))
 
 
 def _workers(now: Stats) -> RenderableType:

@@ -188,6 +188,54 @@ PAUSE_KEEP_TOKENS: PauseKeep.ValueType  # 2
 """PAUSE_KEEP_TOKENS keeps the tokens alone; the KV is computed again when it goes on."""
 Global___PauseKeep: _TypeAlias = PauseKeep  # noqa: Y015
 
+class _LiveState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LiveStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LiveState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LIVE_STATE_UNSPECIFIED: _LiveState.ValueType  # 0
+    """LIVE_STATE_UNSPECIFIED is never sent."""
+    LIVE_STATE_ENTERING: _LiveState.ValueType  # 1
+    """LIVE_STATE_ENTERING: its prompt is tokenised, and it is not accepted before the journal has it."""
+    LIVE_STATE_QUEUED: _LiveState.ValueType  # 2
+    """LIVE_STATE_QUEUED: accepted, and has not run yet."""
+    LIVE_STATE_RUNNING: _LiveState.ValueType  # 3
+    """LIVE_STATE_RUNNING: on a worker."""
+    LIVE_STATE_PREEMPTED: _LiveState.ValueType  # 4
+    """LIVE_STATE_PREEMPTED: it ran, lost its place to others or with its worker, and is computed again later."""
+    LIVE_STATE_SWAPPED: _LiveState.ValueType  # 5
+    """LIVE_STATE_SWAPPED: it ran, lost its place to others, and its KV is in its worker's host pool."""
+    LIVE_STATE_PAUSED: _LiveState.ValueType  # 6
+    """LIVE_STATE_PAUSED: by Pause."""
+    LIVE_STATE_RECOVERING: _LiveState.ValueType  # 7
+    """LIVE_STATE_RECOVERING: accepted by an earlier scheduler, and not taken up again yet."""
+    LIVE_STATE_ENDING: _LiveState.ValueType  # 8
+    """LIVE_STATE_ENDING: its end is decided, and is not told before the journal has it."""
+
+class LiveState(_LiveState, metaclass=_LiveStateEnumTypeWrapper):
+    """LiveState is where a request stands that has not ended: finer than RequestState."""
+
+LIVE_STATE_UNSPECIFIED: LiveState.ValueType  # 0
+"""LIVE_STATE_UNSPECIFIED is never sent."""
+LIVE_STATE_ENTERING: LiveState.ValueType  # 1
+"""LIVE_STATE_ENTERING: its prompt is tokenised, and it is not accepted before the journal has it."""
+LIVE_STATE_QUEUED: LiveState.ValueType  # 2
+"""LIVE_STATE_QUEUED: accepted, and has not run yet."""
+LIVE_STATE_RUNNING: LiveState.ValueType  # 3
+"""LIVE_STATE_RUNNING: on a worker."""
+LIVE_STATE_PREEMPTED: LiveState.ValueType  # 4
+"""LIVE_STATE_PREEMPTED: it ran, lost its place to others or with its worker, and is computed again later."""
+LIVE_STATE_SWAPPED: LiveState.ValueType  # 5
+"""LIVE_STATE_SWAPPED: it ran, lost its place to others, and its KV is in its worker's host pool."""
+LIVE_STATE_PAUSED: LiveState.ValueType  # 6
+"""LIVE_STATE_PAUSED: by Pause."""
+LIVE_STATE_RECOVERING: LiveState.ValueType  # 7
+"""LIVE_STATE_RECOVERING: accepted by an earlier scheduler, and not taken up again yet."""
+LIVE_STATE_ENDING: LiveState.ValueType  # 8
+"""LIVE_STATE_ENDING: its end is decided, and is not told before the journal has it."""
+Global___LiveState: _TypeAlias = LiveState  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     """GenerateRequest is one prompt and how to continue it."""
@@ -1452,6 +1500,7 @@ class GetRequestResponse(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request."""
     state: Global___RequestState.ValueType
@@ -1464,6 +1513,8 @@ class GetRequestResponse(_message.Message):
     """seed in force."""
     tenant: _builtins.str
     """tenant of the request."""
+    waiting_for: _builtins.str
+    """waiting_for says in words what it waits for, as in RequestSummary. Empty while it runs, and once it has ended."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleOutput]:
         """samples so far, in the order of their index."""
@@ -1495,14 +1546,145 @@ class GetRequestResponse(_message.Message):
         seed: _builtins.int = ...,
         tenant: _builtins.str = ...,
         memory: Global___RequestMemory | None = ...,
+        waiting_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ns", b"created_unix_ns", "error", b"error", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ns", b"created_unix_ns", "error", b"error", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    """ListRequestsRequest says which requests to list, and how many."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant whose requests are listed, at most 128 characters; empty is a tenant of its own. Absent: of all tenants."""
+    page_size: _builtins.int
+    """page_size is how many requests to list at most. 0: 100. More than 1,000 means 1,000."""
+    page_token: _builtins.str
+    """page_token is the next_page_token of the answer before, for the same tenant and states. Empty: the first page."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___LiveState.ValueType]:
+        """states to list, at most 16. Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str | None = ...,
+        states: _abc.Iterable[Global___LiveState.ValueType] | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    """ListRequestsResponse is one page of requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """next_page_token asks for the next page. Empty: this is the last one."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
+        """requests in the order of their arrival."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RequestSummary] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class RequestSummary(_message.Message):
+    """RequestSummary is one request as ListRequests tells of it, without its text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    BEAM_WIDTH_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of the request."""
+    tenant: _builtins.str
+    """tenant of the request."""
+    state: Global___LiveState.ValueType
+    """state where it stands."""
+    prompt_tokens: _builtins.int
+    """prompt_tokens of its prompt."""
+    output_tokens: _builtins.int
+    """output_tokens that its readers may have, of all samples that come back together."""
+    num_samples: _builtins.int
+    """num_samples that will come back, `n`."""
+    beam_width: _builtins.int
+    """beam_width of its beam search. 0: its samples are drawn."""
+    priority: _builtins.int
+    """priority of the request: lower is served first."""
+    age_ms: _builtins.int
+    """age_ms since its arrival."""
+    worker_id: _builtins.str
+    """worker_id of the worker that it is on, or that has its KV. Empty: none."""
+    waiting_for: _builtins.str
+    """waiting_for says in words what it waits for, such as "KV blocks", "earlier requests", "a worker: none is
+    connected" or "Resume". For people: the words may change. Empty while it runs.
+    """
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        state: Global___LiveState.ValueType = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        num_samples: _builtins.int = ...,
+        beam_width: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        waiting_for: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "beam_width", b"beam_width", "num_samples", b"num_samples", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "waiting_for", b"waiting_for", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestSummary: _TypeAlias = RequestSummary  # noqa: Y015
 
 @_typing.final
 class SampleOutput(_message.Message):
@@ -1974,6 +2156,7 @@ class GetStatsResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     JOURNAL_FIELD_NUMBER: _builtins.int
     NUM_PAUSED_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """num_waiting requests, preempted ones included."""
     num_running: _builtins.int
@@ -2002,6 +2185,10 @@ class GetStatsResponse(_message.Message):
     def journal(self) -> Global___JournalStats:
         """journal's state."""
 
+    @_builtins.property
+    def latency(self) -> Global___LatencyStats:
+        """latency of requests that ended lately."""
+
     def __init__(
         self,
         *,
@@ -2017,14 +2204,57 @@ class GetStatsResponse(_message.Message):
         epoch: _builtins.int = ...,
         journal: Global___JournalStats | None = ...,
         num_paused: _builtins.int = ...,
+        latency: Global___LatencyStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["journal", b"journal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["journal", b"journal", "latency", b"latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "num_admitted", b"num_admitted", "num_finished", b"num_finished", "num_paused", b"num_paused", "num_refused", b"num_refused", "num_running", b"num_running", "num_waiting", b"num_waiting", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "uptime_ms", b"uptime_ms", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "latency", b"latency", "num_admitted", b"num_admitted", "num_finished", b"num_finished", "num_paused", b"num_paused", "num_refused", b"num_refused", "num_running", b"num_running", "num_waiting", b"num_waiting", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "uptime_ms", b"uptime_ms", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class LatencyStats(_message.Message):
+    """LatencyStats is how quick the output of requests was that ended within the last minute (the last 4,096 of them, if
+    there were more), as the scheduler saw it. Requests without any output do not count.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_P50_NS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_P99_NS_FIELD_NUMBER: _builtins.int
+    TOKEN_P50_NS_FIELD_NUMBER: _builtins.int
+    TOKEN_P99_NS_FIELD_NUMBER: _builtins.int
+    num_requests: _builtins.int
+    """num_requests that count."""
+    first_token_p50_ns: _builtins.int
+    """first_token_p50_ns is the median of the time from a request's arrival to its first token. 0: num_requests is 0."""
+    first_token_p99_ns: _builtins.int
+    """first_token_p99_ns is the 99th percentile of the same."""
+    token_p50_ns: _builtins.int
+    """token_p50_ns is the median of the requests' mean time from one token of a sample to the next. 0: no request had
+    a second token.
+    """
+    token_p99_ns: _builtins.int
+    """token_p99_ns is the 99th percentile of the same."""
+    def __init__(
+        self,
+        *,
+        num_requests: _builtins.int = ...,
+        first_token_p50_ns: _builtins.int = ...,
+        first_token_p99_ns: _builtins.int = ...,
+        token_p50_ns: _builtins.int = ...,
+        token_p99_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_p50_ns", b"first_token_p50_ns", "first_token_p99_ns", b"first_token_p99_ns", "num_requests", b"num_requests", "token_p50_ns", b"token_p50_ns", "token_p99_ns", b"token_p99_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyStats: _TypeAlias = LatencyStats  # noqa: Y015
 
 @_typing.final
 class WorkerStats(_message.Message):

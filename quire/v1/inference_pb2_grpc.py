@@ -70,6 +70,11 @@ class InferenceStub(object):
                 request_serializer=quire_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/quire.v1.Inference/ListRequests',
+                request_serializer=quire_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/quire.v1.Inference/Tokenize',
                 request_serializer=quire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -173,6 +178,15 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
+        What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+        arrives between two pages is missing, or there; none is listed twice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Tokenize turns text or a chat into token ids, as a request with that prompt would be.
         """
@@ -264,6 +278,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetRequest,
                     request_deserializer=quire_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
                     response_serializer=quire_dot_v1_dot_inference__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.ListRequestsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.ListRequestsResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -491,6 +510,33 @@ class Inference(object):
             '/quire.v1.Inference/GetRequest',
             quire_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
             quire_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/ListRequests',
+            quire_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,6 +76,11 @@ class InferenceStub:
     """GetRequest tells the state and the output so far of a request, also after its end until its record expires
     (1 hour unless configured). NOT_FOUND if unknown or expired.
     """
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]
+    """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
+    What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+    arrives between two pages is missing, or there; none is listed twice.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Tokenize turns text or a chat into token ids, as a request with that prompt would be."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -135,6 +140,11 @@ class InferenceAsyncStub(InferenceStub):
     GetRequest: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]  # type: ignore[assignment]
     """GetRequest tells the state and the output so far of a request, also after its end until its record expires
     (1 hour unless configured). NOT_FOUND if unknown or expired.
+    """
+    ListRequests: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
+    What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+    arrives between two pages is missing, or there; none is listed twice.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenize turns text or a chat into token ids, as a request with that prompt would be."""
@@ -234,6 +244,17 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.GetRequestResponse, _abc.Awaitable[_inference_pb2.GetRequestResponse]]:
         """GetRequest tells the state and the output so far of a request, also after its end until its record expires
         (1 hour unless configured). NOT_FOUND if unknown or expired.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _inference_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListRequestsResponse, _abc.Awaitable[_inference_pb2.ListRequestsResponse]]:
+        """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
+        What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+        arrives between two pages is missing, or there; none is listed twice.
         """
 
     @_abc_1.abstractmethod

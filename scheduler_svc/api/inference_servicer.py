@@ -24,6 +24,7 @@ from scheduler_svc.requests.output_stream import OutputStream
 from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.prompt_checks import check_detokenize, check_tokenize
 from scheduler_svc.requests.readers import Readers
+from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -43,9 +44,16 @@ _KEEPS_ON_HOST: dict[int, bool] = {
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """One per process."""
 
-    def __init__(self, admission: Admission, prefixes: Prefixes, stats: Callable[[], pb.GetStatsResponse]) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        prefixes: Prefixes,
+        requests: RequestList,
+        stats: Callable[[], pb.GetStatsResponse],
+    ) -> None:
         self._admission = admission
         self._prefixes = prefixes
+        self._requests = requests
         self._stats = stats
 
     async def Generate(
@@ -117,7 +125,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
         """Tells what is known of a request."""
-        return await self._admission.response(request.request_id)
+        response = await self._admission.response(request.request_id)
+        response.waiting_for = self._requests.waiting_for(request.request_id)
+        return response
+
+    async def ListRequests(
+        self,
+        request: pb.ListRequestsRequest,
+        context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
+    ) -> pb.ListRequestsResponse:
+        """Lists requests that have not ended."""
+        return await self._requests.page(request)
 
     async def Tokenize(
         self,

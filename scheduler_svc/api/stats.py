@@ -7,6 +7,7 @@ from scheduler_svc.core.scheduler_stats import WorkerStats
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.publisher import Delivery
+from scheduler_svc.requests.recent_latency import LatencySummary
 from scheduler_svc.workers.workers import Member, Workers
 
 
@@ -53,7 +54,18 @@ class StatsReporter:
                 degraded=journal.degraded,
                 delivery=self._delivery,
             ),
+            latency=_latency_stats(engine.latency.summary(time.monotonic())),
         )
+
+
+def _latency_stats(summary: LatencySummary) -> pb.LatencyStats:
+    return pb.LatencyStats(
+        num_requests=summary.num_requests,
+        first_token_p50_ns=summary.first_token_p50_ns or 0,
+        first_token_p99_ns=summary.first_token_p99_ns or 0,
+        token_p50_ns=summary.token_p50_ns or 0,
+        token_p99_ns=summary.token_p99_ns or 0,
+    )
 
 
 def _worker_stats(member: Member, stats: WorkerStats) -> pb.WorkerStats:

@@ -26,6 +26,7 @@ from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting_reasons import WaitingReason, waiting_reason
 from scheduler_svc.core.worker_check import check_paused, check_waiting, check_worker
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
@@ -433,6 +434,10 @@ class Scheduler:
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
         """Groups in order that are served before one that would come now."""
         return self._waiting.num_ahead(priority, deadline_s)
+
+    def waiting_reason(self, group: SequenceGroup) -> WaitingReason | None:
+        """What the group waits for; None if it runs or has ended."""
+        return waiting_reason(group, self._waiting, self._workers.values(), self._limits)
 
     def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.

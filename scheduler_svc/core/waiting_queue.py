@@ -48,6 +48,10 @@ class WaitingQueue:
     def __contains__(self, group: SequenceGroup) -> bool:
         return group in self._sizes
 
+    def is_in_order(self, group: SequenceGroup) -> bool:
+        """Whether it is served when its turn comes: neither set aside nor set apart."""
+        return group in self._entries
+
     def push(self, group: SequenceGroup) -> None:
         assert group not in self._sizes, f"group {group.arrival} waits twice"
         if group.cohort is None:

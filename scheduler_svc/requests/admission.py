@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -90,6 +90,11 @@ class Admission:
         if self._admitting or self._engine.live:
             return True
         return self.model is not None and self.recovery.is_rebuilding(self.model.fingerprint)
+
+    @property
+    def entering(self) -> Collection[LiveRequest]:
+        """Requests that were found to fit, and wait for the journal to have them."""
+        return self._entering.keys()
 
     def serve(self, model: ServedModel) -> None:
         """From now on this is the model; requests of earlier schedulers that wait for it go on."""

@@ -21,10 +21,12 @@ from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.computations import Computation, Computations
+from scheduler_svc.requests.end_report import first_token_ns, mean_token_ns, report_end
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.publisher import Delivery, Publisher
 from scheduler_svc.requests.queue_wait import QueueWait
+from scheduler_svc.requests.recent_latency import RecentLatency
 from scheduler_svc.requests.result_check import check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
 from scheduler_svc.requests.settle_pace import SettlePace
@@ -83,6 +85,7 @@ class Engine:
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
         self.queue_wait = QueueWait()
+        self.latency = RecentLatency()
         self._slot_releases = SlotReleases(scheduler.slot_use)
         self._hopeless_sought_s = 0.0
         self._hopeless_timer: asyncio.TimerHandle | None = None
@@ -204,9 +207,14 @@ class Engine:
 
         Who is held back is woken when it does again.
         """
-        journal = self.journal
-        self._is_held_back = journal.num_pending >= MAX_PENDING_RECORDS or journal.pending_bytes >= MAX_PENDING_BYTES
+        self._is_held_back = self.is_journal_behind
         return not self._is_held_back
+
+    @property
+    def is_journal_behind(self) -> bool:
+        """Whether so much waits for the store to acknowledge it that no step is computed."""
+        journal = self.journal
+        return journal.num_pending >= MAX_PENDING_RECORDS or journal.pending_bytes >= MAX_PENDING_BYTES
 
     def _wake_held_back(self) -> None:
         if self._is_held_back and self.may_step():
@@ -240,7 +248,10 @@ class Engine:
         self._slot_releases.note_step(now_s, plan.worker_id, goes_on=len(plan.sequences) > len(plan.whole))
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
-            if request is not None and request.times.first_scheduled_ns is None:
+            if request is None:
+                continue
+            request.last_worker_id = plan.worker_id
+            if request.times.first_scheduled_ns is None:
                 request.times.first_scheduled_ns = time.monotonic_ns()
 
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
@@ -473,14 +484,8 @@ class Engine:
         self._note_emptiness()
         if request.closed is not None:
             request.closed.set()
-        log.info(
-            "request ended",
-            request_id=request.request_id,
-            state=pb.RequestState.Name(request.ended_state or pb.REQUEST_STATE_UNSPECIFIED),
-            output_tokens=request.usage().completion_tokens,
-            **_memory_used(request),
-            error=request.error or None,
-        )
+        self.latency.note_end(time.monotonic(), first_token_ns(request), mean_token_ns(request))
+        report_end(request)
         self.scheduler.forget(request.group)
 
 
@@ -494,8 +499,3 @@ def withdrawal(number: int) -> journal_pb2.Finish:
     return journal_pb2.Finish(
         sequence=number, state=pb.REQUEST_STATE_CANCELLED, withdrawn=True, finished_unix_ns=time.time_ns()
     )
-
-
-def _memory_used(request: LiveRequest) -> dict[str, int]:
-    """For the log: what is not zero."""
-    return {field.name: value for field, value in request.memory().ListFields()}

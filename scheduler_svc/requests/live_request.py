@@ -74,6 +74,7 @@ class LiveRequest:
     times: RequestTimes
     ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
     error: str = ""
+    last_worker_id: str | None = None  # on which it ran last; None: it never ran here
     outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     deadline: asyncio.TimerHandle | None = None

@@ -7,6 +7,7 @@ wait here. Their ends can be decided meanwhile; what readers would see of them w
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -46,6 +47,15 @@ class Waiting:
         return self.ended is not None or self.journaled.finish is not None
 
     @property
+    def number(self) -> int:
+        """By which the journal names it."""
+        return self.journaled.number
+
+    @property
+    def tenant(self) -> str:
+        return self.journaled.admission.request.tenant
+
+    @property
     def fingerprint(self) -> str:
         """Of its model."""
         return self.journaled.admission.model_fingerprint
@@ -70,6 +80,11 @@ class Recovery:
     def num_waiting(self) -> int:
         """Requests that wait for their model."""
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[Waiting]:
+        """Requests that wait for their model."""
+        return self._waiting.values()
 
     @property
     def num_paused(self) -> int:

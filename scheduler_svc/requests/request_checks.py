@@ -111,9 +111,18 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
 
 
 def _check_sharing(request: pb.GenerateRequest | pb.PinPrefixRequest, violations: Violations) -> None:
-    for field, name in (("tenant", request.tenant), ("cache_salt", request.cache_salt)):
-        if len(name) > _MOST_NAME_CHARS:
-            violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
+    check_tenant(request.tenant, violations)
+    _check_name("cache_salt", request.cache_salt, violations)
+
+
+def check_tenant(tenant: str, violations: Violations) -> None:
+    """Notes what is wrong with the name of a tenant."""
+    _check_name("tenant", tenant, violations)
+
+
+def _check_name(field: str, name: str, violations: Violations) -> None:
+    if len(name) > _MOST_NAME_CHARS:
+        violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
 
 
 def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:

@@ -24,6 +24,7 @@ class Script:
     state: pb.RequestState.ValueType = pb.REQUEST_STATE_FINISHED
     error: str = ""
     silent: bool = False  # never answered at all
+    waiting_for: str = ""  # what it says that it waits for
 
 
 @dataclass(slots=True, eq=False)
@@ -116,4 +117,24 @@ class Run:
             seed=7,
             tenant=self.request.tenant,
             memory=finished.memory,
+            waiting_for="" if self.has_ended else self.script.waiting_for,
+        )
+
+    def summary(self) -> pb.RequestSummary:
+        states = {
+            pb.REQUEST_STATE_RUNNING: pb.LIVE_STATE_QUEUED if self.script.waiting_for else pb.LIVE_STATE_RUNNING,
+            pb.REQUEST_STATE_PAUSED: pb.LIVE_STATE_PAUSED,
+        }
+        return pb.RequestSummary(
+            request_id=self.request.request_id,
+            tenant=self.request.tenant,
+            state=states[self.state],
+            prompt_tokens=3,
+            output_tokens=sum(self.released),
+            num_samples=self.num_asked,
+            beam_width=self.request.beam.beam_width,
+            priority=self.request.priority,
+            age_ms=90_000,
+            worker_id="" if self.script.waiting_for else "w0",
+            waiting_for=self.script.waiting_for,
         )

@@ -40,6 +40,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.runs: dict[str, Run] = {}
         self.received: list[tuple[str, str]] = []  # (action, request_id), over all sessions
         self.attached_at: list[list[int]] = []  # positions of each submission (none) and attachment
+        self.listings: list[pb.ListRequestsRequest] = []
         self.num_sessions = 0
         self.num_looks = 0  # at the statistics
         self.refuse_calls: list[QuireError] = []
@@ -203,6 +204,21 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
     async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
         return self.find(request.request_id).record()
 
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Any) -> pb.ListRequestsResponse:
+        """Those that have not ended; a page token is how many were listed."""
+        self.listings.append(request)
+        live = [
+            run.summary()
+            for run in self.runs.values()
+            if not run.has_ended and (not request.HasField("tenant") or run.request.tenant == request.tenant)
+        ]
+        wanted = [each for each in live if not request.states or each.state in request.states]
+        first = int(request.page_token or 0)
+        end = first + (request.page_size or 100)
+        return pb.ListRequestsResponse(
+            requests=wanted[first:end], next_page_token=str(end) if end < len(wanted) else ""
+        )
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         words = (request.text or " ".join(each.content for each in request.chat.messages)).split()
         return pb.TokenizeResponse(token_ids=range(len(words)), tokens=words)
@@ -265,6 +281,13 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
             output_tokens=1000,
             uptime_ms=5000,
             journal=journal,
+            latency=pb.LatencyStats(
+                num_requests=7,
+                first_token_p50_ns=12_000_000,
+                first_token_p99_ns=345_000_000,
+                token_p50_ns=19_100_000,
+                token_p99_ns=25_200_000,
+            ),
         )
 
 

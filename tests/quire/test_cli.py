@@ -218,8 +218,9 @@ async def test_top_prints_one_frame(server: ScriptedServer) -> None:
     assert "saves 30.0%; 4 shared, 2 pinned, 9 copied" in result.stdout
     assert "preempted 5" in result.stdout
     assert "3 swaps: 18 blocks out, 12 in, host 6/64; recomputed 70" in result.stdout
-    # border, 2 rows of totals, 5 of the worker, 1 of the journal, 4 blank ones: none is broken at 80 columns
-    assert len(result.stdout.splitlines()) == 2 + 2 + 5 + 1 + 4
+    assert "last minute, p50/p99: first token 12.0/345 ms, per token 19.1/25.2 ms" in result.stdout
+    # border, 2 rows of totals, 1 of latency, 5 of the worker, 1 of the journal, 4 blank: none is broken at 80 columns
+    assert len(result.stdout.splitlines()) == 2 + 2 + 1 + 5 + 1 + 4
     assert "NOT DURABLE" in result.stdout
 
 

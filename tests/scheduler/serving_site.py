@@ -34,6 +34,7 @@ from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.publisher import Delivery
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers
 from tests.scheduler.journal_setup import until
@@ -114,7 +115,9 @@ class Site:
             slow_reader_timeout_s=slow_reader_timeout_s,
         )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
-        inference = InferenceServicer(self.admission, self.prefixes, self.stats)
+        inference = InferenceServicer(
+            self.admission, self.prefixes, RequestList(self.engine, self.admission), self.stats
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers, epoch), self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")

@@ -1,0 +1,115 @@
+"""`quire requests` and `quire cancel`: what has not ended and what it waits for, and ending it."""
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import quire
+from quire.cli import options
+from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fail, out
+from quire.params import DEFAULT_ADDRESS
+
+PAGE_SIZE = 1000
+COLUMNS = ("request", "tenant", "state", "prompt", "output", "n", "priority", "age", "worker", "waiting for")
+
+
+def requests(
+    address: options.Address = DEFAULT_ADDRESS,
+    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant. Default: of all.")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Only those in this state: {', '.join(each.value for each in quire.LiveState)}. Repeatable."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="List at most so many, the oldest.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """List requests that have not ended, the oldest first, and what each waits for."""
+    unknown = [each for each in state or () if each not in [known.value for known in quire.LiveState]]
+    if unknown:
+        choices = ", ".join(each.value for each in quire.LiveState)
+        fail(f"--state cannot be {unknown[0]!r}: give one of {choices}", EXIT_USAGE)
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        found, has_more = _listed(client, tenant, state, limit)
+    if as_json:
+        for each in found:
+            sys.stdout.write(json.dumps({**dataclasses.asdict(each), "state": each.state.value}) + "\n")
+    elif found:
+        out.print(table(found))
+    else:
+        out.print("no request is live" if tenant is None and not state else "no such request is live")
+    if has_more:
+        err.print(f"there are more; --limit is {limit}", style="dim", markup=False)
+
+
+def cancel(
+    request_ids: Annotated[list[str], typer.Argument(help="Ids of the requests.", metavar="ID...")],
+    address: options.Address = DEFAULT_ADDRESS,
+) -> None:
+    """End requests. One that has ended stays as it is; the exit code is 1 if any is not known."""
+    is_whole = True
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        for request_id in request_ids:
+            try:
+                state = client.cancel(request_id)
+            except quire.NotFoundError as error:
+                err.print(f"quire: {error.message}", markup=False)
+                is_whole = False
+            else:
+                out.print(f"{request_id}: {state.value}", markup=False)
+    if not is_whole:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def table(found: list[quire.RequestSummary]) -> Table:
+    """The requests as lines for people; columns that would be empty are left out."""
+    rows = [_cells(each) for each in found]
+    shown = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows)]
+    made = Table(*(COLUMNS[index] for index in shown), box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for row in rows:
+        made.add_row(*(escape(row[index]) for index in shown))
+    return made
+
+
+def age(seconds: float) -> str:
+    """For people: 4.2 s, 3 min, 5 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
+
+
+def _cells(request: quire.RequestSummary) -> tuple[str, ...]:
+    several = str(request.num_samples) if request.num_samples > 1 else ""
+    return (
+        request.request_id,
+        request.tenant,
+        request.state.value,
+        str(request.prompt_tokens),
+        str(request.output_tokens),
+        f"beam {request.beam_width}" if request.beam_width is not None else several,
+        str(request.priority) if request.priority else "",
+        age(request.age_s),
+        request.worker_id or "",
+        request.waiting_for or "",
+    )
+
+
+def _listed(
+    client: quire.Client, tenant: str | None, state: list[str] | None, limit: int
+) -> tuple[list[quire.RequestSummary], bool]:
+    """Up to `limit` requests, page by page, and whether there are more."""
+    found: list[quire.RequestSummary] = []
+    token: str | None = None
+    while True:
+        size = min(PAGE_SIZE, limit - len(found))
+        page = client.list_requests(tenant=tenant, state=state, page_size=size, page_token=token)
+        found += page.requests
+        token = page.next_page_token
+        if token is None or len(found) >= limit:
+            return found, token is not None

@@ -1,0 +1,83 @@
+"""What a group that does not run waits for, in words for people.
+
+Pure functions over the queue and worker states, which decide nothing: who starts is decided in `admitting`.
+"""
+
+from collections.abc import Collection
+from enum import Enum
+
+from scheduler_svc.core import placement
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.starting import has_room_for, plan_start
+from scheduler_svc.core.swapping import has_room_to_swap_in
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_state import WorkerState
+
+
+class WaitingReason(Enum):
+    """The values are what people are told."""
+
+    NO_WORKER = "a worker: none is connected"
+    DRAINING = "a worker: all are draining"
+    NO_LARGER_WORKER = "a worker with more KV memory: no connected one can hold it"
+    SLOT = "a free slot: as many requests run as may run at once"
+    BLOCKS = "KV blocks"
+    EARLIER_REQUESTS = "earlier requests"
+    DEADLINE = "its deadline: it cannot be met any more"
+    TRIAL = "its turn to be tried apart: a step with it failed"
+    STEP_IN_FLIGHT = "the step that it was in"
+    NEXT_STEP = "the next step"
+    RESUMPTION = "Resume"
+
+
+def waiting_reason(
+    group: SequenceGroup, queue: WaitingQueue, workers: Collection[WorkerState], limits: WorkerLimits
+) -> WaitingReason | None:
+    """What the group waits for; None if it runs or has ended."""
+    if group.is_finished:
+        return None
+    if group.is_paused:
+        return WaitingReason.RESUMPTION
+    if any(sequence.status is SequenceStatus.RUNNING for sequence in group.sequences):
+        return None
+    if not workers:
+        return WaitingReason.NO_WORKER
+    if group in queue:
+        return _reason_in_queue(group, queue, workers, limits)
+    worker = next((each for each in workers if each.worker_id == group.worker_id), None)
+    if worker is None or group.swap_step is None or group.num_pending_tokens:
+        return WaitingReason.STEP_IN_FLIGHT
+    return _reason_swapped(group, worker, limits)
+
+
+def _reason_in_queue(
+    group: SequenceGroup, queue: WaitingQueue, workers: Collection[WorkerState], limits: WorkerLimits
+) -> WaitingReason:
+    takers = [worker for worker in workers if placement.may_take(worker, group, workers, limits)]
+    if not takers:
+        can_be_held = any(placement.can_ever_hold(worker, group, limits) for worker in workers)
+        return WaitingReason.DRAINING if can_be_held else WaitingReason.NO_LARGER_WORKER
+    if group.cohort is not None:
+        return WaitingReason.TRIAL
+    if not queue.is_in_order(group):
+        return WaitingReason.DEADLINE
+    if queue.peek() is not group:
+        return WaitingReason.EARLIER_REQUESTS
+    with_slots = [worker for worker in takers if placement.has_free_slots(worker, group, limits)]
+    if not with_slots:
+        return WaitingReason.SLOT
+    open_to_it = [worker for worker in with_slots if placement.goes_before_swapped(worker, group, limits)]
+    if not open_to_it:
+        return WaitingReason.EARLIER_REQUESTS
+    if any(has_room_for(worker, plan_start(worker, group)) for worker in open_to_it):
+        return WaitingReason.NEXT_STEP
+    return WaitingReason.BLOCKS
+
+
+def _reason_swapped(group: SequenceGroup, worker: WorkerState, limits: WorkerLimits) -> WaitingReason:
+    if worker.swapped and worker.swapped[0] is not group:
+        return WaitingReason.EARLIER_REQUESTS
+    if not placement.has_free_slots(worker, group, limits):
+        return WaitingReason.SLOT
+    return WaitingReason.NEXT_STEP if has_room_to_swap_in(worker, group, 0) else WaitingReason.BLOCKS

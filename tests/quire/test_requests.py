@@ -1,0 +1,225 @@
+"""Requests that have not ended, as the SDK and the command line list, name and cancel them."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import quire
+from quire.cli.app import app
+from quire.cli.wait_hint import WaitHint
+from quire.v1 import inference_pb2 as pb
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
+from tests.quire.test_cli import start
+
+WAITING = Script(num_tokens=4, released=0, waiting_for="a worker: all are draining")
+
+
+async def run(*arguments: str) -> Any:
+    """Runs a command; the server answers meanwhile."""
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+async def submitted(server: ScriptedServer, client: quire.AsyncClient, *names: str, **params: Any) -> list[Any]:
+    """Streams of requests that say nothing yet."""
+    streams = [client.stream(f"{name}", request_id=name, **params) for name in names]
+    for stream in streams:
+        await stream.accepted()
+    return streams
+
+
+async def test_a_listing_is_plain_data_and_says_what_each_waits_for(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.scripts = {"waits": WAITING, "runs": Script(num_tokens=4, released=2)}
+    streams = await submitted(server, client, "waits", "runs", tenant="acme", n=2, priority=1)
+    listed = await client.list_requests(tenant="acme")
+    assert listed.next_page_token is None
+    assert [each.request_id for each in listed.requests] == ["waits", "runs"]
+    assert listed.requests[0] == quire.RequestSummary(
+        request_id="waits",
+        tenant="acme",
+        state=quire.LiveState.QUEUED,
+        prompt_tokens=3,
+        output_tokens=0,
+        num_samples=2,
+        beam_width=None,
+        priority=1,
+        age_s=90.0,
+        worker_id=None,
+        waiting_for="a worker: all are draining",
+    )
+    assert (listed.requests[1].worker_id, listed.requests[1].waiting_for) == ("w0", None)
+    assert (await client.get("waits")).waiting_for == "a worker: all are draining"
+    assert (await client.list_requests(tenant="other")).requests == ()
+    del streams
+
+
+async def test_a_listing_takes_one_state_or_several_and_goes_on_where_it_was(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = WAITING
+    streams = await submitted(server, client, "a", "b", "c")
+    page = await client.list_requests(state="queued", page_size=2)
+    assert page.next_page_token is not None
+    rest = await client.list_requests(
+        state=["queued", quire.LiveState.PAUSED], page_size=2, page_token=page.next_page_token
+    )
+    assert [each.request_id for each in (*page.requests, *rest.requests)] == ["a", "b", "c"]
+    assert [list(each.states) for each in server.listings] == [
+        [pb.LIVE_STATE_QUEUED],
+        [pb.LIVE_STATE_QUEUED, pb.LIVE_STATE_PAUSED],
+    ]
+    with pytest.raises(ValueError, match="state is 'waiting': give one of 'entering', 'queued'"):
+        await client.list_requests(state="waiting")
+    with pytest.raises(quire.InvalidRequestError, match="page_size"):
+        await client.list_requests(page_size=-1)
+    del streams
+
+
+def test_every_live_state_of_the_wire_has_one_here() -> None:
+    names = {name.removeprefix("LIVE_STATE_") for name in pb.LiveState.keys()}  # noqa: SIM118 - not a mapping
+    assert {each.name for each in quire.LiveState} == names - {"UNSPECIFIED"}
+
+
+async def test_the_synchronous_client_lists_too(server: ScriptedServer) -> None:
+    server.default = WAITING
+
+    def use() -> quire.RequestPage:
+        with quire.Client(server.address) as client, client.stream("p", request_id="long") as stream:
+            stream.accepted()
+            return client.list_requests(state="queued")
+
+    page = await asyncio.to_thread(use)
+    assert [each.request_id for each in page.requests] == ["long"]
+
+
+async def test_statistics_tell_the_latency_of_the_last_minute(client: quire.AsyncClient) -> None:
+    assert (await client.stats()).latency == quire.LatencyStats(
+        num_requests=7,
+        first_token_p50_s=0.012,
+        first_token_p99_s=0.345,
+        token_p50_s=0.0191,
+        token_p99_s=0.0252,
+    )
+
+
+async def test_quire_requests_shows_who_waits_for_what(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    nothing = await run("requests", "-a", server.address)
+    assert (nothing.exit_code, nothing.stdout) == (0, "no request is live\n")
+    server.scripts = {"waits": WAITING, "runs": Script(num_tokens=4, released=2)}
+    streams = await submitted(server, client, "waits", "runs")
+    shown = (await run("requests", "-a", server.address)).stdout.splitlines()
+    assert shown[0].split() == ["request", "state", "prompt", "output", "age", "worker", "waiting", "for"]
+    assert shown[1].split() == ["waits", "queued", "3", "0", "2", "min", "a", "worker:", "all", "are", "draining"]
+    assert shown[2].split() == ["runs", "running", "3", "2", "2", "min", "w0"]
+    del streams
+
+
+async def test_quire_requests_asks_for_tenant_and_states_and_prints_json(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = WAITING
+    streams = await submitted(server, client, "a", "b", tenant="acme")
+    result = await run(
+        "requests", "-a", server.address, "--tenant", "acme", "--state", "queued", "--state", "paused", "--json"
+    )
+    assert [json.loads(line)["request_id"] for line in result.stdout.splitlines()] == ["a", "b"]
+    assert json.loads(result.stdout.splitlines()[0])["state"] == "queued"
+    asked = server.listings[-1]
+    assert (asked.tenant, list(asked.states)) == ("acme", [pb.LIVE_STATE_QUEUED, pb.LIVE_STATE_PAUSED])
+    none = await run("requests", "-a", server.address, "--tenant", "other")
+    assert none.stdout == "no such request is live\n"
+    del streams
+
+
+async def test_quire_requests_lists_no_more_than_its_limit_and_says_so(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = WAITING
+    streams = await submitted(server, client, "a", "b", "c")
+    result = await run("requests", "-a", server.address, "--limit", "2")
+    assert len(result.stdout.splitlines()) == 3
+    assert "there are more; --limit is 2" in result.stderr
+    assert (await run("requests", "-a", server.address, "--limit", "3")).stderr == ""
+    del streams
+
+
+def test_quire_requests_names_the_flag_of_a_state_that_is_none() -> None:
+    result = CliRunner().invoke(app, ["requests", "-a", "127.0.0.1:1", "--state", "waiting"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("quire: --state cannot be 'waiting': give one of entering, queued, running")
+
+
+async def test_quire_cancel_ends_requests_and_names_those_that_are_not_known(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = WAITING
+    streams = await submitted(server, client, "a", "b")
+    result = await run("cancel", "a", "nobody", "b", "-a", server.address)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == ["a: cancelled", "b: cancelled"]
+    assert result.stderr == "quire: no request has the id 'nobody'\n"
+    assert (await run("cancel", "a", "-a", server.address)).exit_code == 0
+    del streams
+
+
+async def test_generate_names_its_request_as_soon_as_it_is_accepted(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=4, released=0)
+    command = await start("generate", "hello", "-a", server.address, "--stats")
+    assert command.stderr is not None
+    async with asyncio.timeout(60):
+        name = (await command.stderr.readline()).decode().removeprefix("request ").strip()
+        assert list(server.runs) == [name]
+        assert (await run("pause", name, "-a", server.address)).stdout == f"{name}: paused\n"
+        assert (await run("resume", name, "-a", server.address)).stdout == f"{name}: running\n"
+        server.release(name)
+        assert b"tokens/s" in await command.stderr.read()
+        assert await command.wait() == 0
+
+
+async def test_generate_takes_an_id(server: ScriptedServer) -> None:
+    result = await run("generate", "hello", "-a", server.address, "--request-id", "mine")
+    assert (result.exit_code, result.stdout) == (0, " 0 1 2 3 4 5 6 7\n")
+    assert list(server.runs) == ["mine"]
+
+
+async def test_a_person_who_waits_is_told_what_for_until_there_is_output(
+    server: ScriptedServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.default = Script(num_tokens=4, released=0, waiting_for="a worker: all are draining")
+    told = "quire: request long waits for a worker: all are draining\n"
+
+    def use() -> str:
+        with (
+            quire.Client(server.address) as client,
+            client.stream("p", request_id="long") as stream,
+            WaitHint(client, stream.request_id, every_s=0.01) as hint,
+        ):
+            stream.accepted()
+            shown = ""
+            while "\n" not in shown:
+                shown += capfd.readouterr().err
+            server.runs["long"].script.waiting_for = "KV blocks"
+            while shown.count("\n") < 2:
+                shown += capfd.readouterr().err
+            hint.stop()
+            return shown
+
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(use) == told + "quire: request long waits for KV blocks\n"
+
+
+async def test_top_shows_the_oldest_requests(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    server.default = WAITING
+    streams = await submitted(server, client, *(f"request-{number}" for number in range(11)))
+    result = await run("top", "--once", "-a", server.address)
+    lines = [line.strip("│ ") for line in result.stdout.splitlines()]
+    assert "request-0  queued     3+0  2 min  a worker: all are draining" in lines
+    assert "request-9  queued     3+0  2 min  a worker: all are draining" in lines
+    assert not any(line.startswith("request-10") for line in lines)
+    assert "… and more: quire requests" in lines
+    del streams

@@ -1,0 +1,79 @@
+"""What a group that does not run waits for, by the scheduler alone. Blocks hold 4 tokens."""
+
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_reasons import WaitingReason
+from tests.scheduler.core_cluster import Cluster
+
+
+def make_cluster(num_blocks: int = 64, *, num_slots: int = 64, num_host_blocks: int = 0) -> Cluster:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, pipeline_depth=1, watermark=0.0, preemption="swap"))
+    cluster.add_worker(num_blocks=num_blocks, num_slots=num_slots, num_host_blocks=num_host_blocks)
+    return cluster
+
+
+def reason(cluster: Cluster, group: SequenceGroup) -> WaitingReason | None:
+    cluster.scheduler.check()
+    return cluster.scheduler.waiting_reason(group)
+
+
+def test_who_runs_and_who_has_ended_waits_for_nothing() -> None:
+    cluster = make_cluster()
+    group = cluster.add_group([1, 2, 3], 1, 2)
+    assert reason(cluster, group) is WaitingReason.NEXT_STEP
+    cluster.start("w")
+    assert reason(cluster, group) is None
+    cluster.run_until_idle()
+    assert reason(cluster, group) is None
+
+
+def test_a_group_that_no_connected_worker_can_hold_waits_for_a_larger_one() -> None:
+    cluster = make_cluster(8)
+    large = cluster.add_group([1] * 8, 1, 8)  # 4 blocks
+    cluster.remove_worker("w")
+    assert reason(cluster, large) is WaitingReason.NO_WORKER
+    cluster.add_worker("small", num_blocks=3)
+    assert reason(cluster, large) is WaitingReason.NO_LARGER_WORKER
+    cluster.start("small")  # which sets it aside
+    assert reason(cluster, large) is WaitingReason.NO_LARGER_WORKER
+
+
+def test_who_was_swapped_out_waits_for_blocks() -> None:
+    cluster = make_cluster(6, num_host_blocks=12)
+    groups = [cluster.add_group([number + 1] * 8, 1, 12) for number in range(2)]  # 5 blocks each at their longest
+    while all(group.swap_step is None for group in groups):
+        cluster.start("w")
+        cluster.complete("w")
+    swapped = next(group for group in groups if group.swap_step is not None)
+    assert reason(cluster, swapped) is WaitingReason.BLOCKS
+    newcomer = cluster.add_group([9], 1, 2)
+    assert reason(cluster, newcomer) is WaitingReason.EARLIER_REQUESTS, "what was preempted goes first"
+
+
+def test_who_was_preempted_in_a_step_in_flight_waits_for_that_step() -> None:
+    cluster = make_cluster()
+    group = cluster.add_group([1, 2, 3], 1, 9)
+    cluster.start("w")
+    cluster.scheduler.pause(group, keep_on_host=False)
+    assert reason(cluster, group) is WaitingReason.RESUMPTION
+    cluster.scheduler.resume(group)
+    assert reason(cluster, group) is WaitingReason.STEP_IN_FLIGHT
+    cluster.run_until_idle()
+
+
+def test_who_is_tried_apart_waits_for_its_turn() -> None:
+    cluster = make_cluster()
+    groups = [cluster.add_group([number + 1], 1, 9) for number in range(2)]
+    plan = cluster.scheduler.schedule("w")
+    assert plan is not None
+    cluster.scheduler.rollback("w")
+    cluster.scheduler.note_failed_step([plan])
+    assert {reason(cluster, group) for group in groups} == {WaitingReason.TRIAL}
+
+
+def test_who_can_be_in_time_no_more_waits_for_its_deadline() -> None:
+    cluster = make_cluster()
+    late = cluster.add_group([1, 2, 3], 1, 9)
+    late.deadline_s = 1.0
+    assert cluster.scheduler.schedule("w", now_s=2.0) is None
+    assert reason(cluster, late) is WaitingReason.DEADLINE
