@@ -43,8 +43,9 @@ async def submit(site: Site, *requests: pb.GenerateRequest) -> None:
 
 async def held_worker(site: Site, **options: Any) -> ScriptedWorker:
     """A worker that answers no step."""
-    worker = await site.add_worker(**options)
+    worker = ScriptedWorker(**options)
     worker.may_answer.clear()
+    await site.start_worker(worker)
     return worker
 
 
