@@ -16,7 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from quire.errors import InvalidRequestError, QuireError, SlowReaderError, to_status
+from common.bounds_check import RequestCheck, check_of_method, no_such_message
+from common.native_faults import CONTROL_FLOW
+from quire.errors import QuireError, SlowReaderError, to_status
 from quire.rpc import Option
 
 CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
@@ -50,9 +52,11 @@ class Undecodable:
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Between the wire and the handlers: handlers just raise.
 
-    Our exceptions become statuses with details, any other is logged and becomes INTERNAL without any; undecodable
-    bytes become INVALID_ARGUMENT, or what their deserialiser raises, before a handler sees them (within a stream they
-    end that stream alone). A stream whose reader takes nothing for `slow_reader_timeout_s` is cut; None: never.
+    Our exceptions become statuses with details. Any other, a BaseException of a native library included, is logged and
+    becomes INTERNAL without any. Undecodable bytes, and requests beyond their bounds, become INVALID_ARGUMENT, or what
+    their deserialiser raises, before a handler sees them; what a handler does see has no unknown fields. Within a
+    stream of requests they are raised to the handler that reads it, which may go on: see `CheckedRequests`.
+    A stream whose reader takes nothing for `slow_reader_timeout_s` is cut; None: never.
     """
 
     def __init__(self, slow_reader_timeout_s: float | None = None) -> None:
@@ -68,28 +72,33 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             return None
         wrap = partial(_wrap_stream, self._slow_reader_timeout_s) if handler.response_streaming else _wrap_single
         inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        behaviour = wrap(inner, handler.request_streaming, handler_call_details.method)
-        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour)
+        method = handler_call_details.method
+        behaviour = wrap(inner, handler.request_streaming, method)
+        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour, check_of_method(method))
         return remade
 
 
-def _remake(handler: Any, behaviour: Callable[..., Any]) -> Any:
+def _remake(handler: Any, behaviour: Callable[..., Any], check: RequestCheck | None) -> Any:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
-    return make(behaviour, _careful(handler.request_deserializer), handler.response_serializer)
+    return make(behaviour, _careful(handler.request_deserializer, check), handler.response_serializer)
 
 
-def _careful(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _careful(deserialize: Callable[[bytes], Any] | None, check: RequestCheck | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:  # the handler wants bytes, which it does not look into
+        return None
+
     def decode(data: bytes) -> Any:
         try:
-            return deserialize(data)
+            return deserialize(data) if check is None else check.parse(data, deserialize)
         except DecodeError:
-            return Undecodable(_no_such_message())
+            return Undecodable(no_such_message())
         except QuireError as error:
+            error.__traceback__ = None  # its frames hold the bytes
             return Undecodable(error)
 
     return decode
@@ -99,7 +108,9 @@ def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str
     async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await inner(_checked(request, request_streaming), context)
-        except Exception as error:
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # of a native library, too: whatever a call raises is its answer
             del request  # see _abort
             await _abort(context, method, error)
 
@@ -116,7 +127,9 @@ def _wrap_stream(
                 await responses
             else:
                 await _write_all(responses, context, slow_reader_timeout_s)
-        except Exception as error:
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # of a native library, too: whatever a call raises is its answer
             del request  # see _abort
             await _abort(context, method, error)
 
@@ -145,7 +158,7 @@ async def _write_all(
                 raise asyncio.CancelledError from error
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException) -> None:
     """Ends the call with the status of what the handler raised.
 
     gRPC keeps the abort, and with it all frames of its traceback, in a cycle until the next full collection: nothing
@@ -162,20 +175,23 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
 
 def _checked(request: Any, request_streaming: bool) -> Any:
     if request_streaming:
-        return _checked_each(request)
+        return CheckedRequests(request)
     if isinstance(request, Undecodable):
         raise request.error
     return request
 
 
-async def _checked_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
+class CheckedRequests:
+    """The requests of a stream. One that was refused at the edge is raised in its turn; the stream goes on after it."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = aiter(requests)
+
+    def __aiter__(self) -> "CheckedRequests":
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
         if isinstance(request, Undecodable):
             raise request.error
-        yield request
-
-
-def _no_such_message() -> InvalidRequestError:
-    return InvalidRequestError(
-        "the bytes sent are not the message that this method takes; regenerate the client's stubs"
-    )
+        return request

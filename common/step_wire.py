@@ -10,11 +10,13 @@ from zlib import crc32
 
 import grpc
 
+from common.bounds_check import check_of
 from quire.errors import DataLossError
 from quire.v1 import worker_pb2 as pb
 
 STEP_STREAM = f"/{pb.DESCRIPTOR.services_by_name['Worker'].full_name}/StepStream"
 
+_STEP_CHECK = check_of(pb.StepRequest.DESCRIPTOR)
 _FIXED32 = 5  # the wire type
 _CHECKSUM = struct.Struct("<BI")  # the field's tag, one byte below number 16, and its value
 REQUEST_TAG, RESPONSE_TAG = (
@@ -34,8 +36,12 @@ def seal_response(message: pb.StepResponse) -> bytes:
 
 
 def open_request(data: bytes) -> pb.StepRequest:
-    """The step that was sealed. Raises DataLossError if these are not the bytes, DecodeError if they are none."""
+    """The step that was sealed. Raises DataLossError if these are not the bytes, DecodeError if they are none.
+
+    Raises InvalidRequestError for more slots than any worker has.
+    """
     _check(data, REQUEST_TAG)
+    _STEP_CHECK.scan(data)
     return pb.StepRequest.FromString(data)
 
 
@@ -47,6 +53,7 @@ def open_response(data: bytes) -> pb.StepResponse:
 
 def open_any_request(data: bytes) -> pb.StepRequest:
     """A step that need not be sealed: a checksum is checked if it is there. Raises as `open_request`."""
+    _STEP_CHECK.scan(data)
     message = pb.StepRequest.FromString(data)
     if message.checksum:
         _check(data, REQUEST_TAG)

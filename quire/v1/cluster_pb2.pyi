@@ -28,13 +28,13 @@ class RegisterRequest(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """worker_id is stable over restarts; unique in the deployment."""
+    """worker_id is stable over restarts; unique in the deployment. 1 to 128 characters."""
     address: _builtins.str
-    """address at which the scheduler reaches the worker, "host:port"."""
+    """address at which the scheduler reaches the worker, "host:port". 1 to 260 characters."""
     incarnation: _builtins.str
-    """incarnation is new with every start of the process."""
+    """incarnation is new with every start of the process. 1 to 128 characters."""
     model_fingerprint: _builtins.str
-    """model_fingerprint of the model it serves."""
+    """model_fingerprint of the model it serves. 1 to 128 characters."""
     draining: _builtins.bool
     """draining: it wants no new work and will leave."""
     def __init__(
@@ -89,7 +89,7 @@ class DrainWorkerRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """worker_id of the worker."""
+    """worker_id of the worker. At most 128 characters."""
     undo: _builtins.bool
     """undo takes it back into service."""
     def __init__(

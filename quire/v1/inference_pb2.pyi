@@ -7,6 +7,10 @@ Conventions of every message here:
   - Token positions count a request's own output from 0; prompt positions count the prompt from 0.
   - `optional` marks every field whose zero differs from its absence; absent means the default given beside it.
   - Times are nanoseconds unless the name says otherwise; durations in `_ms` are milliseconds.
+  - Every string, list and map of a request has a bound, which its comment states; numbers are bounded by their type.
+    What is beyond it is INVALID_ARGUMENT and is not looked at further. Fields that the server does not know are
+    dropped. A message has at most 16 MiB, and at most 262,144 records on the wire if it is larger than 64 KiB, so
+    send lists of numbers packed, as proto3 does by itself.
   - A refusal is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its
     path in the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) says when to come back, and ErrorInfo
     (domain "quire") carries a stable reason.
@@ -260,7 +264,9 @@ class GenerateRequest(_message.Message):
     Empty: the server makes one. Choose it yourself to be able to retry a submission safely.
     """
     text: _builtins.str
-    """text is tokenised with the model's special tokens added (its beginning-of-sequence token, if it has one)."""
+    """text is tokenised with the model's special tokens added (its beginning-of-sequence token, if it has one). At most
+    8,388,608 bytes of UTF-8, and 16 characters for each token of the model's context, or 65,536 if that is less.
+    """
     tenant: _builtins.str
     """tenant names on whose behalf the request runs, at most 128 characters; empty is a tenant of its own.
     Prefix-cache blocks are never shared between tenants.
@@ -344,7 +350,7 @@ class TokenIds(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """ids lie in [0, vocab_size)."""
+        """ids lie in [0, vocab_size); at most 2,097,152, and fewer than the model's context holds."""
 
     def __init__(
         self,
@@ -371,7 +377,7 @@ class ChatPrompt(_message.Message):
     """add_generation_prompt opens the assistant's turn at the end. Default: true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """messages in the order of the conversation; at least one."""
+        """messages in the order of the conversation; 1 to 65,536, whose roles and contents together are bounded as text is."""
 
     def __init__(
         self,
@@ -398,9 +404,11 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """role is who speaks, in the words of the model's chat template: usually "system", "user", "assistant"."""
+    """role is who speaks, in the words of the model's chat template: usually "system", "user", "assistant".
+    1 to 128 characters.
+    """
     content: _builtins.str
-    """content is what was said."""
+    """content is what was said. At most 8,388,608 bytes of UTF-8."""
     def __init__(
         self,
         *,
@@ -1143,10 +1151,12 @@ class Attach(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     FROM_POSITIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id of the request."""
+    """request_id of the request. At most 128 characters."""
     @_builtins.property
     def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent."""
+        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent; at
+        most 128 entries.
+        """
 
     def __init__(
         self,
@@ -1307,10 +1317,12 @@ class AttachRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     FROM_POSITIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id of the request."""
+    """request_id of the request. At most 128 characters."""
     @_builtins.property
     def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent."""
+        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent; at
+        most 128 entries.
+        """
 
     def __init__(
         self,
@@ -1335,7 +1347,7 @@ class PauseRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id of the request."""
+    """request_id of the request. At most 128 characters."""
     keep: Global___PauseKeep.ValueType
     """keep says what is kept of its KV. Unspecified: AUTO."""
     def __init__(
@@ -1382,7 +1394,7 @@ class ResumeRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id of the request."""
+    """request_id of the request. At most 128 characters."""
     def __init__(
         self,
         *,
@@ -1426,7 +1438,7 @@ class CancelRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id of the request."""
+    """request_id of the request. At most 128 characters."""
     def __init__(
         self,
         *,
@@ -1470,7 +1482,7 @@ class GetRequestRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id of the request."""
+    """request_id of the request. At most 128 characters."""
     def __init__(
         self,
         *,
@@ -1571,7 +1583,9 @@ class ListRequestsRequest(_message.Message):
     page_size: _builtins.int
     """page_size is how many requests to list at most. 0: 100. More than 1,000 means 1,000."""
     page_token: _builtins.str
-    """page_token is the next_page_token of the answer before, for the same tenant and states. Empty: the first page."""
+    """page_token is the next_page_token of the answer before, for the same tenant and states. Empty: the first page.
+    At most 128 characters.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___LiveState.ValueType]:
         """states to list, at most 16. Empty: all."""
@@ -1730,7 +1744,7 @@ class TokenizeRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """text to tokenise."""
+    """text to tokenise. At most 8,388,608 bytes of UTF-8, and as many characters as a prompt may have."""
     add_special_tokens: _builtins.bool
     """add_special_tokens adds the model's beginning-of-sequence token to text, if it has one. Default: true."""
     @_builtins.property
@@ -1801,7 +1815,9 @@ class DetokenizeRequest(_message.Message):
     """keep_special_tokens leaves special tokens in the text."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """token_ids in [0, vocab_size)."""
+        """token_ids in [0, vocab_size); at most 2,097,152, and no more than the model's context holds, or 65,536 if that is
+        less.
+        """
 
     def __init__(
         self,
@@ -1854,11 +1870,11 @@ class PinPrefixRequest(_message.Message):
     name: _builtins.str
     """name of the pin, unique within the tenant: 1 to 128 characters of [A-Za-z0-9._:-]."""
     text: _builtins.str
-    """text is tokenised as a prompt's text is."""
+    """text is tokenised as a prompt's text is. At most 8,388,608 bytes of UTF-8."""
     tenant: _builtins.str
-    """tenant whose requests share the prefix."""
+    """tenant whose requests share the prefix. At most 128 characters."""
     cache_salt: _builtins.str
-    """cache_salt of the requests that share it."""
+    """cache_salt of the requests that share it. At most 128 characters."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """chat is rendered as a prompt's chat is, without a generation prompt unless it says otherwise."""
@@ -1968,9 +1984,9 @@ class UnpinPrefixRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """name of the pin."""
+    """name of the pin. At most 128 characters."""
     tenant: _builtins.str
-    """tenant that it belongs to."""
+    """tenant that it belongs to. At most 128 characters."""
     def __init__(
         self,
         *,
@@ -2010,7 +2026,7 @@ class ListPrefixesRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """tenant whose pins are listed."""
+    """tenant whose pins are listed. At most 128 characters."""
     def __init__(
         self,
         *,

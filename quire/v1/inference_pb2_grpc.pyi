@@ -7,6 +7,10 @@ Conventions of every message here:
   - Token positions count a request's own output from 0; prompt positions count the prompt from 0.
   - `optional` marks every field whose zero differs from its absence; absent means the default given beside it.
   - Times are nanoseconds unless the name says otherwise; durations in `_ms` are milliseconds.
+  - Every string, list and map of a request has a bound, which its comment states; numbers are bounded by their type.
+    What is beyond it is INVALID_ARGUMENT and is not looked at further. Fields that the server does not know are
+    dropped. A message has at most 16 MiB, and at most 262,144 records on the wire if it is larger than 64 KiB, so
+    send lists of numbers packed, as proto3 does by itself.
   - A refusal is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its
     path in the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) says when to come back, and ErrorInfo
     (domain "quire") carries a stable reason.

@@ -182,7 +182,9 @@ Global___LeaderEnd: _TypeAlias = LeaderEnd  # noqa: Y015
 
 @_typing.final
 class Admission(_message.Message):
-    """Admission is a request as it was accepted: enough to run it again from nothing."""
+    """Admission is a request as it was accepted: enough to run it again from nothing. It takes at most 4 bytes for each
+    token of its prompt, of which there are at most 2,097,152, and 1 MiB for all else.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,7 +212,9 @@ class Admission(_message.Message):
     """model_fingerprint of the model that it was accepted for: no other can go on with it."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
-        """request with every default settled: request_id, seed, max_tokens."""
+        """request with every default settled: request_id, seed, max_tokens. Without its prompt, which prompt_token_ids say;
+        older versions wrote it, too.
+        """
 
     def __init__(
         self,

@@ -68,7 +68,9 @@ class DescribeRequest(_message.Message):
 
     KNOWN_TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     known_tokenizer_fingerprint: _builtins.str
-    """known_tokenizer_fingerprint: the tokenizer files are left out of the answer if they have this fingerprint."""
+    """known_tokenizer_fingerprint: the tokenizer files are left out of the answer if they have this fingerprint. At
+    most 128 characters.
+    """
     def __init__(
         self,
         *,
@@ -314,7 +316,8 @@ Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
 
 @_typing.final
 class StepRequest(_message.Message):
-    """StepRequest is one iteration. The worker takes its fields in this order: snapshot, freed_slots, whole,
+    """StepRequest is one iteration. Its arrays are bounded by the message as a whole, which has at most 128 MiB, and every
+    entry of them by what the worker has: a step that names anything else is INVALID and changes nothing. The worker takes its fields in this order: snapshot, freed_slots, whole,
     append_pairs, forks, swap_out, swap_in, copies, then computes the rows, then samples and ranks candidates.
     """
 
@@ -375,7 +378,7 @@ class StepRequest(_message.Message):
     """
     @_builtins.property
     def whole(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotState]:
-        """whole are slots described from scratch."""
+        """whole are slots described from scratch; at most 65,536."""
 
     def __init__(
         self,

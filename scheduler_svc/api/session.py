@@ -11,6 +11,8 @@ from functools import partial
 
 import structlog
 
+from common.bounds_check import OutOfBoundsError
+from common.native_faults import CONTROL_FLOW
 from quire.errors import FieldViolation, InvalidRequestError, QuireError, to_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
@@ -43,8 +45,7 @@ class Session:
     async def read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         """Takes the client's messages until it closes its side; then what is open still runs to its end."""
         try:
-            async for request in requests:
-                self._take(request)
+            while await self._take_next(requests):
                 while len(self._starting) + len(self._events) >= MAX_OPEN_STARTS:
                     self._room.clear()
                     await self._room.wait()
@@ -54,6 +55,24 @@ class Session:
         finally:
             self._ended = True
             self._news.set()
+
+    async def _take_next(self, requests: AsyncIterator[pb.SessionRequest]) -> bool:
+        """Takes one message. False: there are no more. One beyond the bounds is a refusal of its handle alone."""
+        try:
+            request = await anext(requests)
+        except StopAsyncIteration:
+            return False
+        except OutOfBoundsError as error:
+            self._refuse(error.numbers["handle"], error)
+            return True
+        try:
+            self._take(request)
+        except CONTROL_FLOW:
+            raise
+        except BaseException:
+            log.exception("message of a session not taken", handle=request.handle)
+            self._refuse(request.handle, QuireError("the server failed to take the message; its log says why"))
+        return True
 
     async def next_response(self) -> pb.SessionResponse | None:
         """Waits for news and returns it. None: the client is done and so are its requests, or `read` has failed."""
@@ -114,9 +133,11 @@ class Session:
     async def _guard(self, handle: int, start: Start, request: pb.SessionRequest) -> None:
         try:
             await start(handle, request)
+        except CONTROL_FLOW:
+            raise
         except QuireError as error:
             self._refuse(handle, error)
-        except Exception:
+        except BaseException:  # of a native library, too
             log.exception("request not started", handle=handle)
             self._refuse(handle, QuireError("the server failed to start the request; its log says why"))
 

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from common.arrays import pack_int32
-from quire.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError, OverloadedError, UnavailableError
+from common.bounds import MOST_TOKEN_IDS
+from quire.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import FencedError
@@ -38,6 +46,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
+MOST_PARAMETER_BYTES = 1024 * 1024  # that the journal keeps of a request beside 4 for each token of its prompt
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
 
@@ -378,6 +387,7 @@ class Admission:
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, model: ServedModel) -> None:
         settled = pb.GenerateRequest()
         settled.CopyFrom(request)
+        settled.ClearField(request.WhichOneof("prompt") or "text")  # prompt_token_ids say it
         settled.request_id = live.request_id
         settled.sampling.seed = live.params.seed
         settled.stopping.max_tokens = live.max_tokens
@@ -392,6 +402,7 @@ class Admission:
         deadline_s = live.group.deadline_s
         if deadline_s is not None:
             entry.deadline_unix_ns = live.times.arrived_unix_ns + round(deadline_s * 1e9) - live.times.arrived_ns
+        _check_journaled_bytes(entry)
         live.admission = entry
         durable, trouble = self._engine.journal.admit(entry, live.restate), self._engine.journal.health.trouble
         await asyncio.wait([durable, trouble], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -466,6 +477,13 @@ def _silent_store() -> UnavailableError:
 
 def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
+
+
+def _check_journaled_bytes(entry: journal_pb2.Admission) -> None:
+    """Raises InvalidRequestError for more than the journal keeps of one request, whatever its fields may hold."""
+    most = 4 * MOST_TOKEN_IDS + MOST_PARAMETER_BYTES
+    if (num_bytes := entry.ByteSize()) > most:
+        raise InvalidRequestError(f"the request takes {num_bytes:,} bytes in the journal: give at most {most:,}")
 
 
 def _check_same(request_id: str, digest: bytes, other: bytes) -> None:

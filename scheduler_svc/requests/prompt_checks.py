@@ -6,11 +6,12 @@ It reads the request and changes nothing; what goes with the prompt is checked i
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.violations import Violations
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.violations import Violations
 
 _SHORT_TEXT_CHARS = 65_536  # tokenised in some tens of milliseconds, whatever it is
+_MOST_CHARS_A_TOKEN = 16  # on the average of a text; human languages and programs have 1 to 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,12 @@ class ModelLimits:
 
     @property
     def max_text_chars(self) -> int:
-        """Text beyond it is refused without being tokenised, since that takes seconds.
+        """Text beyond it is refused without being tokenised, since that takes a microsecond or two a character.
 
-        It would have more tokens than the context holds, unless the tokenizer drops most of it.
+        It would have more tokens than the context holds, unless the tokenizer drops most of it, or it is little but
+        runs of spaces or signs, of which a vocabulary may have a hundred in one token.
         """
-        return max(_SHORT_TEXT_CHARS, self.max_model_len * self.longest_token_chars)
+        return max(_SHORT_TEXT_CHARS, self.max_model_len * min(self.longest_token_chars, _MOST_CHARS_A_TOKEN))
 
 
 def check_prompt(

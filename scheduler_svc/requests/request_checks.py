@@ -1,29 +1,22 @@
-"""What may be asked of a model: the limits that the comments of inference.proto promise, checked field by field.
+"""What may be asked of a model: the values that the comments of inference.proto promise, checked field by field.
 
-It reads the request and changes nothing. Lists are measured before they are looked through, and nothing of a bad
-request but short numbers is repeated in what is said about it.
+It reads the request and changes nothing, and nothing of a bad request but short numbers is repeated in what is said
+about it. How long strings and lists may be was checked before, at the edge: see `common.bounds`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from common.bounds import MOST_SAMPLES
+from common.violations import Violations
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.prompt_checks import ModelLimits, check_can_tokenize, check_ids, check_prompt
-from scheduler_svc.requests.violations import Violations
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 _PIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_MOST_NAME_CHARS = 128
-_MOST_STOP_STRINGS = 16
-_MOST_STOP_BYTES = 256
-_MOST_STOP_TOKEN_IDS = 256
 _MOST_LOGPROBS = 20
-_MOST_BIASED = 1024
 _MOST_BIAS = 100.0
-_MOST_ALLOWED = 65_536
-_MOST_SAMPLES = 128
 _MOST_BEAMS = 64
 _MOST_LENGTH_PENALTY = 4.0
 _MOST_SAMPLE_INDEX = 2**32 - 1
@@ -81,7 +74,6 @@ def check_prefix(request: pb.PinPrefixRequest, limits: ModelLimits) -> None:
     violations = Violations()
     if not _PIN_NAME.fullmatch(request.name):
         violations.add("name", "is no name of a pin: give 1 to 128 characters of A-Z a-z 0-9 . _ : -")
-    _check_sharing(request, violations)
     kind = request.WhichOneof("prefix")
     if kind is None:
         violations.add("prefix", "is missing: give text, chat or token_ids")
@@ -103,26 +95,10 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
         violations.add(
             "request_id", "is not a request id: give at most 128 characters of A-Z a-z 0-9 . _ : - or leave it out"
         )
-    _check_sharing(request, violations)
     if request.HasField("timeout_ms") and request.timeout_ms < 1:
         violations.add("timeout_ms", f"is {request.timeout_ms}: give at least 1, or leave it out for no bound")
     if request.on_disconnect not in pb.OnDisconnect.values():
         violations.add("on_disconnect", f"is {request.on_disconnect}, which means nothing: CANCEL is 1, CONTINUE 2")
-
-
-def _check_sharing(request: pb.GenerateRequest | pb.PinPrefixRequest, violations: Violations) -> None:
-    check_tenant(request.tenant, violations)
-    _check_name("cache_salt", request.cache_salt, violations)
-
-
-def check_tenant(tenant: str, violations: Violations) -> None:
-    """Notes what is wrong with the name of a tenant."""
-    _check_name("tenant", tenant, violations)
-
-
-def _check_name(field: str, name: str, violations: Violations) -> None:
-    if len(name) > _MOST_NAME_CHARS:
-        violations.add(field, f"has {len(name):,} characters: give at most {_MOST_NAME_CHARS}")
 
 
 def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
@@ -133,14 +109,11 @@ def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations
     if sampling.HasField("top_k") and sampling.top_k < 1:
         violations.add("sampling.top_k", "is 0: give at least 1, or leave it out for all tokens")
     _check_bias(sampling, limits, violations)
-    _check_list("sampling.allowed_token_ids", sampling.allowed_token_ids, _MOST_ALLOWED, limits, violations)
+    check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits, violations)
 
 
 def _check_bias(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
     field = "sampling.logit_bias"
-    if len(sampling.logit_bias) > _MOST_BIASED:
-        violations.add(field, f"has {len(sampling.logit_bias):,} entries: give at most {_MOST_BIASED:,}")
-        return
     bias = sorted(sampling.logit_bias.items())
     violations.add_each(
         (f"{field}[{token_id}]", f"is no token id: give one from 0 to {limits.vocab_size - 1}")
@@ -163,20 +136,12 @@ def _check_stopping(stopping: pb.StoppingParams, limits: ModelLimits, violations
                 "stopping.min_tokens",
                 f"is {stopping.min_tokens:,}, more than max_tokens ({stopping.max_tokens:,}): lower it or raise that",
             )
-    if len(stopping.stop) > _MOST_STOP_STRINGS:
-        violations.add("stopping.stop", f"has {len(stopping.stop):,} strings: give at most {_MOST_STOP_STRINGS}")
-    else:
-        violations.add_each(_bad_stop_strings(stopping.stop))
-    _check_list("stopping.stop_token_ids", stopping.stop_token_ids, _MOST_STOP_TOKEN_IDS, limits, violations)
-
-
-def _bad_stop_strings(stop: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for i, each in enumerate(stop):
-        num_bytes = len(each.encode())
-        if not num_bytes:
-            yield f"stopping.stop[{i}]", "is empty, which would end every output at once: leave it out"
-        elif num_bytes > _MOST_STOP_BYTES:
-            yield f"stopping.stop[{i}]", f"has {num_bytes:,} bytes of UTF-8: give at most {_MOST_STOP_BYTES}"
+    violations.add_each(
+        (f"stopping.stop[{i}]", "is empty, which would end every output at once: leave it out")
+        for i, each in enumerate(stopping.stop)
+        if not each
+    )
+    check_ids("stopping.stop_token_ids", stopping.stop_token_ids, limits, violations)
 
 
 def _check_output(output: pb.OutputParams, violations: Violations) -> None:
@@ -190,12 +155,12 @@ def _check_samples(request: pb.GenerateRequest, violations: Violations) -> None:
     sampling = request.sampling
     n = sampling.n if sampling.HasField("n") else 1
     best_of = sampling.best_of if sampling.HasField("best_of") else n
-    if not 1 <= n <= _MOST_SAMPLES:
-        violations.add("sampling.n", f"is {n:,}: give 1 to {_MOST_SAMPLES}")
+    if not 1 <= n <= MOST_SAMPLES:
+        violations.add("sampling.n", f"is {n:,}: give 1 to {MOST_SAMPLES}")
     elif request.HasField("beam"):
         return  # see _check_beam
-    elif not n <= best_of <= _MOST_SAMPLES:
-        violations.add("sampling.best_of", f"is {best_of:,}: give {n}, which is n, to {_MOST_SAMPLES}")
+    elif not n <= best_of <= MOST_SAMPLES:
+        violations.add("sampling.best_of", f"is {best_of:,}: give {n}, which is n, to {MOST_SAMPLES}")
     elif best_of > 1 and sampling.HasField("temperature") and sampling.temperature == 0:
         field = "n" if best_of == n else "best_of"
         violations.add(
@@ -209,7 +174,7 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
     beam, sampling = request.beam, request.sampling
     if not 2 <= beam.beam_width <= _MOST_BEAMS:
         violations.add("beam.beam_width", f"is {beam.beam_width:,}: give 2 to {_MOST_BEAMS}, or leave beam out")
-    elif beam.beam_width < sampling.n <= _MOST_SAMPLES:
+    elif beam.beam_width < sampling.n <= MOST_SAMPLES:
         violations.add("sampling.n", f"is {sampling.n}: a search of beam_width {beam.beam_width} has no more to give")
     if not abs(beam.length_penalty) <= _MOST_LENGTH_PENALTY:
         violations.add(
@@ -239,10 +204,3 @@ def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, viol
         )
     elif len(suppressed) >= limits.vocab_size:
         violations.add("stopping.stop_token_ids", "is the whole vocabulary, which min_tokens holds back: drop either")
-
-
-def _check_list(field: str, ids: Sequence[int], most: int, limits: ModelLimits, violations: Violations) -> None:
-    if len(ids) > most:
-        violations.add(field, f"has {len(ids):,} ids: give at most {most:,}")
-    else:
-        check_ids(field, ids, limits, violations)

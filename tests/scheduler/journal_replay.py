@@ -14,7 +14,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, set_token_stop
-from scheduler_svc.requests.request_params import ModelLimits, validate
+from scheduler_svc.requests.request_params import ModelLimits, settle
 
 LIMITS = ModelLimits(
     vocab_size=100_000,
@@ -40,7 +40,7 @@ class ReplayedRequest:
     def __init__(self, admission: journal_pb2.Admission) -> None:
         self.request_id = admission.request.request_id
         self.prompt = unpack_int32(admission.prompt_token_ids).tolist()
-        self.params = validate(admission.request, LIMITS, draw_seed=_never, make_id=_never)
+        self.params = settle(admission.request, LIMITS, draw_seed=_never, make_id=_never)
         assert self.params.max_tokens is not None
         self.drawn = [] if self.params.beam else [ReplayedSample() for _ in range(self.params.num_sequences)]
         self.search = BeamSearch(self.params.beam_params(self.params.max_tokens)) if self.params.beam else None

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from common.bounds_check import check_of
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.request_params import ModelLimits, RequestParams, validate
@@ -18,6 +19,7 @@ LIMITS = ModelLimits(
 
 
 def settled(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> RequestParams:
+    check_of(pb.GenerateRequest.DESCRIPTOR).check(request)  # as the edge does
     return validate(request, limits, draw_seed=lambda: 77, make_id=lambda: "made")
 
 

@@ -257,7 +257,7 @@ def test_a_hundred_thousand_stop_strings_are_refused_at_once_and_not_repeated() 
     started_s = time.process_time()
     descriptions = refused(request)
     assert time.process_time() - started_s < 0.05
-    assert descriptions == {"stopping.stop": "has 100,000 strings: give at most 16"}
+    assert descriptions == {"stopping.stop": "has 100,000 items: give at most 16"}
 
 
 def test_nothing_long_of_a_bad_request_is_repeated() -> None:

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.bounds_check import check_of
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
@@ -125,6 +126,7 @@ def settled(request: pb.GenerateRequest, limits: ModelLimits) -> RequestParams |
     before = request.SerializeToString(deterministic=True)
     request_digest(request)
     try:
+        check_of(pb.GenerateRequest.DESCRIPTOR).check(request)  # as the edge does
         return validate(request, limits, draw_seed=lambda: 1, make_id=lambda: "made")
     except InvalidRequestError as error:
         assert 1 <= len(error.violations) <= 10

@@ -1,0 +1,83 @@
+"""The bound of every string, list and map of a request, by the full name of its field: one table for all RPCs.
+
+`common.bounds_check` applies it at the edge of every server, before a handler sees the message. A test fails for a
+field of a request that has no bound here, and for one whose comment in the .proto does not state it.
+Bounds by the model that is served, such as its context, are smaller and are checked where the model is known.
+"""
+
+from dataclasses import dataclass
+
+MOST_TEXT_BYTES = 8 * 1024 * 1024  # of UTF-8: the longest context that is served fits as any human language
+MOST_TOKEN_IDS = 2 * 1024 * 1024
+MOST_MESSAGES = 65_536  # of a chat
+MOST_SAMPLES = 128
+MOST_STOP_STRINGS = 16
+MOST_STOP_TOKEN_IDS = 256
+MOST_BIASED = 1024
+MOST_ALLOWED = 65_536
+MOST_SLOTS = 65_536  # of one worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What one field may hold; None: its type bounds it. Of a list, what is said of text holds for each item."""
+
+    max_chars: int | None = None
+    max_bytes: int | None = None  # of UTF-8, of a string
+    max_items: int | None = None  # of a list or map
+
+
+NAME = Bound(max_chars=128)  # an id or a name; fingerprints and incarnations are names, too
+TEXT = Bound(max_bytes=MOST_TEXT_BYTES)
+
+BOUNDS: dict[str, Bound] = {
+    "quire.v1.GenerateRequest.request_id": NAME,
+    "quire.v1.GenerateRequest.text": TEXT,
+    "quire.v1.GenerateRequest.tenant": NAME,
+    "quire.v1.GenerateRequest.cache_salt": NAME,
+    "quire.v1.TokenIds.ids": Bound(max_items=MOST_TOKEN_IDS),
+    "quire.v1.ChatPrompt.messages": Bound(max_items=MOST_MESSAGES),
+    "quire.v1.ChatMessage.role": NAME,
+    "quire.v1.ChatMessage.content": TEXT,
+    "quire.v1.SamplingParams.logit_bias": Bound(max_items=MOST_BIASED),
+    "quire.v1.SamplingParams.allowed_token_ids": Bound(max_items=MOST_ALLOWED),
+    "quire.v1.StoppingParams.stop": Bound(max_items=MOST_STOP_STRINGS, max_bytes=256),
+    "quire.v1.StoppingParams.stop_token_ids": Bound(max_items=MOST_STOP_TOKEN_IDS),
+    "quire.v1.Attach.request_id": NAME,
+    "quire.v1.Attach.from_positions": Bound(max_items=MOST_SAMPLES),
+    "quire.v1.AttachRequest.request_id": NAME,
+    "quire.v1.AttachRequest.from_positions": Bound(max_items=MOST_SAMPLES),
+    "quire.v1.PauseRequest.request_id": NAME,
+    "quire.v1.ResumeRequest.request_id": NAME,
+    "quire.v1.CancelRequest.request_id": NAME,
+    "quire.v1.GetRequestRequest.request_id": NAME,
+    "quire.v1.ListRequestsRequest.tenant": NAME,
+    "quire.v1.ListRequestsRequest.states": Bound(max_items=16),
+    "quire.v1.ListRequestsRequest.page_token": NAME,
+    "quire.v1.TokenizeRequest.text": TEXT,
+    "quire.v1.DetokenizeRequest.token_ids": Bound(max_items=MOST_TOKEN_IDS),
+    "quire.v1.PinPrefixRequest.name": NAME,
+    "quire.v1.PinPrefixRequest.text": TEXT,
+    "quire.v1.PinPrefixRequest.tenant": NAME,
+    "quire.v1.PinPrefixRequest.cache_salt": NAME,
+    "quire.v1.UnpinPrefixRequest.name": NAME,
+    "quire.v1.UnpinPrefixRequest.tenant": NAME,
+    "quire.v1.ListPrefixesRequest.tenant": NAME,
+    "quire.v1.RegisterRequest.worker_id": NAME,
+    "quire.v1.RegisterRequest.address": Bound(max_chars=260),  # a host name has at most 253
+    "quire.v1.RegisterRequest.incarnation": NAME,
+    "quire.v1.RegisterRequest.model_fingerprint": NAME,
+    "quire.v1.DrainWorkerRequest.worker_id": NAME,
+    "quire.v1.DescribeRequest.known_tokenizer_fingerprint": NAME,
+    "quire.v1.StepRequest.whole": Bound(max_items=MOST_SLOTS),
+}
+
+# Messages whose arrays are bounded by the message as a whole, and whose every number is checked before it counts: a
+# step is on the way of every token, and `worker_svc.step_check` compares each entry with what the worker has.
+CHECKED_BY_HANDLER = frozenset({"quire.v1.StepRequest"})
+
+# Of requests to services that are not ours, health and reflection.
+FOREIGN = Bound(max_chars=1024, max_bytes=4096, max_items=64)
+
+# Fields of a session's message that wrap what the user gave: left out of the path to a field.
+WRAPPERS = frozenset({"quire.v1.SessionRequest.submit", "quire.v1.SessionRequest.attach"})
