@@ -13,6 +13,7 @@ import common.grpc_poller  # noqa: F401 - as in `worker_svc`
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
+from worker_svc import process as worker_process
 from worker_svc.engine import Engine
 from worker_svc.loading import load_engine
 from worker_svc.step_runner import PendingStep, StepRunner
@@ -46,7 +47,7 @@ def main() -> None:
         runners.append(CountingRunner(engine.runner))
         return Engine(runners[0], engine.description)
 
-    setattr(worker_main, "load_engine", load_counting_engine)  # noqa: B010 - mypy allows no assignment
+    setattr(worker_process, "load_engine", load_counting_engine)  # noqa: B010 - mypy allows no assignment
     try:
         worker_main.main()
     finally:

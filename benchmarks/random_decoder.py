@@ -10,29 +10,31 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_models import ModelShape
-from worker_svc.checkpoint import WeightReader
 from worker_svc.model.config import Family, ModelConfig, RopeConfig
 from worker_svc.model.decoder import Decoder, make_decoder
+from worker_svc.model.tensor_names import HEAD
+from worker_svc.model.weight_reader import WeightReader
 
 _STD = 0.02
 
 
 def random_decoder(shape: ModelShape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
     """A LLaMA."""
-    return make_decoder(_RandomReader(dtype, device, seed), _config(shape, dtype), dtype, device)
+    return make_decoder(_RandomReader(dtype, device, seed, tied=shape.tied), _config(shape, dtype), dtype, device)
 
 
 class _RandomReader(WeightReader):
     """Has every tensor: norms are ones, matrices normally distributed."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, *, tied: bool) -> None:
         super().__init__(Path("random"))
+        self._tied = tied
         self._dtype = dtype
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def __contains__(self, name: str) -> bool:
-        return True
+    def __contains__(self, name: object) -> bool:
+        return name != HEAD or not self._tied
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         if len(shape) == 1:
@@ -65,8 +67,6 @@ def _config(shape: ModelShape, dtype: torch.dtype) -> ModelConfig:
         rope=RopeConfig(theta=shape.rope_theta),
         sliding_windows=(None,) * shape.num_layers,
         tie_word_embeddings=shape.tied,
-        dtype=dtype,
-        bos_token_id=None,
-        pad_token_id=None,
+        dtype=str(dtype).removeprefix("torch."),
         eos_token_ids=(),
     )

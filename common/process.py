@@ -21,8 +21,9 @@ T = TypeVar("T")
 
 
 def refuse_to_start(service: str, message: str) -> NoReturn:
-    """Ends the process with one sentence on standard error and the exit code of a configuration error."""
-    print(f"{service}: {message}", file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it
+    """Ends the process with one line on standard error, and the exit code of a configuration error."""
+    line = " ".join(message.splitlines())
+    print(f"{service}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it
     raise SystemExit(EXIT_CONFIGURATION)
 
 

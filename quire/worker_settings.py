@@ -75,6 +75,11 @@ class WorkerSettings(Settings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
+    check: bool = Field(
+        False,
+        description="check options and model folder, without loading them, and exit: with code 0, or with code 2 and "
+        "one line that says what is wrong",
+    )
     print_config: bool = Field(False, description="print the settled settings as TOML and exit")
 
     @model_validator(mode="after")

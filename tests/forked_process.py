@@ -18,7 +18,7 @@ from threading import Lock
 
 from common.process import end_after
 
-PRELOADED = ["worker_svc.__main__", "scheduler_svc.__main__"]
+PRELOADED = ["worker_svc.__main__", "worker_svc.process", "scheduler_svc.__main__"]
 
 _FORKS = multiprocessing.get_context("forkserver")
 # An end is read once, by whoever asks first; a start asks after the ends of all others.

@@ -1,25 +1,15 @@
-"""Composition root of the worker: reads the settings, serves until it is told to end."""
+"""Entry point of the worker: settles the settings, checks the model folder, and only then loads torch and serves."""
 
 import sys
 
-import common.grpc_poller  # noqa: F401 - before gRPC is loaded
-import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
-from common.log import set_up_logging
-from common.process import end_after, refuse_to_start, run_service
-from common.serving import ListenError
+from common.process import end_after, refuse_to_start
 from common.settings import settings_or_exit
 from quire.settings import to_toml
 from quire.worker_settings import WorkerSettings
-from worker_svc.checkpoint import CheckpointError
-from worker_svc.kv_pool import PoolSizeError
-from worker_svc.loading import load_engine
-from worker_svc.runner_choice import DeviceError
-from worker_svc.service import ServiceOptions, serve
+from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.preflight import check_model
 
 SERVICE = "worker"
-# How long the execution thread may keep the interpreter before the event loop gets it; the default of 5 ms would be
-# added to an answer now and then.
-_SWITCH_INTERVAL_S = 0.0005
 
 
 def main() -> None:
@@ -28,20 +18,16 @@ def main() -> None:
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
-    set_up_logging(SERVICE, settings.log_level)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    options = ServiceOptions(
-        listen=settings.listen,
-        advertise=settings.advertise,
-        scheduler=settings.scheduler,
-        worker_id=settings.worker_id,
-        parent_pipe_fd=settings.parent_pipe_fd,
-        drain_timeout_s=settings.drain_timeout_s,
-    )
     try:
-        run_service(serve(options, lambda: load_engine(settings)))
-    except (CheckpointError, DeviceError, PoolSizeError, ListenError) as error:
+        check_model(settings.model, settings.max_model_len)
+    except CheckpointError as error:
         refuse_to_start(SERVICE, str(error))
+    if settings.check:
+        return
+    # Here, because it loads torch, which takes seconds: what is wrong is said before.
+    from worker_svc import process  # noqa: PLC0415
+
+    process.run(settings)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import common.grpc_poller  # noqa: F401 - as in `worker_svc`
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
+from worker_svc import process as worker_process
 from worker_svc.engine import Engine
 from worker_svc.loading import load_engine
 from worker_svc.step_runner import PendingStep, StepRunner
@@ -82,7 +83,7 @@ def main() -> None:
         engine = load_engine(settings)
         return Engine(FaultyRunner(engine.runner, fault, flag), engine.description)
 
-    setattr(worker_main, "load_engine", load_faulty_engine)  # noqa: B010 - mypy allows no assignment
+    setattr(worker_process, "load_engine", load_faulty_engine)  # noqa: B010 - mypy allows no assignment
     worker_main.main()
 
 

@@ -22,7 +22,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A worker that is expected to end by itself."""
-    _FORKS.set_forkserver_preload([MODULE])
+    _FORKS.set_forkserver_preload([MODULE, "worker_svc.process"])
     with tempfile.TemporaryDirectory(prefix="quire-forked-") as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         process = _FORKS.Process(target=_main, args=(arguments, out, err))

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
-from worker_svc.checkpoint import CheckpointError, fingerprint, resolve_checkpoint
+from worker_svc.checkpoint import fingerprint, resolve_checkpoint
+from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear, Product
 

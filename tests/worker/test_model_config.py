@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from worker_svc.checkpoint import CheckpointError
+from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.model.config import Family, ModelConfig
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import inverse_frequencies, rotation
@@ -24,6 +24,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 128,
     "eos_token_id": 2,
 }
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -53,14 +54,14 @@ def test_older_and_newer_keys_mean_the_same(scaling: dict[str, Any] | None, tmp_
     newer = {**LLAMA, "rope_parameters": {"rope_theta": 5e5, **parameters}, "dtype": "bfloat16"}
     config = _read(tmp_path, older)
     assert config == _read(tmp_path, newer)
-    assert config.dtype == torch.bfloat16
+    assert config.dtype == "bfloat16"
     assert config.rope is not None
     assert config.rope.theta == 5e5
 
 
 def test_what_is_left_out_has_the_usual_value(tmp_path: Path) -> None:
     config = _read(tmp_path, LLAMA)
-    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, torch.float32)
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, None)
     assert config.rope is not None
     assert config.rope.theta == 10_000.0
     assert config.sliding_windows == (None,) * 4
@@ -68,7 +69,7 @@ def test_what_is_left_out_has_the_usual_value(tmp_path: Path) -> None:
 
 
 def test_the_model_type_stands_in_for_a_missing_architecture(tmp_path: Path) -> None:
-    raw = {**LLAMA, "model_type": "mistral", "sliding_window": 32}
+    raw = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 32}
     del raw["architectures"]
     config = _read(tmp_path, raw)
     assert config.architecture == "MistralForCausalLM"
@@ -110,7 +111,7 @@ def test_end_of_sequence_ids_come_from_either_file(
 def test_qwen_windows_are_per_layer_and_only_when_switched_on(
     options: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path
 ) -> None:
-    config = _read(tmp_path, {**LLAMA, "architectures": ["Qwen2ForCausalLM"], **options})
+    config = _read(tmp_path, {**QWEN2, **options})
     assert config.sliding_windows == expected
     assert (config.qkv_bias, config.out_bias) == (True, False)
 
@@ -133,16 +134,18 @@ def test_opt_says_where_it_normalises_and_projects(tmp_path: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, ("MambaForCausalLM", "LlamaForCausalLM", "GPT2LMHeadModel")),
         ({"architectures": None, "model_type": "bert"}, ("bert", "OPTForCausalLM")),
         ({"architectures": None}, ("unnamed", "Qwen3ForCausalLM")),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ("yarn", "llama3")),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ("dynamic", "linear")),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ("longrope", "llama3", "yarn")),
+        ({"rope_scaling": {"type": "su", "factor": 4.0}}, ("rope_scaling: type", "su", "linear")),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, ("rope_parameters: full_attention", "layer")),
+        ({"model_type": "mistral"}, ("model_type", "mistral", "LlamaForCausalLM")),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
         ({"hidden_act": "mish"}, ("mish", "silu")),
         ({"dtype": "float8_e4m3fn"}, ("float8_e4m3fn", "bfloat16")),
         ({"quantization_config": {"quant_method": "gptq"}}, ("quantization_config", "bfloat16")),
-        ({"hidden_size": None}, ("lacks hidden_size",)),
+        ({"hidden_size": None}, ("hidden_size is null",)),
         ({"num_key_value_heads": 3}, ("num_key_value_heads",)),
         (
-            {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked"] * 4},
+            {**QWEN2, "use_sliding_window": True, "layer_types": ["chunked"] * 4},
             ("layer_types", "sliding_attention"),
         ),
     ],

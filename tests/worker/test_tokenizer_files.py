@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from worker_svc.checkpoint import CheckpointError
+from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.tokenizer_files import read_tokenizer_files
 
 TOKENIZER = b'{"version": "1.0"}'

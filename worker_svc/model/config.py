@@ -1,15 +1,12 @@
 """What a decoder is, in numbers: one `ModelConfig` for all families, read from a checkpoint's folder.
 
-How each family spells these numbers in its config.json is in `families.py`; tensor names are in `weights.py`.
+How each family spells these numbers in its config.json is in `families.py`; tensor names are in `tensor_names.py`.
+No torch here, nor in what reads it: a wrong config is refused before torch is loaded.
 """
 
 import math
 from dataclasses import dataclass
 from enum import Enum
-
-import torch
-
-from worker_svc.checkpoint import CheckpointError
 
 
 class Family(Enum):
@@ -31,12 +28,28 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """Low frequencies are slowed by `factor`, high ones kept, those between interpolated (arXiv 2309.00071).
+
+    Which are between is said in turns over the original context: from `beta_slow` to `beta_fast`.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_positions: int
+    attention_factor: float  # of queries and of keys
+    truncate: bool  # whether the ends of the range are rounded to whole dimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """Rotary position embedding: frequencies theta^(-2i / head_dim), scaled."""
 
     theta: float
     linear_factor: float = 1.0  # all frequencies are divided by it
     llama3: Llama3Scaling | None = None
+    yarn: YarnScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,21 +82,14 @@ class ModelConfig:
     position_offset: int = 0  # rows of the learned table before position 0
     sliding_windows: tuple[int | None, ...]  # per layer
     tie_word_embeddings: bool
-    dtype: torch.dtype  # of the checkpoint
-    bos_token_id: int | None
-    pad_token_id: int | None
+    dtype: str | None  # of the checkpoint, as torch names it, "bfloat16"; None: as its tensors are stored
     eos_token_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
-                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads "
-                "evenly; check num_attention_heads and num_key_value_heads"
-            )
 
     @property
     def attention_scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim)
+        """Of scores. What YaRN does to queries and to keys alike is done here, once for both."""
+        yarn = self.rope.yarn if self.rope is not None else None
+        return (yarn.attention_factor**2 if yarn is not None else 1.0) / math.sqrt(self.head_dim)
 
     @property
     def query_size(self) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
 from kernels.blocks.kv_blocks import write_kv
-from worker_svc.checkpoint import WeightReader
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
@@ -27,6 +26,7 @@ from worker_svc.model.layers import (
     inverse_frequencies,
     rotation,
 )
+from worker_svc.model.weight_reader import WeightReader
 from worker_svc.model.weights import WeightLoader
 
 
@@ -145,7 +145,7 @@ def load_decoder(
     """
     config = read_model_config(path)
     with WeightReader(path) as reader:
-        return make_decoder(reader, config, dtype or config.dtype, device, make_product)
+        return make_decoder(reader, config, dtype or _saved_dtype(config, reader), device, make_product)
 
 
 def make_decoder(
@@ -172,3 +172,10 @@ def make_decoder(
         inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
         num_parameters=loader.num_parameters_read,
     )
+
+
+def _saved_dtype(config: ModelConfig, reader: WeightReader) -> torch.dtype:
+    """As config.json says, else as the tensors are stored."""
+    dtype = getattr(torch, config.dtype or reader.stored_dtype())
+    assert isinstance(dtype, torch.dtype), "config.json and files name dtypes only"
+    return dtype

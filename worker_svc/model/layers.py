@@ -4,6 +4,7 @@ They map rows of hidden states to rows of hidden states and know no checkpoint, 
 cache is handed in.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.layers import layer_ops
-from worker_svc.model.config import RopeConfig
+from worker_svc.model.config import Llama3Scaling, RopeConfig, YarnScaling
 
 Activation = Callable[[Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -121,13 +122,35 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -
     """theta^(-2i / head_dim) for i below head_dim / 2, scaled, as [head_dim / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     frequencies = 1.0 / rope.theta**exponents / rope.linear_factor
-    scaling = rope.llama3
-    if scaling is None:
-        return frequencies
+    if rope.llama3 is not None:
+        return _scaled_llama3(frequencies, rope.llama3)
+    if rope.yarn is not None:
+        return _scaled_yarn(frequencies, rope.yarn, rope.theta)
+    return frequencies
+
+
+def _scaled_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     turns = scaling.original_max_positions * frequencies / (2 * torch.pi)  # over the trained context
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scaling.factor)
+
+
+def _scaled_yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    """Pairs before `first` turn often and are kept, those behind `last` turn seldom and are slowed."""
+    num_pairs = frequencies.numel()
+
+    def pair_with(turns: float) -> float:
+        """The place, among pairs, of the one that turns so often over the original context."""
+        return num_pairs * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    width = last - first or 0.001
+    slowed = ((torch.arange(num_pairs, dtype=torch.float32, device=frequencies.device) - first) / width).clamp(0.0, 1.0)
+    return frequencies * (1.0 - slowed) + frequencies / scaling.factor * slowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,75 +5,16 @@ that are stored the other way round. Each tensor goes to its device and dtype as
 holds the whole model beside the device.
 """
 
-from dataclasses import dataclass
-
+import structlog
 import torch
 from torch import Tensor
 
-from worker_svc.checkpoint import CheckpointError, WeightReader
-from worker_svc.model.config import Family, ModelConfig
+from worker_svc.model.config import ModelConfig
 from worker_svc.model.layers import ACTIVATIONS, Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
+from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix
+from worker_svc.model.weight_reader import WeightReader
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorNames:
-    """What a family calls its tensors, without ".weight" and ".bias"."""
-
-    prefixes: tuple[str, ...]  # of everything but the head, which one differs by how it was saved
-    embedding: str
-    positions: str = ""
-    layer: str
-    attention_norm: str
-    qkv: tuple[str, ...]
-    out: str
-    mlp_norm: str
-    up: tuple[str, ...]
-    down: str
-    final_norm: str
-    transposed: bool = False  # matrices are [in, out]
-
-
-_NAMES = {
-    Family.LLAMA: TensorNames(
-        prefixes=("model.", ""),
-        embedding="embed_tokens",
-        layer="layers.{}.",
-        attention_norm="input_layernorm",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        out="self_attn.o_proj",
-        mlp_norm="post_attention_layernorm",
-        up=("mlp.gate_proj", "mlp.up_proj"),
-        down="mlp.down_proj",
-        final_norm="norm",
-    ),
-    Family.OPT: TensorNames(
-        prefixes=("model.decoder.", "decoder."),
-        embedding="embed_tokens",
-        positions="embed_positions",
-        layer="layers.{}.",
-        attention_norm="self_attn_layer_norm",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        out="self_attn.out_proj",
-        mlp_norm="final_layer_norm",
-        up=("fc1",),
-        down="fc2",
-        final_norm="final_layer_norm",
-    ),
-    Family.GPT2: TensorNames(
-        prefixes=("transformer.", ""),
-        embedding="wte",
-        positions="wpe",
-        layer="h.{}.",
-        attention_norm="ln_1",
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        mlp_norm="ln_2",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        final_norm="ln_f",
-        transposed=True,
-    ),
-}
+log = structlog.get_logger()
 
 
 class WeightLoader:
@@ -92,13 +33,16 @@ class WeightLoader:
         self._config = config
         self._dtype = dtype
         self._device = device
-        self._names = _NAMES[config.family]
-        self._prefix = self._find_prefix()
+        self._names = NAMES[config.family]
+        self._prefix = find_prefix(config, reader, reader.folder)
         self.num_parameters_read = 0
 
     def token_embedding(self) -> Tensor:
-        """[vocab_size, embed_dim]"""
-        return self._read(f"{self._names.embedding}.weight", self._config.vocab_size, self._config.embed_dim)
+        """[vocab_size, embed_dim]; tied, the head's matrix stands for it where only that was saved."""
+        name, shape = f"{self._prefix}{self._names.embedding}.weight", self._embedding_shape
+        if self._config.tie_word_embeddings and name not in self._reader and HEAD in self._reader:
+            name = HEAD
+        return self._place(self._reader.read(name, shape))
 
     def position_embedding(self) -> Tensor | None:
         """[position_offset + max_model_len, hidden_size], or None where positions are rotary."""
@@ -119,11 +63,26 @@ class WeightLoader:
         )
 
     def head(self, token_embedding: Tensor) -> Product:
-        """The output product, [vocab_size, embed_dim]; tied, it is the embedding itself."""
-        if self._config.tie_word_embeddings:
+        """The output product, [vocab_size, embed_dim]; tied, it is the embedding itself.
+
+        Where config.json ties them and the file has both, they are tied only if they are equal, as in `transformers`.
+        """
+        if self._config.tie_word_embeddings and HEAD not in self._reader:
             return Linear(token_embedding, None)
-        shape = (self._config.vocab_size, self._config.embed_dim)
-        return self._make_product(self._place(self._reader.read("lm_head.weight", shape)), None)
+        matrix = self._placed(self._reader.read(HEAD, self._embedding_shape))
+        if self._config.tie_word_embeddings:
+            if torch.equal(matrix, token_embedding):
+                return Linear(token_embedding, None)
+            log.warning(
+                "config.json ties the output matrix to the embedding, but the weights have two that differ: "
+                "both are used; set tie_word_embeddings to false to silence this"
+            )
+        self.num_parameters_read += matrix.numel()
+        return self._make_product(matrix, None)
+
+    @property
+    def _embedding_shape(self) -> tuple[int, int]:
+        return self._config.vocab_size, self._config.embed_dim
 
     def final_norm(self) -> Norm | None:
         return self._norm(self._names.final_norm, self._config.hidden_size) if self._config.final_norm else None
@@ -184,14 +143,7 @@ class WeightLoader:
 
     def _place(self, tensor: Tensor) -> Tensor:
         self.num_parameters_read += tensor.numel()
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return self._placed(tensor)
 
-    def _find_prefix(self) -> str:
-        embeddings = [f"{prefix}{self._names.embedding}.weight" for prefix in self._names.prefixes]
-        for prefix, embedding in zip(self._names.prefixes, embeddings, strict=True):
-            if embedding in self._reader:
-                return prefix
-        raise CheckpointError(
-            f"{self._reader.folder} has no tensor {' or '.join(embeddings)}, as {self._config.architecture} must: "
-            "check that config.json belongs to these weights"
-        )
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(device=self._device, dtype=self._dtype)

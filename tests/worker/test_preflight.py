@@ -1,0 +1,76 @@
+"""The check of a model folder before torch is loaded: in this process, and as `python -m worker_svc --check`."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.services import ROOT
+from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
+from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.model.families import read_model_config
+from worker_svc.model.tensor_names import needed_tensors
+from worker_svc.preflight import check_folder, check_model
+from worker_svc.weight_files import read_headers
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama_gqa", tmp_path_factory.mktemp("tiny"))
+
+
+def check(model: Path | str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "worker_svc", "--check", "--model", str(model), *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+
+
+def refusal(act: Callable[[], object]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        act()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_every_tensor_that_a_checkpoint_has_is_one_that_the_check_looks_for(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(name, tmp_path)
+    headers = read_headers(folder)
+    assert {each.name for each in needed_tensors(read_model_config(folder), headers, folder)} == set(headers)
+    check_folder(folder)
+
+
+def test_a_model_on_the_hub_that_was_never_downloaded_passes_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants  # noqa: PLC0415 - read when it is imported
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    check_model("nobody/nothing")
+
+
+def test_a_sequence_longer_than_the_models_positions_is_refused(pristine: Path) -> None:
+    assert "give at most --max-model-len 256" in refusal(lambda: check_model(str(pristine), 257))
+    check_model(str(pristine), 256)
+
+
+def test_a_check_without_a_fault_says_nothing_and_ends_with_exit_code_0(pristine: Path) -> None:
+    completed = check(pristine)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
+
+
+def test_a_wrong_architecture_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    completed = check(tmp_path)
+    assert completed.returncode == 2
+    (line,) = completed.stderr.splitlines()
+    assert line.startswith(f"worker: {tmp_path}/config.json: architectures names a ")
+
+
+def test_an_unknown_dtype_is_one_line_and_exit_code_2(pristine: Path) -> None:
+    completed = check(pristine, "--dtype", "fp16")
+    assert completed.returncode == 2
+    (line,) = completed.stderr.splitlines()
+    assert line.startswith("worker: --dtype: ")

@@ -1,0 +1,38 @@
+"""The worker's process once settings and model folder are checked: loads torch and the model, and serves."""
+
+import sys
+
+import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
+from common.log import set_up_logging
+from common.process import refuse_to_start, run_service
+from common.serving import ListenError
+from quire.worker_settings import WorkerSettings
+from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.kv_pool import PoolSizeError
+from worker_svc.loading import load_engine
+from worker_svc.runner_choice import DeviceError
+from worker_svc.service import ServiceOptions, serve
+
+SERVICE = "worker"
+# How long the execution thread may keep the interpreter before the event loop gets it; the default of 5 ms would be
+# added to an answer now and then.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def run(settings: WorkerSettings) -> None:
+    """Serves until it is told to end."""
+    set_up_logging(SERVICE, settings.log_level)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    options = ServiceOptions(
+        listen=settings.listen,
+        advertise=settings.advertise,
+        scheduler=settings.scheduler,
+        worker_id=settings.worker_id,
+        parent_pipe_fd=settings.parent_pipe_fd,
+        drain_timeout_s=settings.drain_timeout_s,
+    )
+    try:
+        run_service(serve(options, lambda: load_engine(settings)))
+    except (CheckpointError, DeviceError, PoolSizeError, ListenError) as error:
+        refuse_to_start(SERVICE, str(error))
