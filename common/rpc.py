@@ -26,8 +26,23 @@ CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
 log = logging.getLogger(__name__)
 
 
-def server_options(max_message_bytes: int) -> list[Option]:
-    """Options of a server: the other side of `channel_options`; a port in use is an error, never shared."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepalive:
+    """When a server asks a silent client whether it is there, and how long it waits for the answer."""
+
+    time_s: float
+    timeout_s: float
+
+
+QUICK_KEEPALIVE = Keepalive(time_s=0.8, timeout_s=1.0)  # between services of ours, whose event loops never stand still
+
+
+def server_options(max_message_bytes: int, keepalive: Keepalive = QUICK_KEEPALIVE) -> list[Option]:
+    """Options of a server: the other side of `channel_options`; a port in use is an error, never shared.
+
+    A client may ping twice a second, also without a call, whatever the server's own `keepalive` is.
+    """
+    time_ms, timeout_ms = round(keepalive.time_s * 1000), round(keepalive.timeout_s * 1000)
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -35,9 +50,9 @@ def server_options(max_message_bytes: int) -> list[Option]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.keepalive_time_ms", 800),
-        ("grpc.keepalive_timeout_ms", 1000),
-        ("grpc.http2.ping_timeout_ms", 1000),
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.so_reuseport", 0),
     ]
 

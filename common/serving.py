@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from common.rpc import EdgeInterceptor, server_options
+from common.rpc import QUICK_KEEPALIVE, EdgeInterceptor, Keepalive, server_options
 
 
 class ListenError(OSError):
@@ -21,14 +21,19 @@ class ListenError(OSError):
 class GrpcServer:
     """A server on one port, with health for `services` by their full names, all NOT_SERVING until set.
 
-    For `slow_reader_timeout_s` see `EdgeInterceptor`.
+    For `slow_reader_timeout_s` see `EdgeInterceptor`; `keepalive` suits a port that services of ours alone dial.
     """
 
     def __init__(
-        self, services: Sequence[str], max_message_bytes: int, *, slow_reader_timeout_s: float | None = None
+        self,
+        services: Sequence[str],
+        max_message_bytes: int,
+        *,
+        slow_reader_timeout_s: float | None = None,
+        keepalive: Keepalive = QUICK_KEEPALIVE,
     ) -> None:
         edge = EdgeInterceptor(slow_reader_timeout_s)
-        self.grpc = grpc.aio.server(interceptors=[edge], options=server_options(max_message_bytes))
+        self.grpc = grpc.aio.server(interceptors=[edge], options=server_options(max_message_bytes, keepalive))
         self._services = services
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

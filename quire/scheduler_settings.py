@@ -81,6 +81,18 @@ class SchedulerSettings(Settings):
         "first token under overload",
     )
     disconnect_grace_s: float = Field(5.0, ge=0, description="life of a request whose last reader has gone")
+    keepalive_time_s: float = Field(
+        20.0,
+        ge=0.5,
+        description="how long a client's connection may be silent before it is asked whether the client is there: a "
+        "client that freezes, or whose host is gone without a word, is noticed after this and keepalive_timeout_s",
+    )
+    keepalive_timeout_s: float = Field(
+        20.0,
+        ge=0.5,
+        description="how long a client has to answer that; its gRPC library does, unless the whole process stands "
+        "still, as Node's and others' do while their one thread is busy",
+    )
     slow_reader_timeout_s: float = Field(
         60.0,
         gt=0,

@@ -16,6 +16,7 @@ import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_logging
 from common.process import end_after, ending, refuse_to_start, run_service, unless_failed
+from common.rpc import Keepalive
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit
 from quire.rpc import PUBLIC_MESSAGE_BYTES
@@ -98,7 +99,10 @@ async def serve(settings: SchedulerSettings) -> None:
 async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings, end: asyncio.Event) -> None:
     gate = LeaderGate((INFERENCE, CLUSTER))
     server = GrpcServer(
-        (INFERENCE, CLUSTER), PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=settings.slow_reader_timeout_s
+        (INFERENCE, CLUSTER),
+        PUBLIC_MESSAGE_BYTES,
+        slow_reader_timeout_s=settings.slow_reader_timeout_s,
+        keepalive=Keepalive(time_s=settings.keepalive_time_s, timeout_s=settings.keepalive_timeout_s),
     )
     server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)

@@ -21,7 +21,8 @@ from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
 
 GRACE_S = 1.0
-KEEPALIVE_S = 2.0
+KEEPALIVE_S = 2.0  # both together
+QUICK_KEEPALIVE = ("--keepalive-time-s", "0.8", "--keepalive-timeout-s", "1")
 GONE_TIMEOUT_S = 30.0
 NUM_TWINS = 50
 NUM_STALLED = 4
@@ -53,7 +54,7 @@ async def one_is_killed(stage: Stage) -> Figures:
 async def they_go_away(stage: Stage) -> Figures:
     """One dies, one freezes; what they had asked is cancelled after the grace, and a bystander notices nothing."""
     await stage.reference()
-    deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S)))
+    deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S), *QUICK_KEEPALIVE))
     await deployment.begin(*STANDARD_WORKERS)
     endless = [replace(ask, max_tokens=ENDLESS_TOKENS) for ask in stage.asks if ask.streams and not ask.stop]
     load = stage.load(deployment.address, on_disconnect=quire.OnDisconnect.CANCEL, asks=endless)
@@ -244,7 +245,7 @@ SCENARIOS = (
     Scenario(
         fault="F25",
         title="clients that go away: dead, and frozen",
-        injected="SIGKILL and SIGSTOP of client processes; grace 1 s",
+        injected="SIGKILL and SIGSTOP of client processes; grace 1 s, keepalive 0.8 s + 1 s",
         promise="P6 P7",
         play=they_go_away,
         targets=(

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from common.arrays import pack_int32
+from common.rpc import QUICK_KEEPALIVE, Keepalive
 from common.serving import GrpcServer
 from quire.errors import QuireError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
@@ -64,6 +65,7 @@ class Site:
         trim_every: int = 512,
         probe_every_s: float = 0.5,
         slow_reader_timeout_s: float | None = None,
+        keepalive: Keepalive = QUICK_KEEPALIVE,
         late_s: float = 60.0,
         delivery: Delivery = "durable",
         stream_interval_s: float = 0.0,
@@ -113,6 +115,7 @@ class Site:
             ("quire.v1.Inference", "quire.v1.Cluster"),
             PUBLIC_MESSAGE_BYTES,
             slow_reader_timeout_s=slow_reader_timeout_s,
+            keepalive=keepalive,
         )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
         inference = InferenceServicer(
