@@ -1,43 +1,134 @@
-"""Logging set-up: structlog as JSON lines on standard error, with what is bound to the current context.
+"""Logging set-up: structlog on standard error or in a file, with what is bound to the current context.
 
-Bind `request_id` with structlog.contextvars where a request's work begins, or pass it by name.
+On a terminal an entry is a line to read, elsewhere a JSON object. Bind `request_id` with structlog.contextvars where
+a request's work begins, or pass it by name. No password of a URL is ever written.
 """
 
 import logging
 import sys
+from pathlib import Path
+from typing import Any, Protocol
 
 import structlog
+from structlog.typing import EventDict, Processor
+
+from common.log_file import LogStream, RotatingLog
+from common.process import refuse_to_start
+from common.status import Status
+from quire.log_text import readable
+from quire.redaction import without_passwords
+
+MAX_BYTES = 16 * 1024 * 1024
 
 
-def set_up_logging(service: str, level: str) -> None:
+class LogSettings(Protocol):
+    """The settings of every service that are about its log."""
+
+    @property
+    def log_level(self) -> str: ...
+    @property
+    def log_format(self) -> str: ...
+    @property
+    def log_file(self) -> Path | None: ...
+    @property
+    def log_max_bytes(self) -> int: ...
+
+
+def set_up_service_logging(service: str, settings: LogSettings, status: Status) -> None:
+    """As `set_up_logging`, for a service's `__main__`; a file that cannot be written ends the process."""
+    try:
+        set_up_logging(
+            service,
+            settings.log_level,
+            form=settings.log_format,
+            file=settings.log_file,
+            max_bytes=settings.log_max_bytes,
+            status=status,
+        )
+    except OSError as error:
+        refuse_to_start(service, f"--log-file: {settings.log_file} cannot be written: {error}")
+
+
+def set_up_logging(
+    service: str,
+    level: str,
+    *,
+    form: str = "auto",
+    file: Path | None = None,
+    max_bytes: int = MAX_BYTES,
+    status: Status | None = None,
+) -> None:
     """Configures structlog and the standard library's logging alike.
 
     Args:
         service: name on every line.
         level: "debug", "info", "warning" or "error".
+        form: "console" (lines to read), "json", or "auto": console where standard error is a terminal.
+        file: where to write instead of to standard error; it takes the place of standard output and error.
+        max_bytes: size from which the file is set aside, and begun anew.
+        status: told of warnings, and of what is said when the service is ready, whatever the level.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[structlog.typing.Processor] = [
+    stream = LogStream() if file is None else RotatingLog(file, max_bytes)
+    to_terminal = file is None and sys.stderr.isatty()
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        _mask_passwords,
     ]
+    render: Processor = structlog.processors.JSONRenderer()
+    if form == "console" or (form == "auto" and to_terminal):
+        render = _Console(to_terminal)
+    told: list[Processor] = [] if status is None else [_Telling(status, number)]
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer()],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write a line, so that no two ever mix
+        processors=[*shared, *told, render],
+        wrapper_class=structlog.make_filtering_bound_logger(number if status is None else min(number, logging.INFO)),
+        logger_factory=structlog.WriteLoggerFactory(stream),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
-            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
         )
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     structlog.contextvars.bind_contextvars(service=service)
+
+
+class _Console:
+    """Renders an entry as a line to read."""
+
+    def __init__(self, colours: bool) -> None:
+        self._colours = colours
+
+    def __call__(self, logger: Any, method: str, entry: EventDict) -> str:
+        return readable(entry, colours=self._colours)
+
+
+class _Telling:
+    """Shows each entry to the supervisor, and drops those below the level of the log."""
+
+    def __init__(self, status: Status, level: int) -> None:
+        self._status = status
+        self._numbers = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
+        self._level = level
+
+    def __call__(self, logger: Any, method: str, entry: EventDict) -> EventDict:
+        self._status.note_log_entry(dict(entry))
+        if self._numbers.get(str(entry.get("level")), self._level) < self._level:
+            raise structlog.DropEvent
+        return entry
+
+
+def _mask_passwords(logger: Any, method: str, entry: EventDict) -> EventDict:
+    for name, value in entry.items():
+        if isinstance(value, str) and "://" in value:
+            entry[name] = without_passwords(value)
+    return entry

@@ -15,6 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
+from quire.redaction import without_passwords
+
 EXIT_CONFIGURATION = 2
 
 T = TypeVar("T")
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 def refuse_to_start(service: str, message: str) -> NoReturn:
     """Ends the process with one line on standard error, and the exit code of a configuration error."""
-    line = " ".join(message.splitlines())
+    line = without_passwords(" ".join(message.splitlines()))
     print(f"{service}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it
     raise SystemExit(EXIT_CONFIGURATION)
 

@@ -1,5 +1,6 @@
 """Settings of the scheduler process; here, below it, because `quire serve` takes, checks and prints them too."""
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -107,5 +108,15 @@ class SchedulerSettings(Settings):
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="of the log: console (lines to read) or json; auto: console on a terminal"
+    )
+    log_file: Path | None = Field(None, description="file for the log, in place of standard error")
+    log_max_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=4096,
+        description="size in bytes from which the log file is set aside, as NAME.1 in place of an older one",
+    )
+    status_fd: int | None = Field(None, description="pipe on which the supervisor is told how far the start is")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     print_config: bool = Field(False, description="print the settled settings as TOML and exit")

@@ -1,5 +1,6 @@
 """Settings of the worker process; here, below it, because `quire serve` takes, checks and prints them too."""
 
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -74,6 +75,16 @@ class WorkerSettings(Settings):
         20.0, ge=0, description="when told to end: how long what runs here may take to move elsewhere, or to end"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="of the log: console (lines to read) or json; auto: console on a terminal"
+    )
+    log_file: Path | None = Field(None, description="file for the log, in place of standard error")
+    log_max_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=4096,
+        description="size in bytes from which the log file is set aside, as NAME.1 in place of an older one",
+    )
+    status_fd: int | None = Field(None, description="pipe on which the supervisor is told how far the start is")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     check: bool = Field(
         False,

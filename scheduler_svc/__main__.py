@@ -14,11 +14,12 @@ import structlog
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
-from common.log import set_up_logging
+from common.log import set_up_service_logging
 from common.process import end_after, ending, refuse_to_start, run_service, unless_failed
 from common.rpc import Keepalive
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit
+from common.status import Status
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import to_toml
@@ -64,7 +65,7 @@ def main() -> None:
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
-    set_up_logging("scheduler", settings.log_level)
+    set_up_service_logging("scheduler", settings, Status(settings.status_fd))
     gc.collect()
     gc.freeze()  # what was imported stays for good: a full collection, which stops everything, need not walk it
     try:

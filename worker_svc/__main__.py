@@ -4,6 +4,7 @@ import sys
 
 from common.process import end_after, refuse_to_start
 from common.settings import settings_or_exit
+from common.status import Status
 from quire.settings import to_toml
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint_error import CheckpointError
@@ -18,16 +19,19 @@ def main() -> None:
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
+    status = Status(settings.status_fd)
+    status.phase("checking")
     try:
         check_model(settings.model, settings.max_model_len)
     except CheckpointError as error:
         refuse_to_start(SERVICE, str(error))
     if settings.check:
         return
+    status.phase("starting")
     # Here, because it loads torch, which takes seconds: what is wrong is said before.
     from worker_svc import process  # noqa: PLC0415
 
-    process.run(settings)
+    process.run(settings, status)
 
 
 if __name__ == "__main__":

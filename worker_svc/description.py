@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,13 +60,16 @@ class WorkerDescription:
 
 
 class PhaseClock:
-    """Times the phases of a start."""
+    """Times the phases of a start, and says when each begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_phase: Callable[[str], None] | None = None) -> None:
         self._phases: list[PhaseTime] = []
+        self._on_phase = on_phase
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        if self._on_phase is not None:
+            self._on_phase(name)
         began_ns = time.perf_counter_ns()
         yield
         self._phases.append(PhaseTime(name, (time.perf_counter_ns() - began_ns) / 1e6))

@@ -3,10 +3,14 @@
 Everything here takes long and is done once, on the execution thread.
 """
 
+import os
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from common.status import Status
+from kernels.native.build import needs_build
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint import fingerprint, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
@@ -20,15 +24,18 @@ from worker_svc.runner_start import start_device_runner, start_plain_runner
 from worker_svc.tokenizer_files import read_tokenizer_files
 
 
-def load_engine(settings: WorkerSettings) -> Engine:
-    """Loads it all. Raises CheckpointError, DeviceError or PoolSizeError, which say what to do."""
+def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engine:
+    """Loads it all, and tells how far it is. Raises CheckpointError, DeviceError or PoolSizeError: what to do."""
+    status = status or Status()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    clock = PhaseClock()
+    clock = PhaseClock(status.phase)
     choice = choose_runner(_wishes(settings), look_at_machine())
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # of this thread, which launches all kernels
     with clock.phase("checkpoint"):
+        if not Path(settings.model).expanduser().is_dir():
+            status.phase("downloading")
         folder = resolve_checkpoint(settings.model)
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
@@ -36,6 +43,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
     if choice.kind == "cpu" and choice.device.type == "cpu":
         assert choice.dtype is not None, "on a CPU the dtype is settled"
         with clock.phase("kernels"):
+            if settings.kernels != "torch" and needs_build(os.environ):
+                status.phase("compiling")
             host = choose_host(
                 settings.kernels,
                 choice.dtype,
@@ -46,7 +55,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
         raise DeviceError("--weight-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu")
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
-        decoder = load_decoder(folder, choice.dtype, choice.device, make_product)
+        decoder = load_decoder(folder, choice.dtype, choice.device, make_product, partial(status.phase, "weights"))
     if choice.kind == "device":
         started = start_device_runner(settings, decoder, choice, clock)
     else:

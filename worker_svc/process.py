@@ -4,9 +4,10 @@ import sys
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
-from common.log import set_up_logging
+from common.log import set_up_service_logging
 from common.process import refuse_to_start, run_service
 from common.serving import ListenError
+from common.status import Status
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.kv_pool import PoolSizeError
@@ -20,9 +21,9 @@ SERVICE = "worker"
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def run(settings: WorkerSettings) -> None:
-    """Serves until it is told to end."""
-    set_up_logging(SERVICE, settings.log_level)
+def run(settings: WorkerSettings, status: Status) -> None:
+    """Serves until it is told to end, and tells how far its start is."""
+    set_up_service_logging(SERVICE, settings, status)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     options = ServiceOptions(
         listen=settings.listen,
@@ -33,6 +34,6 @@ def run(settings: WorkerSettings) -> None:
         drain_timeout_s=settings.drain_timeout_s,
     )
     try:
-        run_service(serve(options, lambda: load_engine(settings)))
+        run_service(serve(options, lambda: load_engine(settings, status)))
     except (CheckpointError, DeviceError, PoolSizeError, ListenError) as error:
         refuse_to_start(SERVICE, str(error))

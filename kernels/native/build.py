@@ -23,6 +23,7 @@ _FLAGS = (
 )
 _TIMEOUT_S = 300
 _ERROR_LINES = 8
+_OFF = ("off", "0", "no", "false")
 
 
 def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> Path:
@@ -30,14 +31,23 @@ def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> P
 
     Raises NativeUnavailableError, which says why, if it cannot be built.
     """
-    if environment.get("QUIRE_NATIVE", "").lower() in ("off", "0", "no", "false"):
+    if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         raise NativeUnavailableError("native kernels are switched off by QUIRE_NATIVE")
     compiler = _compiler(environment)
-    flags = (*_FLAGS, _tuning_flag(), *flags)
-    path = cache_directory(environment) / f"kernels-{_key(compiler, flags)}.so"
+    path = _path(environment, flags)
     if not path.exists():
-        _build(compiler, flags, path)
+        _build(compiler, _all_flags(flags), path)
     return path
+
+
+def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bool:
+    """Whether `library_path` would compile now, which takes half a minute or more."""
+    if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
+        return False
+    try:
+        return not _path(environment, flags).exists()
+    except NativeUnavailableError:
+        return False
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
@@ -47,6 +57,15 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
     if directory := environment.get("XDG_CACHE_HOME"):
         return Path(directory) / "quire"
     return Path(environment.get("HOME", tempfile.gettempdir())) / ".cache" / "quire"
+
+
+def _path(environment: Mapping[str, str], flags: Sequence[str]) -> Path:
+    """Where a build lies, or will lie. Raises NativeUnavailableError."""
+    return cache_directory(environment) / f"kernels-{_key(_compiler(environment), _all_flags(flags))}.so"
+
+
+def _all_flags(flags: Sequence[str]) -> tuple[str, ...]:
+    return (*_FLAGS, _tuning_flag(), *flags)
 
 
 def _compiler(environment: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ It owns the weights and reads and writes the KV pool that is handed in, at the s
 know which sequence a row belongs to, and it samples nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,17 +136,22 @@ class _LayerCache:
 
 
 def load_decoder(
-    path: Path, dtype: torch.dtype | None, device: torch.device, make_product: MakeProduct = Linear
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    make_product: MakeProduct = Linear,
+    on_part: Callable[[float], None] | None = None,
 ) -> Decoder:
     """Load a checkpoint's folder onto a device, in `dtype` or, with None, as it was saved.
 
-    `make_product` takes each matrix as it is read and may keep it in a form of its own.
+    `make_product` takes each matrix as it is read and may keep it in a form of its own. `on_part` is told which part
+    of the layers has been read, from 0 to 1.
 
     Raises CheckpointError, which says what to do, for whatever cannot be served.
     """
     config = read_model_config(path)
     with WeightReader(path) as reader:
-        return make_decoder(reader, config, dtype or _saved_dtype(config, reader), device, make_product)
+        return make_decoder(reader, config, dtype or _saved_dtype(config, reader), device, make_product, on_part)
 
 
 def make_decoder(
@@ -154,19 +160,25 @@ def make_decoder(
     dtype: torch.dtype,
     device: torch.device,
     make_product: MakeProduct = Linear,
+    on_part: Callable[[float], None] | None = None,
 ) -> Decoder:
     """A decoder of this shape with what the reader gives."""
     loader = WeightLoader(reader, config, dtype, device, make_product)
     token_embedding = loader.token_embedding()
     project_in, project_out = loader.projections()
     rope = config.rope
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(loader.layer(index))
+        if on_part is not None:
+            on_part((index + 1) / config.num_layers)
     return Decoder(
         config=config,
         token_embedding=token_embedding,
         position_embedding=loader.position_embedding(),
         project_in=project_in,
         project_out=project_out,
-        layers=tuple(loader.layer(index) for index in range(config.num_layers)),
+        layers=tuple(layers),
         final_norm=loader.final_norm(),
         head=loader.head(token_embedding),
         inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
