@@ -1,9 +1,15 @@
-"""Log lines: one JSON object each, whoever writes and however many at a time."""
+"""Log lines: one object or one readable line each, whoever writes and however many, in a file of bounded size."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from quire.log_text import readable_line
 from tests.services import ROOT
 
 NUM_LINES = 1_000
@@ -37,3 +43,85 @@ def test_lines_of_both_kinds_from_many_threads_stay_apart() -> None:
     lines = [json.loads(line) for line in run.stderr.splitlines()]
     assert len(lines) == 4 * NUM_LINES
     assert sum(line["event"] == "bound" for line in lines) == 2 * NUM_LINES
+
+
+def run_code(code: str, stderr: int = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+    start = "import logging, os, pathlib, structlog\nfrom common.log import set_up_logging\n"
+    return subprocess.run([sys.executable, "-c", start + code], cwd=ROOT, stderr=stderr, text=True, check=True)
+
+
+SAYS = """
+log = structlog.get_logger()
+log.warning("slow path", reason="no compiler, none", store="redis://u:pw-1@h/0?password=pw-1")
+logging.getLogger("library").error("cannot reach redis://:pw-1@h")
+try:
+    raise ValueError("bad url redis://:pw-1@h")
+except ValueError:
+    log.exception("it failed")
+"""
+
+
+def test_a_log_on_a_terminal_is_lines_to_read() -> None:
+    ours, theirs = pty.openpty()
+    run_code("set_up_logging('scheduler', 'info')" + SAYS, theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert "warning scheduler: slow path" in shown
+    assert "reason='no compiler, none'" in shown
+    assert '{"' not in shown
+    assert "ValueError: bad url" in shown
+
+
+@pytest.mark.parametrize(("form", "is_json"), [("auto", True), ("json", True), ("console", False)])
+def test_a_log_elsewhere_is_json_unless_told_otherwise(form: str, is_json: bool) -> None:
+    said = run_code(f"set_up_logging('scheduler', 'info', form={form!r})" + SAYS).stderr
+    assert said.startswith("{") is is_json
+    if is_json:
+        events = [json.loads(line) for line in said.splitlines()]
+        assert [each["event"] for each in events][::2] == ["slow path", "it failed"]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_no_password_is_logged(form: str) -> None:
+    said = run_code(f"set_up_logging('scheduler', 'info', form={form!r})" + SAYS).stderr
+    assert "pw-1" not in said
+    assert said.count("***") >= 4
+
+
+def test_a_log_file_is_set_aside_while_it_is_written_and_no_line_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "service.log"
+    code = f"""
+set_up_logging("s", "info", file=pathlib.Path({str(file)!r}), max_bytes=40_000)
+for number in range(600):
+    structlog.get_logger().info("counted", number=number)
+    if number == 590:
+        os.write(2, b"what a library prints\\n")
+"""
+    run_code(code)
+    lines = (tmp_path / "service.log.1").read_text().splitlines() + file.read_text().splitlines()
+    numbers = [json.loads(line)["number"] for line in lines if line.startswith("{")]
+    assert numbers == list(range(numbers[0], 600))  # what is oldest may have gone with an older file
+    assert len(numbers) > 200
+    assert "what a library prints" in file.read_text()  # after more than one change of files
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["service.log", "service.log.1"]
+    assert all(each.stat().st_size < 41_000 and each.stat().st_mode & 0o777 == 0o600 for each in tmp_path.iterdir())
+
+
+def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+    code = """
+ours, theirs = os.openpty()
+os.dup2(theirs, 2)
+os.close(theirs)
+os.close(ours)  # from now on writing fails with EIO
+set_up_logging("s", "info")
+structlog.get_logger().info("lost")
+logging.getLogger("library").error("lost, too")
+"""
+    run_code(code)
+
+
+def test_a_line_that_is_no_entry_is_shown_as_it_is_and_steers_no_terminal() -> None:
+    assert readable_line("Traceback (most recent call last):") == "Traceback (most recent call last):"
+    assert "\033" not in readable_line("\033[2Jgone") + readable_line('{"event": "x", "name": "\\u001b[2J"}')
+    assert readable_line('{"event": 7') == '{"event": 7'

@@ -205,7 +205,9 @@ def test_a_host_pool_that_the_memory_does_not_hold_is_one_sentence_and_exit_code
 def test_a_setting_that_cannot_be_is_one_sentence_and_exit_code_2() -> None:
     completed = run_worker("--model", "m", "--block-size", "0")
     assert completed.returncode == 2
-    assert sentences(completed) == ["worker: --block-size: Input should be greater than or equal to 1, not '0' (see --help)"]
+    assert sentences(completed) == [
+        "worker: --block-size: Input should be greater than or equal to 1, not '0' (see --help)"
+    ]
 
 
 def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> None:
