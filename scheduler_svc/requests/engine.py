@@ -364,12 +364,13 @@ class Engine:
         if not is_valid:
             self._break_off(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
             return
+        is_last = sequence.num_output_tokens >= sequence.max_tokens
         finish = pb.SampleFinish(sample_index=sample.sample_index)
         if sequence.ends_with_stop_token():
             set_token_stop(finish, request.params, token_id)
-        elif request.params.stop and (stop := self._push_text(request, sample)) is not None:
+        elif request.params.stop and (stop := self._push_text(request, sample, is_last=is_last)) is not None:
             finish.reason, finish.stop_string = pb.FINISH_REASON_STOP, stop
-        elif sequence.num_output_tokens >= sequence.max_tokens:
+        elif is_last:
             finish.reason = pb.FINISH_REASON_LENGTH
         if finish.reason and sample.finish is None:
             self._end_sample(request, sample, finish)
@@ -456,13 +457,13 @@ class Engine:
         self._publisher.note(dict.fromkeys(request.samples, request))
         self._publisher.note_end(request)
 
-    def _push_text(self, request: LiveRequest, sample: LiveSample) -> str | None:
+    def _push_text(self, request: LiveRequest, sample: LiveSample, *, is_last: bool = False) -> str | None:
         """Brings the text up to the sample's tokens. Returns the stop string that the last one completed.
 
         A text that cannot be made fails its request and nothing else; tokens without text are dropped.
         """
         try:
-            return sample.push_text()
+            return sample.push_text(is_last=is_last)
         except Exception:
             log.exception("text not made", request_id=request.request_id)
             error = "the text of its output could not be made"

@@ -14,7 +14,8 @@ from scheduler_svc.requests.request_params import RequestParams
 from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
-PROMPT_TAIL_TOKENS = 16  # context in which the first output token is spelled
+_CONTEXT_TOKENS = 16  # with text, before the first output token
+_MOST_LOOKED_AT = 1024  # tokens of the prompt, of which those without text are passed over
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,8 +44,11 @@ class LiveSample:
         """Per token, of those that are settled; -inf without tokens."""
         return fmean(each.logprob for each in self.stream.logprobs) if self.stream.logprobs else float("-inf")
 
-    def push_text(self) -> str | None:
-        """Brings the text up to the tokens. Returns the stop string that the last one completed."""
+    def push_text(self, *, is_last: bool = False) -> str | None:
+        """Brings the text up to the tokens. Returns the stop string that the last one completed.
+
+        is_last: no token comes after these, so that nothing is held back.
+        """
         text = self.text
         fresh = self.token_ids[self.num_prompt_tokens + len(text.released_ends) :]
         has_stop_token = bool(fresh) and self.finish is not None and _is_token_stop(self.finish)
@@ -54,8 +58,8 @@ class LiveSample:
             stop = text.push(token_id)
         if final is not None:
             text.push_final(final)
-        if self.finish is not None:
-            text.finish()
+        if is_last or self.finish is not None:
+            stop = text.finish() or stop
         return stop
 
     def settle_tokens(self) -> list[int]:
@@ -85,7 +89,7 @@ def new_sample(
     """A sample without output: sample `index` of the request, drawn by `sequence`, or one of beams."""
     text = OutputText(
         tokenizer,
-        prompt[-PROMPT_TAIL_TOKENS:],
+        () if tokenizer is None else context_of(prompt, tokenizer, keep_special_tokens=params.keep_special_tokens),
         stop=params.stop,
         min_tokens=params.min_tokens,
         include_stop=params.include_stop,
@@ -99,6 +103,15 @@ def new_sample(
         sequence=sequence,
         sample_index=0 if sequence is None else params.sampling.sample_index + index,
     )
+
+
+def context_of(prompt: Seq[int], tokenizer: ModelTokenizer, *, keep_special_tokens: bool) -> list[int]:
+    """The last tokens of a prompt that have text, which decide how the first word of the output is spelled."""
+    looked_at = prompt[-_CONTEXT_TOKENS:]
+    context = tokenizer.with_text(looked_at, keep_special_tokens)
+    if len(context) < len(looked_at) < len(prompt):  # seldom, as behind a long row of special tokens
+        context = tokenizer.with_text(prompt[-_MOST_LOOKED_AT:], keep_special_tokens)[-_CONTEXT_TOKENS:]
+    return context
 
 
 def _is_token_stop(finish: pb.SampleFinish) -> bool:

@@ -24,17 +24,25 @@ class IncrementalDecoder:
     whole, so that one bad byte spoils good characters before it; what was released before stays as it is.
 
     `is_shown[token_id]` is 0 for ids without text: holes of the vocabulary, and special tokens unless kept.
+    `plain_token` is one whose text does not depend on what stands beside it.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, is_shown: bytes, context: Sequence[int], *, keep_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        is_shown: bytes,
+        context: Sequence[int],
+        *,
+        keep_special_tokens: bool,
+        plain_token: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._is_shown = is_shown
         self._skip_special_tokens = not keep_special_tokens
         shown = [each for each in context if each < len(is_shown) and is_shown[each]]
         self._pending: list[int] = []  # tokens whose text is held back
-        self._begin(self._without_incomplete_end(shown[-_NUM_CONTEXT:]))
+        self._instead = [] if plain_token is None else [plain_token]  # of a context whose own text is no Unicode
+        self._begin(self._whole_characters(shown))
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token."""
@@ -82,7 +90,7 @@ class IncrementalDecoder:
             return ""
         text = self._text_after_context(settled)
         if text:
-            self._begin([] if text.endswith(_REPLACEMENT) else settled)
+            self._begin(self._instead if text.endswith(_REPLACEMENT) else settled)
         else:
             self._begin(self._context)
         return text + "".join([self.push(each) for each in held])
@@ -96,10 +104,18 @@ class IncrementalDecoder:
         before, whole = self._decode(self._context), self._decode(self._context + token_ids)
         return whole[len(before) :] if whole.startswith(before) else self._decode(token_ids)
 
-    def _without_incomplete_end(self, token_ids: list[int]) -> list[int]:
-        while token_ids and self._decode(token_ids).endswith(_REPLACEMENT):
-            token_ids = token_ids[:-1]
-        return token_ids
+    def _whole_characters(self, token_ids: list[int]) -> list[int]:
+        """The last tokens, some `_NUM_CONTEXT`, whose text neither begins nor ends within a character.
+
+        With byte fallback a run of byte tokens that does is replacement characters from end to end. Where no such
+        tokens are found, as behind bytes that never were text, a plain token stands for them.
+        """
+        for end in range(len(token_ids), max(0, len(token_ids) - _INCOMPLETE - 1), -1):
+            begins = [end - _NUM_CONTEXT - num_more for num_more in range(_INCOMPLETE + 1)]
+            for begin in [each for each in begins if each > 0] or [0]:
+                if _REPLACEMENT not in self._decode(token_ids[begin:end]):
+                    return token_ids[begin:end]
+        return self._instead if token_ids else []
 
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens))

@@ -22,7 +22,7 @@ class OutputText:
     does not depend on how the text is cut into tokens. One that is complete before `min_tokens` tokens are out is
     text like any other.
 
-    The text continues the prompt: as `prompt_tail` give the prompt's last 16 tokens or more, and the output's
+    The text continues the prompt: as `prompt_tail` give the prompt's last 16 tokens that have text, and the output's
     first word keeps its space. Without a tokenizer there is no text, only the count of tokens.
     """
 
@@ -61,7 +61,7 @@ class OutputText:
                 if self._stop_strings is None:
                     self._release(piece)
                 else:
-                    completed = self._search(self._stop_strings, piece)
+                    completed = self._search(self._stop_strings, piece, len(self.released_ends) + 1)
         self.released_ends.append(len(self.text))
         return completed
 
@@ -69,19 +69,32 @@ class OutputText:
         """Takes an end-of-sequence or stop token: it counts, and is text only if the stop is included."""
         decoder = self._decoder or self._new_decoder()
         if decoder is not None and self._include_stop:
-            self._release(self._held + decoder.push_literally(token_id))
-            self._held = ""
+            self._release_rest(decoder.push_literally(token_id), len(self.released_ends) + 1)
         self.finish()
         self.released_ends.append(len(self.text))
 
-    def finish(self) -> None:
-        """Nothing more comes: what was held back is released, incomplete UTF-8 as U+FFFD. Idempotent."""
-        if self._is_complete:
-            return
+    def finish(self) -> str | None:
+        """Nothing more comes: what was held back is released, incomplete UTF-8 as U+FFFD. Idempotent.
+
+        Returns the stop string that what was held back completed: the text ends there.
+        """
+        if self._is_complete or self._decoder is None:
+            self._is_complete = True
+            return None
+        return self._release_rest(self._decoder.flush(), len(self.released_ends))
+
+    def _release_rest(self, piece: str, num_tokens: int) -> str | None:
+        """The last piece, and with it what was held back; searched as all before."""
+        completed = None
+        if self._stop_strings is not None:
+            completed = self._search(self._stop_strings, piece, num_tokens)
+        else:
+            self._release(piece)
+        if completed is None:
+            self._release(self._held)
+        self._held = ""
         self._is_complete = True
-        if self._decoder is not None:
-            self._release(self._held + self._decoder.flush())
-            self._held = ""
+        return completed
 
     def _new_decoder(self) -> IncrementalDecoder | None:
         if self._tokenizer is not None:
@@ -94,13 +107,12 @@ class OutputText:
         text += piece
         self.text = text
 
-    def _search(self, stop_strings: StopStrings, piece: str) -> str | None:
+    def _search(self, stop_strings: StopStrings, piece: str, num_tokens: int) -> str | None:
         """Follows the piece through the automaton and releases what cannot be the beginning of a stop string."""
         state = self._state
         if not state and stop_strings.is_absent(piece):
             self._release(piece)
             return None
-        num_tokens = len(self.released_ends) + 1
         may_stop = num_tokens >= self._min_tokens
         text = self._held + piece
         for end, char in enumerate(piece, start=len(self._held) + 1):

@@ -12,6 +12,8 @@ from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequest
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 
+_MOST_TRIED = 4096  # tokens, to find a plain one
+
 
 class ModelTokenizer:
     """The content of tokenizer.json, the chat template (empty if the model has none) and its special tokens.
@@ -31,6 +33,7 @@ class ModelTokenizer:
         self.longest_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
         self._has_token = _has_token(self._tokenizer)
         self._has_plain_token = _without_special_tokens(self._tokenizer, self._has_token)
+        self._plain_token = _find_plain_token(self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -63,10 +66,17 @@ class ModelTokenizer:
         """Tokens as the vocabulary spells them; empty for an id that it does not know."""
         return [self._tokenizer.id_to_token(each) or "" for each in token_ids]
 
+    def with_text(self, token_ids: Sequence[int], keep_special_tokens: bool) -> list[int]:
+        """Those that have text of their own: not special tokens unless kept, not ids without a token."""
+        is_shown = self._has_token if keep_special_tokens else self._has_plain_token
+        return [each for each in token_ids if 0 <= each < len(is_shown) and is_shown[each]]
+
     def decoder(self, context: Sequence[int], *, keep_special_tokens: bool) -> IncrementalDecoder:
         """A decoder of the tokens that follow `context`, of which the last 16 suffice."""
         is_shown = self._has_token if keep_special_tokens else self._has_plain_token
-        return IncrementalDecoder(self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens)
+        return IncrementalDecoder(
+            self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens, plain_token=self._plain_token
+        )
 
     def _encode(self, field: str, text: str, add_special_tokens: bool) -> Encoding:
         try:  # a batch of one: unlike `encode` it lets go of the interpreter's lock
@@ -96,3 +106,13 @@ def _without_special_tokens(tokenizer: Tokenizer, has_token: bytes) -> bytes:
         if token.special:
             table[token_id] = 0
     return bytes(table)
+
+
+def _find_plain_token(tokenizer: Tokenizer) -> int | None:
+    """A token whose text is a letter or two, wherever it stands; None if the vocabulary has none, or none soon."""
+    special = tokenizer.get_added_tokens_decoder().keys()
+    for token_id in range(min(tokenizer.get_vocab_size(), _MOST_TRIED)):
+        token = tokenizer.id_to_token(token_id)
+        if token is not None and token.isascii() and token.isalpha() and token_id not in special:
+            return token_id
+    return None

@@ -123,3 +123,17 @@ async def test_a_stop_string_ends_a_request_where_it_appears(speaking: Site) -> 
     assert "".join(chunk.text for chunk in chunks) == tokenizer.decode([41, 42, 43], False)
     assert (chunks[-1].finish.reason, chunks[-1].finish.stop_string) == (pb.FINISH_REASON_STOP, stop)
     await speaking.idle()
+
+
+async def test_a_stop_string_that_is_complete_only_with_what_was_held_back_ends_the_request(speaking: Site) -> None:
+    tokenizer = ours(byte_level_json())
+    (tilde,) = tokenizer.encode("~", False)
+    assert tokenizer.decode([tilde, tilde + 1], False) == "~\ufffd", "the byte behind it begins no character"
+    request = counting(tilde - 1, 2)
+    request.stopping.stop.append("~\ufffd")
+    messages = await speaking.run(request)
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    assert tokens_in(messages) == [tilde, tilde + 1]
+    assert "".join(chunk.text for chunk in chunks) == ""
+    assert (chunks[-1].finish.reason, chunks[-1].finish.stop_string) == (pb.FINISH_REASON_STOP, "~\ufffd")
+    await speaking.idle()
