@@ -134,6 +134,26 @@ async def test_prompt_tokens_that_wait_are_bounded() -> None:
         await site.idle()
 
 
+async def test_prompt_tokens_on_their_way_through_the_journal_count_as_waiting(store: GatedStore) -> None:
+    async with running_site(store, max_queue_tokens=100, admission_timeout_s=60.0) as site:
+        await site.add_worker()
+        store.may_append.clear()
+        long = counting(10)
+        long.token_ids.ids[:] = [7] * 60
+        entering = asyncio.create_task(site.run(long))
+        await until(lambda: len(site.admission.entering) == 1)
+        assert site.engine.scheduler.queue_size() == (0, 0)
+        late = asyncio.create_task(refused(site, long))
+        await until(lambda: late.done() or len(site.admission.entering) == 2)
+        store.may_append.set()
+        error = await late
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "60 prompt tokens wait" in (error.details() or "")
+        await entering
+        await site.run(long)
+        await site.idle()
+
+
 async def test_an_admission_that_the_store_does_not_take_is_refused_and_leaves_its_id_free(
     site: Site, store: GatedStore
 ) -> None:

@@ -348,3 +348,25 @@ async def test_an_admission_forgotten_before_it_was_durable_holds_nothing() -> N
             writer.append()
             await writer.all_durable()
         assert await first_id(store) > EntryId(1, 1)
+
+
+async def test_what_earlier_leaders_left_is_kept_from_the_oldest_on_in_whatever_order_it_was_found() -> None:
+    store = MemoryStore()
+    async with running_journal(store) as earlier:
+        for sequence in range(1, 7):  # entries 1-1 to 1-6
+            await earlier.admit(admission(sequence))
+    journal = Journal(store, leader_id="next", trim_every=2)
+    await journal.open()
+    _ = [entry_id async for entry_id, _ in journal.read()]
+    for sequence in (5, 2, 4):  # pins are kept after requests, and may be older
+        journal.keep(sequence, EntryId(1, sequence), lambda entry: None)
+    writing = asyncio.create_task(journal.run())
+    writer = Writer(journal)
+    for oldest in (2, 4, 5):
+        for _ in range(4):  # a trim comes along
+            writer.append()
+            await writer.all_durable()
+        assert journal.stats.oldest_needed == await first_id(store) == EntryId(1, oldest)
+        journal.forget(oldest)
+    await journal.close()
+    await writing

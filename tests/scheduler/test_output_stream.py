@@ -208,3 +208,25 @@ class OutputStreamMachine(RuleBasedStateMachine):
 
 TestOutputStream = OutputStreamMachine.TestCase
 TestOutputStream.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_who_is_ahead_of_an_output_that_ended_shorter_gets_its_end_and_nothing_again(num_tokens: int) -> None:
+    text = GrowingText()
+    sample = SampleStream(text)
+    stream = OutputStream(pb.Accepted(), pb.OutputParams(token_ids=True, logprobs=0), [sample])
+    place = Subscription(stream, [5], lambda _: None, lambda _: None, may_be_ahead=True)
+    for token_id in range(num_tokens):
+        sample.token_ids.append(token_id)
+        sample.add_logprobs([pb.TokenLogprobs(token_id=token_id)])
+        text.push(token_id, 0)
+    sample.num_released = num_tokens
+    assert not place.has_news
+    sample.close(pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED))
+    stream.close(pb.Finished())
+    chunks = pb.SessionResponse()
+    assert place.take(lambda: chunks.events.add().chunk, 100) == 0
+    assert [event.chunk for event in chunks.events] == [
+        pb.Chunk(position=5, finish=pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED))
+    ]
+    assert place.done

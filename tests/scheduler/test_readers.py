@@ -70,8 +70,11 @@ async def test_a_reader_that_comes_back_within_the_grace_period_keeps_the_reques
         await left_alone(site, counting(10, 6, "kept"))
         live = site.engine.live["kept"]
         await until(lambda: live.abandonment is not None)
+        grace = live.abandonment
+        assert grace is not None and not grace.cancelled()
         again = asyncio.create_task(site.run(counting(10, 6, "kept")))
         await until(lambda: live.abandonment is None)
+        assert grace.cancelled(), "it would still end the request"
         worker.may_answer.set()
         assert tokens_in(await again) == [11, 12, 13, 14, 15, 16]
         await site.idle()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
+from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import StoreUnavailableError
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.pinning import retry_delay_s
@@ -31,6 +33,40 @@ async def refused(call: Awaitable[object]) -> grpc.aio.AioRpcError:
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert retry_delay_s(caught.value) == 1.0
     return caught.value
+
+
+async def read_all(messages: AsyncIterator[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+    return [message async for message in messages]
+
+
+class RecordlessStore(MemoryStore):
+    """Takes entries, and no records while `is_shut`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_shut = True
+
+    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+        if self.is_shut:
+            raise StoreUnavailableError("no records now")
+        await super().put_records(payloads, ttl_s)
+
+
+async def test_a_request_stays_in_the_journal_until_its_record_is_written() -> None:
+    store = RecordlessStore()
+    async with running_site(store, trim_every=1) as site:
+        await site.add_worker()
+        await site.run(counting(10, 4, "first"))
+        for number in range(3):  # what may be trimmed is trimmed
+            await site.run(counting(20, 4, f"later{number}"))
+        assert site.records.num_pending == site.journal.stats.num_needed == 4
+    store.is_shut = False
+    async with running_site(store, epoch=2) as site:  # of all that the first scheduler said only the journal is left
+        await site.add_worker()
+        record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="first"))
+        assert record.state == pb.REQUEST_STATE_FINISHED
+        assert list(record.samples[0].token_ids) == [11, 12, 13, 14]
+        await until(lambda: not site.journal.stats.num_needed)
 
 
 async def test_a_submission_into_a_frozen_store_is_refused_soon_and_the_next_at_once(valkey: ValkeyProcess) -> None:
@@ -62,10 +98,15 @@ async def test_decoding_goes_on_while_the_store_is_away_and_delivery_waits(valke
         await anext(messages)
         valkey.kill()
         await until(lambda: site.journal.stats.degraded)
+        sample = site.engine.live["runs"].stream.samples[0]
+        num_acknowledged = sample.num_released
+        reading = asyncio.create_task(read_all(messages))
         await until(lambda: site.engine.output_tokens == 300)  # to its end, of which nobody hears
-        assert "runs" in site.engine.live
+        await until(lambda: len(sample.token_ids) == 300)  # its text is made, and all is handed to the journal
+        assert sample.num_released == num_acknowledged < 300, "delivered before the journal had it"
+        assert not reading.done() and site.engine.live["runs"].stream.finished is None
         valkey.start()
-        rest = [message async for message in messages]
+        rest = await reading
         assert rest[-1].finished.state == pb.REQUEST_STATE_FINISHED
         assert rest[-1].finished.usage.completion_tokens == 300
         await site.idle()

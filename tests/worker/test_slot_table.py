@@ -136,3 +136,13 @@ def test_the_longest_sequence_can_be_filled_and_still_sample() -> None:
     state = slot_state(0, tokens[30:], list(range(11)), position=30, num_prompt_tokens=40)
     table.advance(apply(table, whole=[state], rows=[0], num_tokens=[10]).rows, [1])
     assert table.counts.num_known[0] == LIMITS.max_model_len + 1
+
+
+def test_a_fork_is_as_greedy_as_its_parent_whatever_its_slot_was_before(table: SlotTable) -> None:
+    drawn = SlotSampling(seed=1, temperature=1.0)
+    apply(table, whole=[slot_state(3, [20], [8], sampling=drawn), slot_state(4, [30], [9])])
+    assert table.is_plainly_greedy[[2, 3, 4]].tolist() == [True, False, True]
+    apply(table, forks=[2, 3, 3, 4])
+    assert table.is_plainly_greedy[[2, 3, 4]].tolist() == [True, True, False]
+    apply(table, forks=[2, 5])
+    assert table.is_plainly_greedy[5], "a slot that was never used"
