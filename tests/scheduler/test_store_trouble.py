@@ -92,14 +92,17 @@ async def test_a_submission_into_a_frozen_store_is_refused_soon_and_the_next_at_
 
 
 async def test_decoding_goes_on_while_the_store_is_away_and_delivery_waits(valkey: ValkeyProcess) -> None:
-    async with site_on(valkey) as site:
+    async with redis_store(valkey.url) as store, running_site(store, late_s=0.4) as site:
+        worker = await site.add_worker(num_blocks=64)
+        worker.silence_after(5)
         messages = aiter(site.inference.Generate(counting(10, 300, "runs")))
         await anext(messages)
-        await anext(messages)
-        valkey.kill()
-        await until(lambda: site.journal.stats.degraded)
         sample = site.engine.live["runs"].stream.samples[0]
+        await until(lambda: sample.num_released == 5)  # nothing is on its way to the store
         num_acknowledged = sample.num_released
+        valkey.kill()
+        worker.speak_again()
+        await until(lambda: site.journal.stats.degraded)
         reading = asyncio.create_task(read_all(messages))
         await until(lambda: site.engine.output_tokens == 300)  # to its end, of which nobody hears
         await until(lambda: len(sample.token_ids) == 300)  # its text is made, and all is handed to the journal
