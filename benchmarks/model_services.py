@@ -25,6 +25,7 @@ class Deployment:
     max_num_seqs: int = 256
     max_batched_tokens: int = 8192
     pipeline_depth: int = 2
+    prefix_cache: bool = True
     worker_flags: tuple[str, ...] = ()
     trace: Path | None = None  # the scheduler writes the moments of its steps here
 
@@ -44,6 +45,7 @@ def serving(deployment: Deployment) -> Iterator[Site]:
     limits += ["--max-batched-tokens", str(deployment.max_batched_tokens)]
     with embedded_valkey(None) as store:
         flags = ["--listen", "127.0.0.1:0", "--store", store, "--pipeline-depth", str(deployment.pipeline_depth)]
+        flags += [] if deployment.prefix_cache else ["--no-prefix-cache"]
         module, own = "scheduler_svc", []
         if deployment.trace is not None:
             module, own = "benchmarks.traced_scheduler", [str(deployment.trace), "--"]

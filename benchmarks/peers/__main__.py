@@ -26,7 +26,8 @@ from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint
 from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, write_result
 
-POOL_TOKENS = 16_384  # about twice what the largest load needs at its peak
+POOL_TOKENS = 32_768  # about 1.7 times what the largest load, the long prompts, needs
+STEP_TOKENS = 2_048  # of every system that takes a budget; the default of vLLM and llama.cpp
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 _LEN_STEP = 64
 
@@ -71,6 +72,7 @@ def main() -> None:
         "threads": options.threads,
         "rounds": rounds,
         "pool_tokens": POOL_TOKENS,
+        "step_tokens": STEP_TOKENS,
         "loads": _loads_in_words(options.loads, MODELS[options.model].vocab_size),
         "peers": {name: _peer_in_words(system, about.get(name)) for name, system in SYSTEMS.items()},
         **outcome.as_json(options.loads),
@@ -111,6 +113,7 @@ def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> lis
             threads=options.threads,
             max_num_seqs=NUM_REQUESTS,
             pool_tokens=POOL_TOKENS,
+            step_tokens=STEP_TOKENS,
             max_len=-(-longest // _LEN_STEP) * _LEN_STEP,
             options=_with_pool(system.options, shape, options.dtype),
         )

@@ -14,6 +14,8 @@ from benchmarks.peers.workload import Load, Sent, warm_up
 
 LOAD_LIMIT_S = 900.0  # a model is converted, kernels are compiled
 RUN_LIMIT_S = 900.0
+ECHO_TOKENS = 3  # in a row, of a prompt's beginning or end; by accident that is rare
+MAX_ECHOES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class Setup:
     threads: int
     max_num_seqs: int
     pool_tokens: int
+    step_tokens: int
     max_len: int
     options: Mapping[str, Any]
 
@@ -94,6 +97,8 @@ class Campaign:
         for request, answer in zip(requests, answers, strict=True):
             if not request.num_output == len(answer["token_ids"]) == len(answer["token_s"]):
                 raise PeerError(f"{len(answer['token_ids'])} tokens came where {request.num_output} were asked for")
+        if (num := num_echoes(requests, [each["token_ids"] for each in answers])) > MAX_ECHOES:
+            raise PeerError(f"{num} outputs begin with tokens of their prompts: they are no outputs")
         figures = Figures.of(
             [each.arrival_s for each in requests], [each["token_s"] for each in answers], peer.peak_memory_bytes()
         )
@@ -104,6 +109,15 @@ class Campaign:
         self.runs.add(run)
         said = f"{run.figures.tokens_per_s} tokens/s" if run.figures is not None else f"failed: {run.error}"
         self.tell(f"round {run.round + 1}, {run.load}, {run.system}: {said}")
+
+
+def num_echoes(requests: Sequence[Sent], outputs: Sequence[Sequence[int]]) -> int:
+    """How many outputs begin with what stands in their prompts from the second token on, or at their end."""
+    found = 0
+    for request, output in zip(requests, outputs, strict=True):
+        head, prompt = list(output[:ECHO_TOKENS]), request.prompt
+        found += len(head) == ECHO_TOKENS < len(prompt) and head in (prompt[1 : 1 + ECHO_TOKENS], prompt[-ECHO_TOKENS:])
+    return found
 
 
 def rotated(entrants: Sequence[Entrant], number: int) -> list[Entrant]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from benchmarks.report import percentile
 
+MIN_ROUNDS = 3  # before anything is said of a ratio
+MORE_IS_BETTER = ("tokens_per_s",)
 _DIGITS = 5
 
 
@@ -53,32 +55,79 @@ class Figures:
         return cls(**{name: median(getattr(each, name) for each in rounds) for name in cls.__dataclass_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Ours against one target."""
+class Run(Protocol):
+    """One system at one load in one round."""
 
-    name: str
-    ratio: float
+    @property
+    def round(self) -> int: ...
+    @property
+    def system(self) -> str: ...
+    @property
+    def load(self) -> str: ...
+    @property
+    def figures(self) -> Figures | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Ours beside the best peer's, in one figure of one load: how many times better, in each round that both ran."""
+
+    figure: str  # name in Figures
+    peer: str
+    ratios: tuple[float, ...]  # above 1: ours is better
     target: float
 
     @property
-    def met(self) -> bool:
-        return self.ratio >= self.target
+    def ratio(self) -> float:
+        """Median of the rounds."""
+        return median(self.ratios)
+
+    @property
+    def met(self) -> bool | None:
+        """None: the rounds lie on both sides of the target, or are too few to tell."""
+        if len(self.ratios) < MIN_ROUNDS or min(self.ratios) < self.target <= max(self.ratios):
+            return None
+        return min(self.ratios) >= self.target
+
+    @property
+    def spread(self) -> str:
+        """The rounds, for people."""
+        if len(self.ratios) < MIN_ROUNDS:
+            return f"{len(self.ratios)} of at least {MIN_ROUNDS} rounds"
+        return f"{min(self.ratios):.2f} to {max(self.ratios):.2f} in {len(self.ratios)} rounds"
 
     @property
     def sentence(self) -> str:
-        return f"{self.ratio:.2f} x {self.name}; target {self.target} x: {'met' if self.met else 'NOT met'}"
+        outcome = {True: "met", False: "NOT met", None: "within the noise"}[self.met]
+        words = self.figure.removesuffix("_s").replace("_", " ").replace("tokens per", "tokens/s")
+        return f"{words}: {self.ratio:.2f} x {self.peer} ({self.spread}); target {self.target} x: {outcome}"
 
 
-def verdicts(tokens_per_s: Mapping[str, float], ours: str, targets: Mapping[str, float]) -> list[Verdict]:
-    """Of the peers that were measured."""
-    if ours not in tokens_per_s:
-        return []
-    return [
-        Verdict(name, tokens_per_s[ours] / tokens_per_s[name], target)
-        for name, target in targets.items()
-        if name in tokens_per_s
-    ]
+def verdicts(runs: Sequence[Run], load: str, ours: str, targets: Mapping[str, float]) -> list[Verdict]:
+    """Ours beside the best peer in each figure with a target. Empty where ours or every peer is missing."""
+    found = []
+    for figure, target in targets.items():
+        theirs = _by_round(runs, load, figure)
+        mine = theirs.pop(ours, {})
+        ratios = {peer: made for peer, values in theirs.items() if (made := _ratios(mine, values, figure))}
+        if ratios:
+            best = min(ratios, key=lambda peer: median(ratios[peer]))
+            found.append(Verdict(figure=figure, peer=best, ratios=ratios[best], target=target))
+    return found
+
+
+def _by_round(runs: Sequence[Run], load: str, figure: str) -> dict[str, dict[int, float]]:
+    values: dict[str, dict[int, float]] = {}
+    for run in runs:
+        if run.load == load and run.figures is not None:
+            values.setdefault(run.system, {})[run.round] = getattr(run.figures, figure)
+    return values
+
+
+def _ratios(ours: Mapping[int, float], theirs: Mapping[int, float], figure: str) -> tuple[float, ...]:
+    """How many times better ours is, round by round: more tokens a second, or less of a time."""
+    pairs = [(ours[number], theirs[number]) for number in sorted(ours.keys() & theirs.keys())]
+    return tuple(mine / other if figure in MORE_IS_BETTER else other / mine for mine, other in pairs)
 
 
 def num_equal(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.bar_chart import Bar, bar_chart
 from benchmarks.peers.figures import Figures, Verdict, num_equal, verdicts
 from benchmarks.peers.runs_file import Run
-from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS
+from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
 from benchmarks.peers.workload import LOADS
 from benchmarks.report import table
 from benchmarks.svg_chart import Line, log_log_chart
@@ -44,8 +44,7 @@ class Outcome:
         return {**{name: f"not set up: {reason}" for name, reason in self._not_set_up.items()}, **failed}
 
     def verdicts(self, load: str) -> list[Verdict]:
-        rates = {name: each.tokens_per_s for name, each in self.medians(load).items()}
-        return verdicts(rates, OURS, {name: each.target for name, each in SYSTEMS.items() if each.target is not None})
+        return verdicts([run for run in self._runs if run.system != REFERENCE], load, OURS, TARGETS.get(load, {}))
 
     def parity(self) -> dict[str, dict[str, Any]]:
         """Every system's outputs of the first round against those of the reference, where that ran."""
@@ -68,7 +67,6 @@ class Outcome:
             "targets": {
                 load: [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in self.verdicts(load)]
                 for load in loads
-                if load in OFFLINE
             },
             "medians": {load: {name: asdict(each) for name, each in self.medians(load).items()} for load in loads},
             "equal_to_transformers": self.parity(),
@@ -133,8 +131,7 @@ class Outcome:
             )
             for name, each in self.medians(load).items()
         ]
-        sentences = [each.sentence for each in self.verdicts(load)] if load in OFFLINE else []
-        return [f"\n{load}:", table(_HEAD, rows), *sentences]
+        return [f"\n{load}:", table(_HEAD, rows), *(each.sentence for each in self.verdicts(load))]
 
 
 def _share(equal: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 Knows no system.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from random import Random
@@ -16,8 +16,8 @@ from benchmarks.random_models import CONFIG_FILE, SHAPES, write_random_model
 
 NUM_REQUESTS = 64
 _FIRST_TOKEN = 3  # those before it are special
-_TOKENS_SEED = 0
 _WARM_UP = (8, 16)  # requests, output tokens each at most
+_WARM_UP_SEED = 1_000  # beyond those of the loads
 
 MODELS = {name: SHAPES[name] for name in ("8m", "125m", "400m")}
 
@@ -38,50 +38,57 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Lengths of a trace, all at once or as a Poisson process."""
+    """Lengths of a trace, or all the same; all at once or as a Poisson process."""
 
-    dataset: Dataset
-    seed: int  # of the lengths; chosen for the totals that the targets were set on
+    dataset: Dataset | None = None  # None: all as long as `lengths` says
+    seed: int = 0  # of the lengths; chosen for the totals that the targets were set on
+    lengths: tuple[int, int] = (1, 1)  # prompt and output, in tokens
+    tokens_seed: int  # of the prompts' tokens and of the arrivals; another for each load, so that none warms a cache
     scale: float = 1.0  # of both lengths
     num_requests: int = NUM_REQUESTS
     rate: float | None = None  # requests/s; None: all at once
 
     def requests(self, vocab_size: int) -> list[Sent]:
-        """In the order of their arrival. Random tokens, so that no prefix is shared."""
-        tokens = Random(_TOKENS_SEED)
-        lengths = islice(LengthSampler(self.dataset, self.seed), self.num_requests)
-        sizes = [
-            (max(1, round(each.num_input * self.scale)), max(1, round(each.num_output * self.scale)))
-            for each in lengths
-        ]
+        """In the order of their arrival. Random tokens, so that no prefix is shared, within a load or between two."""
+        tokens = Random(self.tokens_seed)
         return [
             Sent([tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)], num_output, arrival_s)
-            for (num_input, num_output), arrival_s in zip(sizes, self._arrivals_s(), strict=True)
+            for (num_input, num_output), arrival_s in zip(self._sizes(), self._arrivals_s(), strict=True)
+        ]
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        if self.dataset is None:
+            return [self.lengths] * self.num_requests
+        return [
+            (max(1, round(each.num_input * self.scale)), max(1, round(each.num_output * self.scale)))
+            for each in islice(LengthSampler(self.dataset, self.seed), self.num_requests)
         ]
 
     def _arrivals_s(self) -> list[float]:
         if self.rate is None:
             return [0.0] * self.num_requests
-        gaps = Random(_TOKENS_SEED)
+        gaps = Random(self.tokens_seed)
         return list(accumulate(gaps.expovariate(self.rate) for _ in range(self.num_requests)))
 
 
 _SHAREGPT: dict[str, Any] = {"dataset": "sharegpt", "seed": 171, "scale": 0.25}
 _ALPACA: dict[str, Any] = {"dataset": "alpaca", "seed": 1271}
 LOADS = {
-    "sharegpt": Load(**_SHAREGPT),
-    "alpaca": Load(**_ALPACA),
-    "rate-1": Load(**_SHAREGPT, rate=1.0, num_requests=24),
-    "rate-2": Load(**_SHAREGPT, rate=2.0, num_requests=48),
-    "rate-4": Load(**_SHAREGPT, rate=4.0),
-    "parity": Load(**_ALPACA, num_requests=16),
+    "sharegpt": Load(**_SHAREGPT, tokens_seed=0),
+    "alpaca": Load(**_ALPACA, tokens_seed=1),
+    "long": Load(lengths=(1500, 48), num_requests=12, tokens_seed=2),
+    "rate-1": Load(**_SHAREGPT, rate=1.0, num_requests=24, tokens_seed=3),
+    "rate-2": Load(**_SHAREGPT, rate=2.0, num_requests=48, tokens_seed=4),
+    "rate-4": Load(**_SHAREGPT, rate=4.0, tokens_seed=5),
+    "parity": Load(**_ALPACA, num_requests=16, tokens_seed=6),
 }
 
 
 def warm_up(load: Load, vocab_size: int) -> list[Sent]:
-    """The first few of a load, all at once and short."""
+    """As long as the first few of a load, all at once, with prompts of their own and short outputs."""
     number, longest = _WARM_UP
-    return [Sent(each.prompt, min(each.num_output, longest), 0.0) for each in load.requests(vocab_size)[:number]]
+    others = replace(load, tokens_seed=_WARM_UP_SEED + load.tokens_seed).requests(vocab_size)[:number]
+    return [Sent(each.prompt, min(each.num_output, longest), 0.0) for each in others]
 
 
 def checkpoint(name: str, dtype: str, cache: Path) -> Path:

@@ -18,9 +18,16 @@ class Benchmark:
     title: str
     question: str
     command: str
+    measures: Sequence[str]  # paths of the code whose change makes a result one of older code
     target: str | None = None  # shown for as long as there is no result
     render: Callable[[Document], Section] | None = None  # None: to be written with the first result
 
+
+SERVICES = ("common", "quire", "scheduler_svc", "worker_svc", "kernels/native")
+SCHEDULER = ("common", "quire", "scheduler_svc")
+CORE = ("scheduler_svc/core",)
+CPU_WORKER = ("worker_svc", "kernels/native")
+GPU_WORKER = ("worker_svc", "kernels")
 
 BENCHMARKS = (
     Benchmark(
@@ -28,7 +35,8 @@ BENCHMARKS = (
         title="Beside other engines on a CPU",
         question="How many tokens a second, beside other engines, on the same model, requests and machine?",
         command="python -m benchmarks.peers",
-        target="1.05 × OpenVINO GenAI, 1.25 × vLLM on all cores, 3 × `transformers`' continuous batching",
+        measures=(*SERVICES, "benchmarks/peers", "benchmarks/model_services.py"),
+        target="1.05 × the best peer at once, 1.2 × with long prompts; no worse at 1, 2 and 4 requests a second",
         render=cpu.peers,
     ),
     Benchmark(
@@ -36,6 +44,7 @@ BENCHMARKS = (
         title="A step on a CPU",
         question="What does a decode step on a CPU take, part by part?",
         command="python -m benchmarks.cpu_step",
+        measures=(*CPU_WORKER, "benchmarks/cpu_step.py"),
         render=cpu.cpu_step,
     ),
     Benchmark(
@@ -43,6 +52,7 @@ BENCHMARKS = (
         title="Attention on a CPU",
         question="How near does attention over blocks come to the read bandwidth?",
         command="python -m benchmarks.cpu_attention",
+        measures=("kernels/native", "benchmarks/cpu_attention.py"),
         target="at context 2,048 and batch 32: 65 % in float32, 50 % in bfloat16",
         render=cpu.cpu_attention,
     ),
@@ -51,6 +61,7 @@ BENCHMARKS = (
         title="Speed of int8 weights",
         question="How much faster is a step on a CPU with weights in int8?",
         command="python -m benchmarks.int8_speed",
+        measures=(*CPU_WORKER, "benchmarks/int8_speed.py"),
         target="1.4 × bfloat16 at one row",
         render=cpu.int8_speed,
     ),
@@ -59,6 +70,7 @@ BENCHMARKS = (
         title="Accuracy of int8",
         question="What do weights, and keys and values, in int8 cost in accuracy?",
         command="python -m benchmarks.accuracy",
+        measures=(*CPU_WORKER, "benchmarks/accuracy.py"),
         target="loss within 0.5 % of float32's",
         render=cpu.accuracy,
     ),
@@ -67,6 +79,7 @@ BENCHMARKS = (
         title="Overhead of an iteration",
         question="What does an iteration cost beside the execution of its step, and do readers keep up?",
         command="python -m benchmarks.overhead",
+        measures=SERVICES,
         target="< 1 ms at depth 1, < 0.3 ms at depth 2; ≥ 20,000 tokens/s without a lag that grows",
         render=iterations.overhead,
     ),
@@ -75,6 +88,7 @@ BENCHMARKS = (
         title="Growth",
         question="How do costs grow with running sequences, queued requests, and the journal?",
         command="python -m benchmarks.scale",
+        measures=SCHEDULER,
         render=iterations.scale,
     ),
     Benchmark(
@@ -82,6 +96,7 @@ BENCHMARKS = (
         title="Cost of a decision",
         question="What does a decision of the scheduler cost, from 16 to 4,096 sequences?",
         command="python -m benchmarks.schedule_cost",
+        measures=CORE,
         target="< 0.5 ms at 256 sequences, no worse than linear",
         render=iterations.schedule_cost,
     ),
@@ -90,6 +105,7 @@ BENCHMARKS = (
         title="Cost of the journal",
         question="What does the journal cost, and when is an entry durable?",
         command="python -m benchmarks.journal_cost",
+        measures=SCHEDULER,
         target="≤ 0.2 ms of CPU per iteration",
         render=iterations.journal_cost,
     ),
@@ -98,6 +114,7 @@ BENCHMARKS = (
         title="Cost of durability",
         question="What does durability cost in throughput?",
         command="python -m benchmarks.durability_cost",
+        measures=SERVICES,
         target="≥ 97 % at `always`",
         render=durability.durability_cost,
     ),
@@ -106,6 +123,7 @@ BENCHMARKS = (
         title="Recovery",
         question="How long does a new scheduler take to the first new token, with a full journal?",
         command="python -m benchmarks.recovery_time",
+        measures=SCHEDULER,
         target="≤ 3 s",
         render=durability.recovery_time,
     ),
@@ -114,6 +132,7 @@ BENCHMARKS = (
         title="Failover",
         question="With a hot standby: how long does no token come, when the leader is killed or told to end?",
         command="python -m benchmarks.failover_time",
+        measures=SCHEDULER,
         target="≤ 2.25 s of silence after kill -9, < 0.1 s without a leader in a hand-over",
         render=durability.failover_time,
     ),
@@ -122,6 +141,7 @@ BENCHMARKS = (
         title="Faults",
         question="Does every promise hold while real processes are killed, frozen and cut off?",
         command="python -m tests.chaos",
+        measures=(*SERVICES, "tests/chaos"),
         target="nothing lost, duplicated, missing or changed",
         render=durability.chaos,
     ),
@@ -130,6 +150,7 @@ BENCHMARKS = (
         title="Simulation",
         question="Does every promise hold under injected faults, seed after seed, in virtual time?",
         command="python -m tests.simulation --record",
+        measures=(*SCHEDULER, "tests/simulation"),
         target="no seed fails",
         render=durability.simulation,
     ),
@@ -138,6 +159,7 @@ BENCHMARKS = (
         title="KV utilisation",
         question="How full is a full KV pool, and where is the rest?",
         command="python -m benchmarks.kv_utilisation",
+        measures=CORE,
         target="≥ 94 % on ShareGPT, ≥ 89 % on Alpaca",
         render=memory.kv_utilisation,
     ),
@@ -146,6 +168,7 @@ BENCHMARKS = (
         title="Savings by sharing",
         question="What does sharing save of the KV memory?",
         command="python -m benchmarks.memory_saving",
+        measures=CORE,
         target="within 1 point of the paper (parallel sampling, Alpaca)",
         render=memory.memory_saving,
     ),
@@ -154,6 +177,7 @@ BENCHMARKS = (
         title="Prefix reuse",
         question="What does a prefix cost that many requests share?",
         command="python -m benchmarks.prefix_reuse",
+        measures=SERVICES,
         target="computed once",
         render=memory.prefix_reuse,
     ),
@@ -162,6 +186,7 @@ BENCHMARKS = (
         title="The paper's evaluation",
         question="Do the paper's figures come out again, in virtual time?",
         command="python -m benchmarks.paper",
+        measures=(*CORE, "benchmarks/paper"),
         target="all comparisons within their bounds",
         render=memory.paper,
     ),
@@ -170,6 +195,7 @@ BENCHMARKS = (
         title="Kernels on a GPU",
         question="How near do the kernels come to what the device can do?",
         command="python -m benchmarks.kernels --out DIR",
+        measures=("kernels",),
         target="decode ≥ 85 % of read bandwidth, prefill ≥ 350 TFLOP/s, cascade ≥ 3 × plain decode, paging < 5 %",
     ),
     Benchmark(
@@ -177,6 +203,7 @@ BENCHMARKS = (
         title="A decode step on a GPU",
         question="What does a decode step of an 8 B model cost, scheduler and wire included?",
         command="python -m benchmarks.decode_step --out DIR",
+        measures=GPU_WORKER,
         target="≤ 1.25 × the time in which its bytes can be read",
     ),
     Benchmark(
@@ -184,6 +211,7 @@ BENCHMARKS = (
         title="Against transformers on a GPU",
         question="How many tokens a second, against `transformers`' continuous batching?",
         command="python -m benchmarks.against_transformers --out DIR",
+        measures=GPU_WORKER,
         target="≥ 2 ×",
     ),
     Benchmark(
@@ -191,6 +219,7 @@ BENCHMARKS = (
         title="Copies and swaps on a GPU",
         question="What do copy-on-write and swap reach of one contiguous copy?",
         command="python -m benchmarks.block_moves --out DIR",
+        measures=GPU_WORKER,
         target="≥ 80 % of one contiguous copy",
     ),
     Benchmark(
@@ -198,6 +227,7 @@ BENCHMARKS = (
         title="Swap or recompute on a GPU",
         question="Is it cheaper to swap a sequence or to compute it again, by block size (Fig. 19)?",
         command="python -m benchmarks.swap_or_recompute --out DIR",
+        measures=GPU_WORKER,
         target="as in Fig. 19",
     ),
     Benchmark(
@@ -205,6 +235,7 @@ BENCHMARKS = (
         title="Block sizes on a GPU",
         question="What does the block size do to latency (Fig. 18b)?",
         command="python -m benchmarks.block_size_sweep --out DIR",
+        measures=GPU_WORKER,
         target="as in Fig. 18b",
     ),
 )

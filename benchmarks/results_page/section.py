@@ -17,15 +17,18 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`is_met` is None where nothing was measured that it could be held against."""
+    """`is_met` is None where nothing was measured that it could be held against, or where `unclear` says why."""
 
     words: str
     is_met: bool | None
     is_goal: bool = False  # beyond the target, and not counted as one
+    unclear: str = ""  # it was measured, and lies within the noise
 
     @property
     def sentence(self) -> str:
         name = "goal" if self.is_goal else "target"
+        if self.unclear:
+            return f"{name} {self.words}, within the noise: {self.unclear}"
         if self.is_met is None:
             return f"{name} {self.words}, not measured"
         return f"{name} {self.words}, {'met' if self.is_met else '**not met**'}"
@@ -61,8 +64,10 @@ class Section:
         if not targets:
             return "no target"
         missed = sum(target.is_met is False for target in targets)
-        unknown = sum(target.is_met is None for target in targets)
+        unclear = sum(bool(target.unclear) for target in targets)
+        unknown = sum(target.is_met is None and not target.unclear for target in targets)
         words = [f"**{missed} of {len(targets)} not met**"] if missed else []
+        words += [f"{unclear} of {len(targets)} within the noise"] if unclear else []
         words += [f"{unknown} of {len(targets)} not measured"] if unknown else []
         return ", ".join(words) or "met"
 

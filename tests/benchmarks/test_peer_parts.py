@@ -9,7 +9,7 @@ import pytest
 from benchmarks.peers.environments import Recipe, SetUpError, python_of
 from benchmarks.peers.runners.harness import Recorder, Request, drive_batches, drive_steps
 from benchmarks.peers.systems import RECIPES, SYSTEMS
-from benchmarks.peers.workload import LOADS, MODELS
+from benchmarks.peers.workload import LOADS, MODELS, warm_up
 
 
 class Stepper:
@@ -65,6 +65,18 @@ def test_open_loads_come_at_their_rate_with_the_requests_of_the_closed_one() -> 
     assert [each.num_output for each in closed] == [each.num_output for each in opened]
     arrivals_s = [each.arrival_s for each in opened]
     assert arrivals_s == sorted(arrivals_s) and arrivals_s[-1] == pytest.approx(64 / 4, rel=0.25)
+
+
+def test_no_load_meets_prompts_that_another_or_the_warm_up_has_left_in_a_cache() -> None:
+    vocab_size = MODELS["125m"].vocab_size
+    seen: set[tuple[int, ...]] = set()
+    for name, load in LOADS.items():
+        prompts = [each.prompt for each in [*warm_up(load, vocab_size), *load.requests(vocab_size)]]
+        begins = {tuple(prompt[:8]) for prompt in prompts if len(prompt) >= 8}
+        assert begins and not begins & seen, f"{name} begins like another load"
+        seen |= begins
+    first = LOADS["long"].requests(vocab_size)
+    assert [(len(each.prompt), each.num_output) for each in first] == [(1500, 48)] * 12
 
 
 def test_models_have_the_sizes_of_their_names() -> None:

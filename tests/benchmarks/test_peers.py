@@ -3,27 +3,27 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.peers.campaign import Campaign, Entrant, Setup, rotated
+from benchmarks.peers.campaign import Campaign, Entrant, Setup, num_echoes, rotated
 from benchmarks.peers.figures import Figures, num_equal, verdicts
 from benchmarks.peers.peer_process import PeerError, PeerProcess
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run, RunsFile
-from benchmarks.peers.workload import Load
+from benchmarks.peers.workload import Load, Sent
 from tests.benchmarks.peer_runs import figures, run
 
-TINY = Load(dataset="alpaca", seed=0, scale=0.1, num_requests=3)
+TINY = Load(dataset="alpaca", seed=0, tokens_seed=0, scale=0.1, num_requests=3)
 LIMIT_S = 60.0
 
 
 def setup(options: Mapping[str, Any]) -> Setup:
-    return Setup(
-        model="", cache="", dtype="float32", threads=1, max_num_seqs=4, pool_tokens=64, max_len=64, options=options
-    )
+    limits = {"threads": 1, "max_num_seqs": 4, "pool_tokens": 64, "step_tokens": 64, "max_len": 64}
+    return Setup(model="", cache="", dtype="float32", options=options, **limits)
 
 
 def scripted() -> PeerProcess:
@@ -156,11 +156,46 @@ def test_a_median_is_taken_figure_by_figure() -> None:
         Figures.median_of([])
 
 
-def test_targets_are_ratios_of_ours_to_those_that_were_measured() -> None:
-    made = verdicts({"us": 210.0, "fast": 200.0, "slow": 100.0}, "us", {"fast": 1.05, "slow": 3.0, "absent": 2.0})
-    assert [(each.name, each.met) for each in made] == [("fast", True), ("slow", False)]
-    assert made[1].sentence == "2.10 x slow; target 3.0 x: NOT met"
-    assert verdicts({"fast": 1.0}, "us", {"fast": 1.05}) == []
+def rounds_of(system: str, *rates: float) -> list[Run]:
+    return [run(system, rate=rate, number=number) for number, rate in enumerate(rates)]
+
+
+def test_a_target_is_met_where_every_round_says_so() -> None:
+    theirs = [*rounds_of("openvino", 100.0, 100.0, 100.0), *rounds_of("vllm", 90.0, 90.0, 90.0)]
+    wanted = {"tokens_per_s": 1.05}
+    outcomes = {
+        (110.0, 105.0, 120.0): True,
+        (104.0, 100.0, 101.0): False,
+        (104.0, 120.0, 130.0): None,
+        (110.0, 120.0): None,  # too few
+    }
+    for rates, met in outcomes.items():
+        (made,) = verdicts([*rounds_of("quire", *rates), *theirs], "sharegpt", "quire", wanted)
+        assert (made.peer, made.met) == ("openvino", met)
+    (made,) = verdicts([*rounds_of("quire", 104.0, 120.0, 130.0), *theirs], "sharegpt", "quire", wanted)
+    assert made.sentence == ("tokens/s: 1.20 x openvino (1.04 to 1.30 in 3 rounds); target 1.05 x: within the noise")
+
+
+def test_the_best_peer_is_found_figure_by_figure_and_less_time_is_better() -> None:
+    runs = [run(name, "rate-2", number=number) for name in ("quire", "openvino", "vllm") for number in range(3)]
+    swift = [replace(each.figures or figures(1.0), first_token_p50_s=0.05) for each in runs[6:]]
+    runs[6:] = [replace(each, figures=made) for each, made in zip(runs[6:], swift, strict=True)]
+    made = verdicts(runs, "rate-2", "quire", {"first_token_p50_s": 1.0, "first_token_p99_s": 1.0})
+    assert [(each.figure, each.peer, each.ratio, each.met) for each in made] == [
+        ("first_token_p50_s", "vllm", 0.5, False),
+        ("first_token_p99_s", "openvino", 1.0, True),
+    ]
+
+
+def test_nothing_is_said_without_ours_or_without_a_peer() -> None:
+    assert verdicts(rounds_of("openvino", 1.0, 1.0, 1.0), "sharegpt", "quire", {"tokens_per_s": 1.05}) == []
+    assert verdicts(rounds_of("quire", 1.0, 1.0, 1.0), "sharegpt", "quire", {"tokens_per_s": 1.05}) == []
+
+
+def test_outputs_that_begin_with_their_prompts_are_found() -> None:
+    requests = [Sent([5, 6, 7, 8, 9], 4, 0.0), Sent([1], 4, 0.0), Sent([4, 3, 2, 1], 4, 0.0)]
+    assert num_echoes(requests, [[6, 7, 8, 1], [1, 1, 1, 1], [9, 9, 9, 9]]) == 1
+    assert num_echoes(requests, [[7, 8, 9, 1], [5, 5, 5, 5], [3, 2, 1, 9]]) == 2
 
 
 def test_outputs_are_compared_to_their_first_difference() -> None:
@@ -170,13 +205,12 @@ def test_outputs_are_compared_to_their_first_difference() -> None:
 
 def test_what_is_shown_has_medians_targets_equal_outputs_and_every_failure() -> None:
     runs = [run("quire", rate=rate, number=number) for number, rate in enumerate([200.0, 220.0, 210.0])]
-    runs += [run("openvino", rate=150.0), run("transformers", rate=100.0), run("quire", "rate-2")]
+    runs += [*rounds_of("openvino", 150.0, 150.0, 150.0), run("transformers", rate=100.0), run("quire", "rate-2")]
     runs += [run("reference", "parity", token_ids=[[1, 2]]), run("quire", "parity", token_ids=[[1, 3]])]
     runs += [Run(round=0, system="llamacpp", load="sharegpt", figures=None, error="it ended with 1")]
     outcome, loads = Outcome(runs, {"vllm": "no such wheel"}), ["sharegpt", "rate-2", "parity"]
     text = outcome.as_text(loads)
-    assert "1.40 x openvino; target 1.05 x: met" in text
-    assert "2.10 x transformers; target 3.0 x: NOT met" in text
+    assert "tokens/s: 1.40 x openvino (1.33 to 1.47 in 3 rounds); target 1.05 x: met" in text
     assert "vLLM, all cores: not set up: no such wheel" in text
     assert "llama.cpp, batched: round 1, sharegpt: it ended with 1" in text
     assert "0 of 1 requests" in text and "1 of 2" in text

@@ -33,10 +33,18 @@ class Translate:
         pass
 
     def _run_batch(self, batch: Sequence[Request], recorder: Recorder) -> None:
-        longest = max(each.num_output for each in batch)
+        # Steps count from the end of the shortest prompt. While they are within a longer prompt it says nothing, but
+        # where the shortest has one token: then it calls back for prompt tokens, and `max_length` includes them.
+        shortest = min(len(each.prompt) for each in batch)
+        echoes = [len(each.prompt) - shortest for each in batch]
+        longest = max(
+            each.num_output + (echo if shortest == 1 else 0) for each, echo in zip(batch, echoes, strict=True)
+        )
 
         def note(result: Any) -> bool:
             request = batch[result.batch_id]
+            if result.step < echoes[result.batch_id]:
+                return False
             recorder.came(request.index, [result.token_id])
             return recorder.is_complete(request.index)
 

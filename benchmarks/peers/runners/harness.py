@@ -39,6 +39,7 @@ class Setup:
     threads: int
     max_num_seqs: int
     pool_tokens: int  # KV memory, where the engine can be told
+    step_tokens: int  # computed in one step at most, where the engine can be told; prefix caches are off
     max_len: int  # of any sequence
     options: dict[str, Any]  # of this peer alone
 

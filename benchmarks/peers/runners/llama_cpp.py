@@ -1,4 +1,4 @@
-"""Runner: llama.cpp, one batch of all sequences a step, each with a KV stream of its own, the checkpoint as GGUF.
+"""Runner: llama.cpp, one batch of all sequences a step, from one KV buffer, the checkpoint as GGUF.
 
 It keeps KV in half precision where weights are bfloat16, its default, and in float32 where they are that.
 """
@@ -16,7 +16,6 @@ import numpy as np
 from benchmarks.peers.runners.gguf_file import write_gguf
 from benchmarks.peers.runners.harness import Recorder, Request, Setup, drive_steps, serve
 
-_BATCH_TOKENS = 2048  # its default
 _KV_TYPES = {"bfloat16": llama_cpp.GGML_TYPE_F16, "float32": llama_cpp.GGML_TYPE_F32}
 
 
@@ -40,10 +39,10 @@ class LlamaCpp:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = setup.max_num_seqs * setup.max_len
         params.n_seq_max = setup.max_num_seqs
-        params.n_batch, params.n_ubatch = _BATCH_TOKENS, setup.options.get("n_ubatch", 512)
+        params.n_batch, params.n_ubatch = setup.step_tokens, setup.options.get("n_ubatch", 512)
         params.n_threads = params.n_threads_batch = setup.threads
         params.type_k = params.type_v = _KV_TYPES[setup.dtype]
-        params.kv_unified = False
+        params.kv_unified = True  # one buffer for all sequences, its faster mode
         self._model: Any = llama_cpp.llama_model_load_from_file(
             str(file).encode(), llama_cpp.llama_model_default_params()
         )
@@ -51,7 +50,8 @@ class LlamaCpp:
         if not self._context:
             raise RuntimeError("it made no context")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._batch = llama_cpp.llama_batch_init(_BATCH_TOKENS, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(setup.step_tokens, 0, 1)
+        self._step_tokens = setup.step_tokens
         self._free = list(range(setup.max_num_seqs))
         self._waiting: deque[Request] = deque()
         self._live: list[_Sequence] = []
@@ -70,7 +70,7 @@ class LlamaCpp:
         asked: list[_Sequence] = []
         self._batch.n_tokens = 0
         for sequence in sorted(self._live, key=lambda each: len(each.new) > 1):
-            room = _BATCH_TOKENS - self._batch.n_tokens
+            room = self._step_tokens - self._batch.n_tokens
             chunk, sequence.new = sequence.new[:room], sequence.new[room:]
             self._put(sequence, chunk)
             if chunk and not sequence.new:

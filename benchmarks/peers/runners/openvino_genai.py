@@ -29,7 +29,7 @@ class OpenVino:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.num_kv_blocks = -(-setup.pool_tokens // _BLOCK_SIZE)
         scheduler.max_num_seqs = setup.max_num_seqs
-        scheduler.max_num_batched_tokens = 4096
+        scheduler.max_num_batched_tokens = setup.step_tokens
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
         properties = {

@@ -22,6 +22,7 @@ class Vllm:
             model=setup.model,
             dtype=setup.dtype,
             max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.step_tokens,
             enable_prefix_caching=False,
             disable_log_stats=True,
             seed=0,

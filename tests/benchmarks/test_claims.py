@@ -1,0 +1,59 @@
+"""Sentences that cite a result: of the code as it is, or with the commit that it was measured at."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from benchmarks.report import RESULTS, ROOT
+from benchmarks.results_page.catalogue import BENCHMARKS, benchmark_of
+
+PAGES = ("README.md", "ARCHITECTURE.md", "docs/durability.md", "benchmarks/README.md")
+CITED = re.compile(r"\(([\w./]*benchmarks/results/|results/)(\w+\.json)\)")
+SHORT = 7  # characters of a commit that name it
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def is_of_this_code(name: str) -> bool:
+    """Nothing that the result measured has changed since its commit."""
+    document = json.loads((RESULTS / name).read_text())
+    commit = str(document["commit"])
+    if commit.endswith("-dirty"):
+        return False
+    paths = benchmark_of(document["benchmark"]).measures
+    return git("diff", "--quiet", commit, "--", *paths).returncode == 0  # a commit that is unknown here is another
+
+
+def uncited(text: str) -> list[str]:
+    """Results of older code whose commit is not named in the paragraph that cites them."""
+    wrong = []
+    for block in re.split(r"\n\s*\n", text):
+        for _, name in CITED.findall(block):
+            if is_of_this_code(name):
+                continue
+            commit = str(json.loads((RESULTS / name).read_text())["commit"])[:SHORT]
+            if commit not in block:
+                wrong.append(f"{name} is of {commit}, and the code that it measured has changed since")
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_figure_of_older_code_is_cited_with_its_commit(page: str) -> None:
+    wrong = uncited((ROOT / page).read_text())
+    assert not wrong, f"{page}: name the commit in the paragraph, or measure again: {wrong}"
+
+
+def test_a_figure_without_its_commit_is_found() -> None:
+    name = next(each.name for each in sorted(RESULTS.glob("*.json")) if not is_of_this_code(each.name))
+    commit = json.loads((RESULTS / name).read_text())["commit"][:SHORT]
+    assert uncited(f"Fast ([it](benchmarks/results/{name})).") != []
+    assert uncited(f"Fast at {commit} ([it](benchmarks/results/{name})).") == []
+
+
+def test_every_benchmark_names_code_that_is_there() -> None:
+    missing = [(each.title, path) for each in BENCHMARKS for path in each.measures if not (ROOT / path).exists()]
+    assert all(each.measures for each in BENCHMARKS) and not missing
