@@ -19,7 +19,7 @@ _FIRST_TOKEN = 3  # those before it are special
 _WARM_UP = (8, 16)  # requests, output tokens each at most
 _WARM_UP_SEED = 1_000  # beyond those of the loads
 
-MODELS = {name: SHAPES[name] for name in ("8m", "125m", "400m")}
+MODELS = {name: SHAPES[name] for name in ("8m", "100m", "125m", "216m", "400m", "550m")}
 
 
 @dataclass(frozen=True, slots=True)
