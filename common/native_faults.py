@@ -7,3 +7,11 @@ CONTROL_FLOW: raise` stands before `except BaseException`.
 import asyncio
 
 CONTROL_FLOW = (GeneratorExit, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+
+_MOST_SHOWN = 300  # characters of a message that a library wrote
+
+
+def shortened(error: BaseException) -> str:
+    """What the exception says, short enough to be passed on; its type if it says nothing."""
+    said = str(error) or type(error).__name__
+    return said if len(said) <= _MOST_SHOWN else said[:_MOST_SHOWN] + "…"

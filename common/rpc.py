@@ -200,12 +200,15 @@ class CheckedRequests:
     """The requests of a stream. One that was refused at the edge is raised in its turn; the stream goes on after it."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._requests = aiter(requests)
+        self._given = requests
+        self._requests: AsyncIterator[Any] | None = None  # gRPC's own generator, which is not made unless it is read
 
     def __aiter__(self) -> "CheckedRequests":
         return self
 
     async def __anext__(self) -> Any:
+        if self._requests is None:
+            self._requests = aiter(self._given)
         request = await anext(self._requests)
         if isinstance(request, Undecodable):
             raise request.error

@@ -163,3 +163,45 @@ async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None
     finally:
         gc.enable()
     assert len(Large.made) == 2
+
+
+class Panic(BaseException):
+    """As of a library in Rust."""
+
+
+async def panic(request: bytes, context: Any) -> bytes:
+    raise Panic("a secret of ours")
+
+
+async def panic_within(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    yield request
+    raise Panic("a secret of ours")
+
+
+async def panic_reading(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for _ in requests:
+        raise Panic("a secret of ours")
+    yield b""
+
+
+async def test_a_panic_of_a_native_library_is_the_answer_to_its_call_in_every_form() -> None:
+    server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Single": grpc.unary_unary_rpc_method_handler(panic, plain, plain),
+        "Stream": grpc.unary_stream_rpc_method_handler(panic_within, plain, plain),
+        "Reading": grpc.stream_stream_rpc_method_handler(panic_reading, plain, plain),
+    }
+    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
+    address = server.bind("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(20):
+        for method in handlers:
+            call: Any = channel.stream_stream(f"/{ECHO}/{method}", plain, plain)()
+            await call.write(b"anything")
+            await call.done_writing()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert "secret" not in (await call.details() or "")
+    await server.stop(0)

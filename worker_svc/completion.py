@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.native_faults import CONTROL_FLOW
 from common.step import Step, StepResult, StepStatus
 from worker_svc.step_runner import DeviceLostError, PendingStep
 from worker_svc.task_thread import TaskThread
@@ -123,7 +124,9 @@ class Completion:
             return launched.result
         try:
             result = launched.pending.wait()
-        except Exception as error:
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # of a native library, too
             result = failure(launched.step, error, self._abandon)
         # The device takes steps in order, and what it spent on the one before is not this one's.
         began_ns = max(launched.began_ns, self._completed_ns)
@@ -133,7 +136,7 @@ class Completion:
         return result
 
 
-def failure(step: Step, error: Exception, abandon: Callable[[], None]) -> StepResult:
+def failure(step: Step, error: BaseException, abandon: Callable[[], None]) -> StepResult:
     """The answer to a step that broke off. Called where the exception is being handled, which is logged."""
     log.exception("step failed", epoch=step.epoch, step_id=step.step_id)
     if isinstance(error, DeviceLostError):

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from common.native_faults import CONTROL_FLOW
 from common.step import Step, StepResult, StepStatus
 from worker_svc.completion import Completion, LaunchedStep, failure
 from worker_svc.step_fence import StepFence
@@ -109,7 +110,9 @@ class StepExecutor:
             answer = self._runner.launch(step)
         except InvalidStepError as error:
             return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.INVALID, error=str(error))
-        except Exception as error:
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # of a native library, too
             launched.result = failure(step, error, self._abandon)
             self._fence.failed()
         else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from common.native_faults import CONTROL_FLOW
 from common.step import Step, StepResult, StepStatus
 from common.step_codec import result_to_pb, step_from_pb
 from quire.errors import QuireError
@@ -79,7 +80,9 @@ class SchedulerStream:
                 self._on_step(self, step.epoch)
                 await self._executor.submit(step, self._outbox.put_nowait)
                 self._unanswered += 1  # not before, since the wait for room may be cancelled
-        except Exception as error:  # the client's, from the wire: ends the stream, and nothing else
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # the client's, from the wire: ends the stream, and nothing else
             self._outbox.put_nowait(StreamEnd(error))
         else:
             self._outbox.put_nowait(StreamEnd())

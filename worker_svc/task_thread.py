@@ -44,7 +44,7 @@ class TaskThread:
         def task() -> None:
             try:
                 set_outcome = _unless_done(future, future.set_result, work())
-            except Exception as error:
+            except BaseException as error:  # whatever it is, whoever waits has it
                 set_outcome = _unless_done(future, future.set_exception, error)
             self.deliver(lambda _: set_outcome(), None)
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import structlog
 
+from common.native_faults import CONTROL_FLOW
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_health import JournalHealth
@@ -377,7 +378,9 @@ class Journal:
         for on_durable in entry.on_durable:
             try:
                 on_durable()
-            except Exception:
+            except CONTROL_FLOW:
+                raise
+            except BaseException:
                 log.exception("a callback of the journal failed")
 
     async def _end(self, reason: StoreError) -> None:

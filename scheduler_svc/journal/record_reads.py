@@ -7,6 +7,8 @@ sync each, and a burst of newcomers seconds. Knows no commands and no keys.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from common.native_faults import CONTROL_FLOW
+
 MAX_AT_ONCE = 500
 
 ReadMany = Callable[[Sequence[str]], Awaitable[Sequence[bytes | None]]]
@@ -45,13 +47,13 @@ class RecordReads:
                 records = [self._waiting.pop(request_id) for request_id in request_ids]
                 try:
                     payloads = await self._read_many(request_ids)
-                except Exception as error:
-                    for record in records:
-                        record.set_exception(error)
-                except asyncio.CancelledError:
+                except CONTROL_FLOW:
                     for record in records:
                         record.cancel()
                     raise
+                except BaseException as error:
+                    for record in records:
+                        record.set_exception(error)
                 else:
                     for record, payload in zip(records, payloads, strict=True):
                         record.set_result(payload)

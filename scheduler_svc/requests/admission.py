@@ -18,6 +18,7 @@ import structlog
 
 from common.arrays import pack_int32
 from common.bounds import MOST_TOKEN_IDS
+from common.native_faults import CONTROL_FLOW
 from quire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -145,7 +146,9 @@ class Admission:
                 request, model.limits, draw_seed=lambda: secrets.randbits(64), make_id=lambda: str(uuid.uuid4())
             )
             stream, is_new = await self._known_or_new(request, params, request_digest(request), model, timeout_s)
-        except Exception:
+        except CONTROL_FLOW:
+            raise
+        except BaseException:
             self.num_refused += 1
             raise
         accepted = pb.Accepted()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from common.native_faults import CONTROL_FLOW
 from common.slot_sampling import SlotSampling
 from common.step import StepResult
 from quire.v1 import inference_pb2 as pb
@@ -464,7 +465,9 @@ class Engine:
         """
         try:
             return sample.push_text(is_last=is_last)
-        except Exception:
+        except CONTROL_FLOW:
+            raise
+        except BaseException:  # the tokenizer's library may panic
             log.exception("text not made", request_id=request.request_id)
             error = "the text of its output could not be made"
             if request.ended_state is None:

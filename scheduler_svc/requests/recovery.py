@@ -13,6 +13,7 @@ from functools import partial
 
 import structlog
 
+from common.native_faults import CONTROL_FLOW
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
@@ -271,7 +272,9 @@ class Recovery:
             return
         try:
             request = rebuilt(journaled, model)
-        except Exception:
+        except CONTROL_FLOW:
+            raise
+        except BaseException:  # the tokenizer's library may panic
             log.exception("request not rebuilt", request_id=journaled.request_id)
             self._give_up(waiting, "it could not be rebuilt from the journal")
             return

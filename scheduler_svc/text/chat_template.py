@@ -15,9 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from common.native_faults import CONTROL_FLOW, shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
-
-_MOST_SHOWN = 300  # characters of a template's error message
 
 
 class ChatTemplate:
@@ -57,15 +56,15 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except Exception as error:  # a program of others: it may raise anything
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # a program of others: it may raise anything
             raise _refusal(error) from error
 
 
-def _refusal(error: Exception) -> InvalidRequestError:
-    said = str(error) or type(error).__name__
-    if len(said) > _MOST_SHOWN:
-        said = said[:_MOST_SHOWN] + "…"
-    return InvalidRequestError.of([FieldViolation("chat.messages", f"the model's chat template refuses them: {said}")])
+def _refusal(error: BaseException) -> InvalidRequestError:
+    description = f"the model's chat template refuses them: {shortened(error)}"
+    return InvalidRequestError.of([FieldViolation("chat.messages", description)])
 
 
 def _environment(now: Callable[[], datetime]) -> jinja2.Environment:

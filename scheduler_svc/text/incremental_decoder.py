@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from common.native_faults import CONTROL_FLOW
+
 _REPLACEMENT = "\ufffd"
 _NUM_CONTEXT = 8  # tokens before the text that decide about its first space
 _MOST_HELD = 8  # tokens
@@ -52,7 +54,9 @@ class IncrementalDecoder:
         pending.append(token_id)
         try:
             text: str | None = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # the stream knows no other sign: the token rewrites text that was released
+        except CONTROL_FLOW:
+            raise
+        except BaseException:  # the stream knows no other sign: the token rewrites text that was released
             return self._release(len(pending))
         if text is not None:
             self._context = pending

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from tokenizers import Encoding, Tokenizer
 
+from common.native_faults import CONTROL_FLOW, shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
@@ -25,8 +26,10 @@ class ModelTokenizer:
     def __init__(self, tokenizer_json: bytes, chat_template: str, special_tokens: Mapping[str, str]) -> None:
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
-        except Exception as error:  # the library raises nothing more precise
-            raise ValueError(f"the model's tokenizer.json cannot be read: {error}") from error
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # the library raises nothing more precise, and panics
+            raise ValueError(f"the model's tokenizer.json cannot be read: {shortened(error)}") from error
         self._tokenizer.no_truncation()  # the file may ask for both: they are for training
         self._tokenizer.no_padding()
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
@@ -60,7 +63,12 @@ class ModelTokenizer:
         """Text of token ids on their own. Ids that the vocabulary does not know have no text."""
         if token_ids and min(token_ids) < 0:
             _refuse("token_ids", "has negative ids: leave them out")
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special_tokens))
+        try:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special_tokens))
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # as above
+            _refuse("token_ids", f"cannot be decoded by the model's tokenizer: {shortened(error)}")
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them; empty for an id that it does not know."""
@@ -83,8 +91,10 @@ class ModelTokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except TypeError:  # a Python string that has no UTF-8
             _refuse(field, "is not valid Unicode: remove the lone surrogates")
-        except Exception as error:  # the library raises nothing more precise
-            _refuse(field, f"cannot be encoded by the model's tokenizer: {error}")
+        except CONTROL_FLOW:
+            raise
+        except BaseException as error:  # the library raises nothing more precise, and panics
+            _refuse(field, f"cannot be encoded by the model's tokenizer: {shortened(error)}")
 
 
 def _refuse(field: str, description: str) -> NoReturn:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.native_faults import CONTROL_FLOW
 from common.step import StepResult, StepStatus
 from quire.errors import FailedPreconditionError, QuireError
 from scheduler_svc.core.step_plan import StepPlan
@@ -119,9 +120,9 @@ class WorkerLoop:
                 self.link.news.clear()
                 while self.link.results:
                     self._take(self.link.results.popleft())
-        except QuireError:
+        except (QuireError, *CONTROL_FLOW):
             raise  # the worker's doing, or a newer scheduler's
-        except Exception as error:
+        except BaseException as error:
             self._blame(error)
             raise
         finally:
@@ -189,7 +190,7 @@ class WorkerLoop:
         self._last_result_ns = now_ns
         try:
             self._engine.take_result(plan, result)
-        except Exception:
+        except BaseException:
             self._in_flight.appendleft(plan)  # for `_blame`: what cannot be taken is in this one
             raise
         self._expectations.learn(plan, result.exec_ns / 1e9)
@@ -221,6 +222,6 @@ class WorkerLoop:
         if result.status in (StepStatus.FAILED, StepStatus.INVALID):
             self._engine.note_failed_step([plan], result.error)
 
-    def _blame(self, error: Exception) -> None:
+    def _blame(self, error: BaseException) -> None:
         """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
         self._engine.note_failed_step(list(self._in_flight), f"{type(error).__name__} in the scheduler")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.native_faults import CONTROL_FLOW
 from quire.errors import FailedPreconditionError, NotFoundError, QuireError, UnavailableError
 from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.core.sequence import Sequence
@@ -213,7 +214,9 @@ class Workers:
             self._on_fatal(error)
         except QuireError as error:
             log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=str(error))
-        except Exception:  # a fault of our own: what ran there waits for a worker again
+        except CONTROL_FLOW:
+            raise
+        except BaseException:  # a fault of our own: what ran there waits for a worker again
             log.exception("worker given up", worker_id=worker_id, address=member.address)
         finally:
             await link.close()

@@ -13,7 +13,7 @@ from quire.errors import InvalidRequestError, OverloadedError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.prompt_checks import ModelLimits
+from scheduler_svc.requests.prompt_checks import ModelLimits, check_tokenize
 from tests.chaos_input.fuzzed_requests import fuzz
 from tests.scheduler.scripted_worker import VOCAB_SIZE, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -210,3 +210,23 @@ def test_a_context_full_of_the_longest_token_is_within_the_bound_of_a_text() -> 
         longest_token_chars=tokenizer.longest_token_chars,
     )
     assert 65_536 < 50_000 * len(longest) <= limits.max_text_chars
+
+
+def test_a_context_of_nothing_but_the_longest_run_of_spaces_is_beyond_the_bound_of_a_text() -> None:
+    """A vocabulary of LLaMA 3's kind has a token of 128 spaces: eleven million of them would keep a thread for long."""
+    limits = ModelLimits(
+        vocab_size=128_000,
+        max_model_len=131_072,
+        eos_token_ids=frozenset(),
+        has_tokenizer=True,
+        has_chat_template=True,
+        longest_token_chars=128,
+    )
+    assert limits.max_text_chars == 16 * 131_072
+    check_tokenize(pb.TokenizeRequest(text="x" * limits.max_text_chars), limits)
+    for request in (
+        pb.TokenizeRequest(text=" " * 11_000_000),
+        pb.TokenizeRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=" " * 6_000_000)] * 2)),
+    ):
+        with pytest.raises(InvalidRequestError, match="give at most 2,097,152"):
+            check_tokenize(request, limits)
