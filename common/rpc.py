@@ -54,6 +54,7 @@ def server_options(max_message_bytes: int, keepalive: Keepalive = QUICK_KEEPALIV
         ("grpc.keepalive_timeout_ms", timeout_ms),
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.so_reuseport", 0),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is sent small stays small
     ]
 
 

@@ -3,6 +3,7 @@
 Knows no service but those that every one has.
 """
 
+import asyncio
 import socket
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from common.connection_watch import ConnectionWatch
+from common.limits import LimitsInterceptor, limit_options
+from common.peer_limits import EdgeLimits
 from common.rpc import QUICK_KEEPALIVE, EdgeInterceptor, Keepalive, server_options
 
 
@@ -22,6 +26,7 @@ class GrpcServer:
     """A server on one port, with health for `services` by their full names, all NOT_SERVING until set.
 
     For `slow_reader_timeout_s` see `EdgeInterceptor`; `keepalive` suits a port that services of ours alone dial.
+    `limits`: of what peers may have open; None where all of them are ours.
     """
 
     def __init__(
@@ -31,9 +36,17 @@ class GrpcServer:
         *,
         slow_reader_timeout_s: float | None = None,
         keepalive: Keepalive = QUICK_KEEPALIVE,
+        limits: EdgeLimits | None = None,
     ) -> None:
-        edge = EdgeInterceptor(slow_reader_timeout_s)
-        self.grpc = grpc.aio.server(interceptors=[edge], options=server_options(max_message_bytes, keepalive))
+        interceptors: list[grpc.aio.ServerInterceptor] = [EdgeInterceptor(slow_reader_timeout_s)]
+        options = server_options(max_message_bytes, keepalive)
+        self._watch: ConnectionWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        if limits is not None:
+            self._watch = ConnectionWatch(limits)
+            interceptors.insert(0, LimitsInterceptor(self._watch.peers))
+            options += limit_options(limits)
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=options)
         self._services = services
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -54,6 +67,8 @@ class GrpcServer:
         for service in ("", *self._services):
             await self.set_serving(service, False)
         await self.grpc.start()
+        if self._watch is not None:
+            self._watching = asyncio.create_task(self._watch.run())
 
     async def set_serving(self, service: str, serving: bool) -> None:
         """Health of one service."""
@@ -64,6 +79,9 @@ class GrpcServer:
         """Everything unhealthy, no new calls, the open ones have `grace_s` to end."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
 
 
 def _probe(listen: str) -> None:

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from quire.settings import Settings
+from quire.limit_settings import LimitSettings
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(LimitSettings):
     """The scheduler of Quire: queues, block tables, journal, and the API that clients call."""
 
     section: ClassVar[str] = "scheduler"

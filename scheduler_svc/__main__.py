@@ -31,6 +31,7 @@ from scheduler_svc.api.readiness import Readiness
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.edge_limits import edge_limits
 from scheduler_svc.full_collections import FullCollections
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease, Leases
@@ -104,6 +105,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         PUBLIC_MESSAGE_BYTES,
         slow_reader_timeout_s=settings.slow_reader_timeout_s,
         keepalive=Keepalive(time_s=settings.keepalive_time_s, timeout_s=settings.keepalive_timeout_s),
+        limits=edge_limits(settings),
     )
     server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)

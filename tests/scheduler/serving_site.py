@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from common.arrays import pack_int32
+from common.peer_limits import EdgeLimits
 from common.rpc import QUICK_KEEPALIVE, Keepalive
 from common.serving import GrpcServer
 from quire.errors import QuireError
@@ -116,6 +117,7 @@ class Site:
             PUBLIC_MESSAGE_BYTES,
             slow_reader_timeout_s=slow_reader_timeout_s,
             keepalive=keepalive,
+            limits=EdgeLimits(),
         )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
         inference = InferenceServicer(

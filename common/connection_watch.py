@@ -1,0 +1,84 @@
+"""Watches what a server's connections hold in memory, and cuts those that hold too much.
+
+gRPC gathers a message until it is whole, so what peers send and never finish is memory. How much that is, is what the
+kernel received over a connection less the messages that came out of it. It is looked at when the process grows.
+"""
+
+import asyncio
+import ctypes
+
+import structlog
+
+from common.own_sockets import bytes_received, resident_bytes, shut_down
+from common.peer_limits import Connection, EdgeLimits, PeerLimits
+
+LOOK_EVERY_S = 0.1
+GROWTH_BYTES = 32 << 20  # of the process, after which its connections are looked at
+TIDY_EVERY_S = 20.0
+TIDY_SOON_S = 1.0  # after a connection was cut: when gRPC has freed what it had of it
+
+log = structlog.get_logger()
+
+
+class ConnectionWatch:
+    """The limits of one server, and what they mean for its connections while `run` runs."""
+
+    def __init__(self, limits: EdgeLimits) -> None:
+        self.peers = PeerLimits(limits, cut=self._to_cut)
+        self._doomed: dict[str, str] = {}  # reasons by key
+        self._wanted = asyncio.Event()
+        self._calm_bytes = 0  # of the process, when nothing was amiss
+        self._tidy_s = 0.0  # when to tidy up next, by the loop's clock
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        self._tidy_s = loop.time() + TIDY_EVERY_S
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            if self._has_grown():
+                await self._look()
+                self._tidy_s = min(self._tidy_s, loop.time() + TIDY_SOON_S)
+            if self._doomed:
+                await self._cut_doomed()
+                self._tidy_s = loop.time() + TIDY_SOON_S
+            if loop.time() >= self._tidy_s:
+                await self._tidy()
+                self._tidy_s = loop.time() + TIDY_EVERY_S
+
+    def _has_grown(self) -> bool:
+        size = resident_bytes()
+        self._calm_bytes = min(self._calm_bytes or size, size)
+        return size > self._calm_bytes + GROWTH_BYTES
+
+    async def _look(self) -> None:
+        hoarders = self.peers.hoarders(await asyncio.to_thread(bytes_received))
+        for connection, num_bytes in hoarders:
+            self.peers.cut(connection, f"{num_bytes >> 20} MiB received that are no whole message")
+
+    async def _tidy(self) -> None:
+        self.peers.forget_all_but(await asyncio.to_thread(bytes_received))
+        await asyncio.to_thread(_give_back)
+        self._calm_bytes = resident_bytes()
+
+    def _to_cut(self, connection: Connection, reason: str) -> None:
+        self._doomed[connection.key] = reason
+        self._wanted.set()
+
+    async def _cut_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, {}
+        await asyncio.to_thread(shut_down, doomed)
+        for key, reason in doomed.items():
+            log.warning("connection cut", peer=key, reason=reason)
+
+
+def _give_back() -> None:
+    """What was freed goes back to the system: the allocator keeps it, where it lies in small pieces."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,115 @@
+"""The interceptor in front of a server's edge: which calls are let in, by the connection and host that they come from.
+
+Its own answers have the same form as those of the edge behind it. A call whose request is one message is read here,
+since only then is its peer known before its bytes are.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_status import rpc_status
+
+from common.peer_limits import Connection, EdgeLimits, PeerLimits
+from quire.errors import InvalidRequestError, QuireError, UnavailableError, to_status
+from quire.rpc import Option
+
+_CANCEL_GRACE_S = 0.1  # for a cancellation to arrive, of which the end of the messages may come first
+_HEADER_TIMEOUT_MS = 10_000  # for a new connection to speak HTTP/2
+
+Behaviour = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
+
+
+def limit_options(limits: EdgeLimits) -> list[Option]:
+    """Options of a server for what only gRPC itself can bound."""
+    options: list[Option] = [("grpc.server_handshake_timeout_ms", _HEADER_TIMEOUT_MS)]
+    if limits.max_connections:
+        options.append(("grpc.max_allowed_incoming_connections", limits.max_connections))
+    if limits.max_calls_per_connection:
+        options.append(("grpc.max_concurrent_streams", limits.max_calls_per_connection))
+    return options
+
+
+class LimitsInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses with RESOURCE_EXHAUSTED and a delay what is beyond the limits. To be the first of a server."""
+
+    def __init__(self, peers: PeerLimits) -> None:
+        self._peers = peers
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        call = _Call(self._peers, handler, handler_call_details.method)
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return make(call.handle, call.decode, handler.response_serializer)
+
+
+class _Call:
+    """One call, from its headers to its end."""
+
+    __slots__ = ("_connection", "_handler", "_inner", "_method", "_peers")
+
+    def __init__(self, peers: PeerLimits, handler: Any, method: str) -> None:
+        self._peers = peers
+        self._handler = handler
+        self._method = method
+        self._inner: Behaviour = (
+            handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        )
+        self._connection: Connection | None = None
+
+    def decode(self, data: bytes) -> Any:
+        """A message, counted."""
+        assert self._connection is not None
+        self._connection.note_message(len(data))
+        deserialize = self._handler.request_deserializer
+        return data if deserialize is None else deserialize(data)
+
+    async def handle(self, requests: AsyncIterator[Any], context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        try:
+            self._connection = connection = self._peers.enter(context.peer(), self._method)
+        except QuireError as error:
+            return await _refuse(context, error)
+        is_cancelled = False
+        try:
+            if self._handler.request_streaming:
+                return await self._inner(requests, context)
+            return await self._inner(await self._read(context), context)
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        finally:
+            self._peers.leave(connection, self._method, is_cancelled=is_cancelled)
+
+    async def _read(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        """The one message of the call."""
+        timeout_s = self._peers.limits.body_timeout_s or None
+        try:
+            async with asyncio.timeout(timeout_s):
+                request = await context.read()
+        except TimeoutError:
+            error = f"the request did not arrive whole within {timeout_s:g} s; send it again"
+            return await _refuse(context, UnavailableError(error))
+        if request is not grpc.aio.EOF:
+            return request
+        await asyncio.sleep(_CANCEL_GRACE_S)
+        return await _refuse(context, InvalidRequestError("the call brought no message; send one"))
+
+
+async def _refuse(context: "grpc.aio.ServicerContext[Any, Any]", error: QuireError) -> Any:
+    try:
+        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    except grpc.aio.AbortError:
+        raise
+    except Exception as failure:  # the client has gone; gRPC has no public name for it
+        raise asyncio.CancelledError from failure

@@ -1,0 +1,214 @@
+"""What one connection, one host and all of them together may have open at a server, and how fast they may open it.
+
+Counts calls, cancellations and bytes by connection. It knows no gRPC and no socket: it is told of calls and messages,
+says which call is refused, and which connections are to be cut.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import unquote
+
+from common.token_bucket import TokenBucket
+from quire.errors import OverloadedError
+
+Key = TypeVar("Key")
+
+CALL_BURST_S = 2.0  # of the call rate that a connection may use at once
+CANCEL_BURST_S = 10.0  # of the rate of cancellations
+SHORT_BURST = 8  # part of that burst which a host has left after a cut
+REMEMBER_CUT_S = 60.0
+RETRY_S = 1.0
+# What the bytes that came in over a connection are beside the messages in them.
+CALL_BYTES = 1024  # headers
+MESSAGE_BYTES = 64  # frames and prefixes
+IDLE_BYTES_PER_S = 4096.0  # pings, acknowledgements, windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeLimits:
+    """Limits of one server. 0 is none. A connection is an address with its port, a host the address without it."""
+
+    max_connections: int = 4096
+    max_calls: int = 10_000  # open, of all
+    max_calls_per_host: int = 5_000
+    max_calls_per_connection: int = 2_048
+    max_calls_of: Mapping[str, int] = field(default_factory=dict)  # open, per host, by full method name
+    max_call_rate: float = 1_000.0  # calls per second that a connection may begin
+    max_cancel_rate: float = 100.0  # calls per second that it may cancel
+    max_unread_bytes_per_connection: int = 64 << 20  # received, and not yet a whole message
+    max_unread_bytes: int = 256 << 20  # of all
+    body_timeout_s: float = 30.0  # for the one message of a call to arrive
+
+
+class Connection:
+    """What is known of one connection, from its first call on."""
+
+    __slots__ = (
+        "calls",
+        "cancels",
+        "host",
+        "is_cut",
+        "key",
+        "known_s",
+        "num_begun",
+        "num_bytes",
+        "num_messages",
+        "num_open",
+    )
+
+    def __init__(self, key: str, host: str, limits: EdgeLimits, cancel_burst: float, now_s: float) -> None:
+        self.key = key
+        self.host = host
+        self.known_s = now_s
+        self.num_open = 0
+        self.num_begun = 0
+        self.num_messages = 0
+        self.num_bytes = 0  # of messages that were whole
+        self.is_cut = False
+        self.calls = TokenBucket(limits.max_call_rate, limits.max_call_rate * CALL_BURST_S, now_s)
+        self.cancels = TokenBucket(limits.max_cancel_rate, cancel_burst, now_s)
+
+    def note_message(self, num_bytes: int) -> None:
+        """A whole message has been handed over."""
+        self.num_messages += 1
+        self.num_bytes += num_bytes
+
+    def num_unread(self, num_received: int, now_s: float) -> int:
+        """Bytes of messages that are not whole, at most, where so many bytes came in over the connection in all."""
+        overhead = self.num_begun * CALL_BYTES + self.num_messages * MESSAGE_BYTES
+        overhead += round((now_s - self.known_s) * IDLE_BYTES_PER_S)
+        return max(0, num_received - self.num_bytes - overhead)
+
+
+class PeerLimits:
+    """One per server. `cut` is told of a connection that goes on beyond its limits, and why."""
+
+    def __init__(
+        self,
+        limits: EdgeLimits,
+        *,
+        cut: Callable[[Connection, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.connections: dict[str, Connection] = {}
+        self._cut = cut
+        self._clock = clock
+        self._num_open = 0
+        self._num_open_of_host: defaultdict[str, int] = defaultdict(int)
+        self._num_open_of: defaultdict[tuple[str, str], int] = defaultdict(int)  # host and method
+        self._cuts: dict[str, float] = {}  # by host, when
+
+    def enter(self, peer: str, method: str) -> Connection:
+        """A call begins. Raises OverloadedError, and then it has not; else `leave` is to be called at its end."""
+        now_s = self._clock()
+        connection = self._connection(peer, now_s)
+        connection.num_begun += 1
+        if connection.is_cut:
+            raise OverloadedError("this connection went beyond the limits of the server and is being cut", RETRY_S)
+        self._check_rate(connection, now_s)
+        self._check_open(connection, method)
+        connection.num_open += 1
+        self._num_open += 1
+        self._num_open_of_host[connection.host] += 1
+        self._num_open_of[connection.host, method] += 1
+        return connection
+
+    def leave(self, connection: Connection, method: str, *, is_cancelled: bool) -> None:
+        """The call has ended; `is_cancelled`: by its client, before its end."""
+        connection.num_open -= 1
+        self._num_open -= 1
+        _decrease(self._num_open_of_host, connection.host)
+        _decrease(self._num_open_of, (connection.host, method))
+        if is_cancelled and self.limits.max_cancel_rate:
+            now_s = self._clock()
+            if not connection.cancels.take(now_s):
+                self.cut(connection, f"more than {self.limits.max_cancel_rate:g} calls cancelled per second")
+
+    def cut(self, connection: Connection, reason: str) -> None:
+        """It goes; again is harmless."""
+        if not connection.is_cut:
+            connection.is_cut = True
+            self._cuts[connection.host] = self._clock()
+            self._cut(connection, reason)
+
+    def forget_all_but(self, present: Iterable[str]) -> None:
+        """Connections that are not there any more, by their keys, and have no call left."""
+        kept = set(present)
+        self.connections = {
+            key: each for key, each in self.connections.items() if each.num_open or (key in kept and not each.is_cut)
+        }
+        now_s = self._clock()
+        self._cuts = {host: cut_s for host, cut_s in self._cuts.items() if now_s - cut_s < REMEMBER_CUT_S}
+
+    def hoarders(self, num_received: Mapping[str, int]) -> list[tuple[Connection, int]]:
+        """Who has to go for what is unread, with how much that is; `num_received` are bytes that came in, by key.
+
+        Each that has too much alone; and while all together have too much, the one that has the most.
+        """
+        now_s = self._clock()
+        unread = [
+            (each, each.num_unread(num_received[key], now_s))
+            for key, each in self.connections.items()
+            if key in num_received and not each.is_cut
+        ]
+        unread.sort(key=lambda pair: pair[1], reverse=True)
+        most, most_of_all = self.limits.max_unread_bytes_per_connection, self.limits.max_unread_bytes
+        total = sum(num_bytes for _, num_bytes in unread)
+        found = []
+        for connection, num_bytes in unread:
+            if (most and num_bytes > most) or (most_of_all and total > most_of_all):
+                found.append((connection, num_bytes))
+                total -= num_bytes
+        return found
+
+    def _connection(self, peer: str, now_s: float) -> Connection:
+        key = connection_key(peer)
+        known = self.connections.get(key)
+        if known is not None:
+            return known
+        host = key.rpartition(":")[0]
+        burst = self.limits.max_cancel_rate * CANCEL_BURST_S
+        if now_s - self._cuts.get(host, -REMEMBER_CUT_S) < REMEMBER_CUT_S:
+            burst /= SHORT_BURST
+        made = self.connections[key] = Connection(key, host, self.limits, burst, now_s)
+        return made
+
+    def _check_rate(self, connection: Connection, now_s: float) -> None:
+        rate = self.limits.max_call_rate
+        if not rate or connection.calls.take(now_s):
+            return
+        if connection.calls.is_overdrawn:
+            self.cut(connection, f"more than {rate:g} calls begun per second, although they were refused")
+        raise OverloadedError(
+            f"this connection begins more than {rate:g} calls per second; slow down, or send requests over one Session",
+            max(0.1, min(connection.calls.wait_s(), 60.0)),
+        )
+
+    def _check_open(self, connection: Connection, method: str) -> None:
+        limits = self.limits
+        host = connection.host
+        most_of_method = limits.max_calls_of.get(method, 0)
+        name = method.rpartition("/")[2]
+        for num_open, most, what in (
+            (self._num_open, limits.max_calls, "the server has {} calls open"),
+            (self._num_open_of_host[host], limits.max_calls_per_host, "this host has {} calls open"),
+            (self._num_open_of[host, method], most_of_method, f"this host has {{}} calls of {name} open"),
+        ):
+            if most and num_open >= most:
+                raise OverloadedError(f"{what.format(num_open)}, which is the limit; end some, or come later", RETRY_S)
+
+
+def connection_key(peer: str) -> str:
+    """Address and port of a peer as gRPC names it; its socket has the same in `own_sockets`."""
+    scheme, _, rest = unquote(peer).partition(":")
+    return rest.replace("[", "").replace("]", "") if scheme in ("ipv4", "ipv6") else peer
+
+
+def _decrease(counts: dict[Key, int], key: Key) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

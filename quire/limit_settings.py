@@ -1,0 +1,40 @@
+"""Settings of the scheduler that bound what peers may take of it: connections, calls and bytes."""
+
+from pydantic import Field
+
+from quire.settings import Settings
+
+
+class LimitSettings(Settings):
+    """Limits by connection (an address with its port) and by host (the address without). Whoever is beyond one is
+    told which, with RESOURCE_EXHAUSTED and when to come back; 0 is no limit. Behind a proxy all clients are one host.
+    """
+
+    max_connections: int = Field(4096, ge=0, description="connections open at once; more are closed as they come")
+    max_calls: int = Field(10_000, ge=0, description="calls open at once, sessions and streams included")
+    max_calls_per_host: int = Field(5_000, ge=0, description="calls that one host may have open at once")
+    max_calls_per_connection: int = Field(
+        2_048, ge=0, description="calls that one connection may have open at once; gRPC clients queue what is beyond"
+    )
+    max_sessions_per_host: int = Field(
+        1_000, ge=0, description="sessions that one host may have open at once; a client process needs one"
+    )
+    max_call_rate: float = Field(
+        1_000.0,
+        ge=0,
+        description="calls per second that one connection may begin, with two seconds' worth at once; one that goes on "
+        "twice as fast although it is refused is cut",
+    )
+    max_cancel_rate: float = Field(
+        100.0,
+        ge=0,
+        description="calls per second that one connection may cancel, with ten seconds' worth at once; one that "
+        "cancels more is cut",
+    )
+    max_unread_mb_per_connection: int = Field(
+        64, ge=0, description="MiB that one connection may have sent of messages that are not whole; beyond, it is cut"
+    )
+    max_unread_mb: int = Field(
+        256, ge=0, description="the same of all connections together; beyond, those that hold the most are cut"
+    )
+    body_timeout_s: float = Field(30.0, ge=0, description="how long the request of a call may take to arrive whole")

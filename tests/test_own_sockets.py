@@ -1,0 +1,54 @@
+"""Sockets of this process, found by their peers."""
+
+import socket
+
+import pytest
+
+from common.own_sockets import bytes_received, resident_bytes, shut_down
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def pair(request: pytest.FixtureRequest) -> tuple[socket.socket, socket.socket]:
+    """A client's socket, and the server's for it."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((request.param, 0))
+        listener.listen()
+        client = socket.create_connection(listener.getsockname()[:2])
+        server, _ = listener.accept()
+    request.addfinalizer(client.close)
+    request.addfinalizer(server.close)
+    return client, server
+
+
+def _key(client: socket.socket) -> str:
+    host, port = client.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+def test_what_came_in_over_a_connection_is_counted_read_or_not(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+    assert bytes_received()[_key(client)] == 0
+    client.sendall(b"x" * 5000)
+    server.recv(1)  # so it has arrived, at least in part
+    while bytes_received()[_key(client)] < 5000:
+        pass
+    assert bytes_received()[_key(client)] == 5000
+
+
+def test_a_connection_is_shut_down_by_its_peer_and_others_are_not(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+    assert shut_down(["127.0.0.1:1"]) == 0
+    assert shut_down([_key(client)]) == 1
+    assert client.recv(1) == b""
+    assert server.recv(1) == b""
+
+
+def test_a_connection_that_has_gone_is_not_found(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = pair
+    server.close()
+    assert _key(client) not in bytes_received()
+
+
+def test_the_memory_of_this_process_is_known() -> None:
+    assert resident_bytes() > 1 << 20
