@@ -31,7 +31,9 @@ class WorkerSettings(Settings):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda, cuda:N; auto: cuda if there is one"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights; auto: the checkpoint's on cuda, float32 on cpu"
+        "auto",
+        description="of weights; auto: the checkpoint's on cuda; on a CPU that multiplies bfloat16 (AMX, AVX-512 BF16, "
+        "NEON BF16) bfloat16 for checkpoints of 16 bits, else float32",
     )
     weight_dtype: Literal["auto", "int8"] = Field(
         "auto",
@@ -61,7 +63,18 @@ class WorkerSettings(Settings):
     kv_memory_fraction: float | None = Field(
         None, gt=0, le=1, description="KV pool as part of the memory that the model, on cuda also its steps, leave free"
     )
-    kv_memory_bytes: int | None = Field(None, ge=1, description="KV pool in bytes")
+    kv_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="KV pool in bytes; absent, like the other two sizes: as much as can be used, up to the part of the "
+        "free memory that is this worker's",
+    )
+    memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="main memory that a worker on a CPU may take in all, weights, steps and KV pool: its share where "
+        "several are on one machine; absent: 9/10 of what is free for the pool in a container with a limit, else half",
+    )
     num_host_blocks: int = Field(
         0,
         ge=0,
@@ -70,7 +83,11 @@ class WorkerSettings(Settings):
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences at once")
     max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
-    threads: int | None = Field(None, ge=1, description="threads of the computation; absent: as torch chooses")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads of the computation; absent: as many as there are processors, within a container's quota",
+    )
     drain_timeout_s: float = Field(
         20.0, ge=0, description="when told to end: how long what runs here may take to move elsewhere, or to end"
     )

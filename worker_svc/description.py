@@ -45,6 +45,16 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What a worker takes, in bytes; on a CPU, the pool only as it is used."""
+
+    weight_bytes: int
+    kv_pool_bytes: int
+    host_pool_bytes: int
+    step_bytes: int  # of the largest step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
     """A worker once it is loaded; it does not change any more."""
 
@@ -55,6 +65,9 @@ class WorkerDescription:
     kv_dtype: str  # of keys and values as stored
     device: str
     startup: tuple[PhaseTime, ...]
+    memory: MemoryUse | None = None  # None where there is no model
+    dtype_reason: str = ""  # why the weights have this dtype
+    num_threads: int | None = None  # of the computation, on a CPU
     kernels: str | None = None  # what computes beside matrix products, on a CPU
     packing: str | None = None  # in which form a CPU has the weights
 

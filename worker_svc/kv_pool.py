@@ -7,7 +7,6 @@ block is free, shared or swapped is the scheduler's knowledge alone.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,9 +14,7 @@ from torch import Tensor
 from kernels.blocks.kv_blocks import copy_blocks, swap_blocks
 from kernels.native.cpu_kernels import stored_row
 from kernels.native.host_memory import zeros_as_used
-
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMINFO = Path("/proc/meminfo")
+from quire import machine
 
 
 class PoolSizeError(ValueError):
@@ -132,28 +129,9 @@ def num_pool_blocks(*, free_bytes: int, fraction: float, bytes_per_block: int, n
     return fitting
 
 
-def free_memory_bytes(device: torch.device, cgroup: Path = _CGROUP) -> int:
+def free_memory_bytes(device: torch.device) -> int:
     """Memory that a pool on this device could take now; on a CPU within the container's limit, if it has one."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    available = next(
-        int(line.split()[1]) * 1024 for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable")
-    )
-    in_cgroup = _cgroup_free_bytes(cgroup)
-    return available if in_cgroup is None else min(available, in_cgroup)
-
-
-def _cgroup_free_bytes(cgroup: Path) -> int | None:
-    """Limit less use, where file cache that the kernel may drop counts as free; None without a limit."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit == "max":
-            return None
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except OSError:
-        return None
-    return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else machine.free_memory_bytes()
 
 
 def _as_tensor(pairs: Sequence[tuple[int, int]]) -> Tensor:

@@ -11,13 +11,15 @@ import torch
 
 from common.status import Status
 from kernels.native.build import needs_build
+from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint import fingerprint, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
+from worker_svc.dtype_choice import choose_dtype
 from worker_svc.engine import Engine
 from worker_svc.host.start import choose_host
 from worker_svc.huge_pages import collapse_memory
-from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.decoder import Decoder, load_decoder, saved_dtype
 from worker_svc.model.layers import Linear
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
@@ -39,15 +41,20 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
         folder = resolve_checkpoint(settings.model)
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
+        dtype = choose_dtype(
+            choice.dtype,
+            saved_dtype(folder),
+            choice.device,
+            multiplies_bfloat16(processor_features()),
+        )
     host = None
     if choice.kind == "cpu" and choice.device.type == "cpu":
-        assert choice.dtype is not None, "on a CPU the dtype is settled"
         with clock.phase("kernels"):
             if settings.kernels != "torch" and needs_build(os.environ):
                 status.phase("compiling")
             host = choose_host(
                 settings.kernels,
-                choice.dtype,
+                dtype.dtype,
                 int8_weights=settings.weight_dtype == "int8",
                 int8_kv=choice.kv_dtype == torch.int8,
             )
@@ -55,7 +62,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
         raise DeviceError("--weight-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu")
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
-        decoder = load_decoder(folder, choice.dtype, choice.device, make_product, partial(status.phase, "weights"))
+        decoder = load_decoder(folder, dtype.dtype, choice.device, make_product, partial(status.phase, "weights"))
     if choice.kind == "device":
         started = start_device_runner(settings, decoder, choice, clock)
     else:
@@ -73,6 +80,9 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
             kv_dtype=_dtype_name(started.block_shape.dtype),
             device=str(decoder.device),
             startup=clock.phases,
+            memory=started.memory,
+            dtype_reason=dtype.reason,
+            num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
             kernels=None if host is None else host.kernels.name,
             packing=None if host is None else host.packing.name,
         ),

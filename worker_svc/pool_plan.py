@@ -12,8 +12,8 @@ class PoolRequest:
     num_blocks: int | None
     memory_bytes: int | None
     fraction: float | None
-    default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used,
-    default_max_bytes: int | None = None  # nor than this
+    default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used
+    default_least_tokens: int = 0  # nor smaller than this, where the free memory holds so many at all
     num_host_blocks: int = 0  # of the swap pool, beside it
 
 
@@ -107,15 +107,17 @@ def _num_blocks(
         num_blocks = request.memory_bytes // bytes_per_block
         if num_blocks < 1:
             raise PoolSizeError(f"kv_memory_bytes must be at least the {bytes_per_block} bytes of one block")
+    fraction = request.fraction or request.default_fraction
+    if num_blocks is None and request.fraction is None:
+        least = -(-min(longest + 1, request.default_least_tokens) // sequences.block_size) * bytes_per_block
+        fraction = min(1.0, max(fraction, least / free_bytes)) if free_bytes else fraction
     fitting = num_pool_blocks(
         free_bytes=free_bytes,
-        fraction=request.fraction or request.default_fraction,
+        fraction=fraction,
         bytes_per_block=bytes_per_block,
         num_blocks=num_blocks,
     )
     if num_blocks is not None or request.fraction is not None:
         return fitting
     usable = sequences.num_slots * -(-(longest + 1) // sequences.block_size)
-    if request.default_max_bytes is not None:
-        usable = min(usable, max(1, request.default_max_bytes // bytes_per_block))
     return min(fitting, usable)

@@ -25,7 +25,7 @@ from worker_svc.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.step_limits import StepLimits
 
 ChooseGreedy = Callable[[ForwardBatch, KVPool], GreedyChoice]
-_MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
+MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
 
 
 class ModelRunner:
@@ -37,7 +37,7 @@ class ModelRunner:
         kv_pool: KVPool,
         sampler: Sampler,
         limits: StepLimits,
-        max_prompt_logits: int = _MAX_PROMPT_LOGITS,
+        max_prompt_logits: int = MAX_PROMPT_LOGITS,
         greedy: ChooseGreedy | None = None,
     ) -> None:
         """`greedy` takes the place of model and sampler where a step wants its rows' greatest logits and no more."""

@@ -45,7 +45,7 @@ class RunnerChoice:
 
     kind: RunnerKind
     device: torch.device
-    dtype: torch.dtype | None  # of the weights; None: the checkpoint's own
+    dtype: torch.dtype | None  # of the weights; None: as the checkpoint and the processor have it
     kv_dtype: torch.dtype | None  # of keys and values; None: the weights'
 
     @property
@@ -75,7 +75,7 @@ def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
     choice = RunnerChoice(
         kind=kind,
         device=device,
-        dtype=_dtype(wishes.dtype, device),
+        dtype=_dtype(wishes.dtype),
         kv_dtype=_KV_DTYPES[wishes.kv_dtype],
     )
     if choice.has_kernels and not machine.has_triton:
@@ -113,10 +113,10 @@ def _index(device: torch.device) -> int:
     return device.index
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """None is the checkpoint's own."""
+def _dtype(name: str) -> torch.dtype | None:
+    """As named; None is left to the checkpoint and the processor."""
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else None
+        return None
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), "the settings allow names of dtypes only"
     return dtype

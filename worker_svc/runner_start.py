@@ -8,12 +8,14 @@ from functools import partial
 from threading import Thread
 from typing import NamedTuple
 
+import structlog
 import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.host_memory import take_memory
+from quire import machine
 from quire.worker_settings import WorkerSettings
-from worker_svc.description import PhaseClock
+from worker_svc.description import MemoryUse, PhaseClock
 from worker_svc.device import torch_operations
 from worker_svc.device.graphs import graph_sizes
 from worker_svc.device.operations import Operations
@@ -21,7 +23,9 @@ from worker_svc.device.runner import DeviceRunner
 from worker_svc.device.start import GraphRunner, measure_memory, start_runner
 from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.host.host_runner import HostRunner
-from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
+from worker_svc.host.step_memory import step_buffer_bytes
+from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes, gib
+from worker_svc.main_memory import MainMemory
 from worker_svc.model.decoder import Decoder
 from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, longest_sequence, plan_pool
 from worker_svc.runner import ModelRunner
@@ -31,11 +35,13 @@ from worker_svc.step_limits import StepLimits
 from worker_svc.step_runner import StepRunner
 from worker_svc.trial_steps import warm_up_steps
 
-_CPU_FRACTION = 0.25  # the rest of the machine is not ours
-_CPU_MAX_BYTES = 1 << 30
-_CPU_BYTES_AT_HAND = 256 << 20  # of the pool's memory that is taken at the start; the rest as it is used
+_CPU_BYTES_AT_HAND = 256 << 20  # of the pool's memory that is taken at the start, at most; the rest as it is used
+_CPU_PART_AT_HAND = 0.25
+_CPU_LEAST_TOKENS = 1024  # of a pool where little memory is free
 _UNMEASURED_FRACTION = 0.85  # of what the weights leave on a CUDA device; the rest is for activations
 _MEASURED_FRACTION = 0.95  # of what is left beside all that was measured; steps differ in how they cut memory up
+
+log = structlog.get_logger()
 
 
 class StartedRunner(NamedTuple):
@@ -44,6 +50,7 @@ class StartedRunner(NamedTuple):
     runner: StepRunner
     limits: StepLimits
     block_shape: BlockShape
+    memory: MemoryUse
 
 
 def start_plain_runner(
@@ -59,7 +66,8 @@ def start_plain_runner(
     """
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     with clock.phase("kv_pool"):
-        plan = _plan(settings, decoder, shape, free_memory_bytes(decoder.device), _UNMEASURED_FRACTION)
+        step_bytes = _step_bytes(settings, decoder)
+        plan = _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes))
         pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
     with clock.phase("warm_up"):
@@ -75,13 +83,13 @@ def start_plain_runner(
             runner.launch(step)
         if kernels is not None:
             Thread(target=_take_memory, args=(host_decoder, pool), name="memory", daemon=True).start()
-    return StartedRunner(make(), limits, shape)
+    return StartedRunner(make(), limits, shape, _memory_use(decoder, pool, step_bytes))
 
 
 def _take_memory(model: HostDecoder, pool: KVPool) -> None:
     """Of what the first prompts write: to be given it takes as long as to compute them on some machines."""
     model.take_memory()
-    take_memory(pool.blocks, _CPU_BYTES_AT_HAND)
+    take_memory(pool.blocks, min(_CPU_BYTES_AT_HAND, int(pool.blocks.nbytes * _CPU_PART_AT_HAND)))
 
 
 def start_device_runner(
@@ -95,18 +103,20 @@ def start_device_runner(
     def make(pool: KVPool, limits: StepLimits) -> GraphRunner:
         return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
 
-    free_bytes, fraction = free_memory_bytes(choice.device), _UNMEASURED_FRACTION
+    step_bytes = _step_bytes(settings, decoder)
+    room = _pool_room(settings, choice.device, step_bytes)
     if choice.device.type == "cuda":
         trial = PoolPlan(num_blocks=0, max_model_len=longest_sequence(_sequences(settings, decoder)))
         limits = _limits(settings, decoder, trial)
         profile = measure_memory(make, shape, limits, choice.device, graphs=graphs, clock=clock)
-        free_bytes, fraction = profile.available, _MEASURED_FRACTION
+        step_bytes = profile.buffers + profile.activations + profile.graphs
+        room = _PoolRoom(profile.available, _MEASURED_FRACTION)
     with clock.phase("kv_pool"):
-        plan = _plan(settings, decoder, shape, free_bytes, fraction)
+        plan = _plan(settings, decoder, shape, room)
         pool = KVPool(shape, plan.num_blocks, choice.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
     runner = start_runner(make, pool, limits, graphs=graphs, clock=clock)
-    return StartedRunner(runner, limits, shape)
+    return StartedRunner(runner, limits, shape, _memory_use(decoder, pool, step_bytes))
 
 
 def _operations(choice: RunnerChoice) -> Operations:
@@ -117,22 +127,66 @@ def _operations(choice: RunnerChoice) -> Operations:
     return triton_operations.OPERATIONS
 
 
-def _plan(
-    settings: WorkerSettings, decoder: Decoder, shape: BlockShape, free_bytes: int, cuda_fraction: float
-) -> PoolPlan:
+class _PoolRoom(NamedTuple):
+    """Bytes that a pool may take, and the part of them that one of which no size was asked for does."""
+
+    free: int
+    fraction: float
+
+
+def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int) -> _PoolRoom:
+    """Beside weights that are loaded and a step's buffers. A size in blocks or bytes may take whatever is free."""
+    free = free_memory_bytes(device)
+    if device.type == "cuda":
+        return _PoolRoom(free, _UNMEASURED_FRACTION)
+    memory = MainMemory(
+        free=free,
+        taken=machine.own_memory_bytes(),
+        share=settings.memory_bytes,
+        is_limited=machine.has_memory_limit(),
+    )
+    if settings.num_blocks is not None or settings.kv_memory_bytes is not None:
+        return _PoolRoom(free, memory.fraction)
+    return _PoolRoom(memory.for_pool(step_bytes), memory.fraction)
+
+
+def _plan(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, room: _PoolRoom) -> PoolPlan:
     on_cpu = decoder.device.type == "cpu"
-    return plan_pool(
+    plan = plan_pool(
         PoolRequest(
             num_blocks=settings.num_blocks,
             memory_bytes=settings.kv_memory_bytes,
             fraction=settings.kv_memory_fraction,
-            default_fraction=_CPU_FRACTION if on_cpu else cuda_fraction,
-            default_max_bytes=_CPU_MAX_BYTES if on_cpu else None,
+            default_fraction=room.fraction,
+            default_least_tokens=_CPU_LEAST_TOKENS if on_cpu else 0,
             num_host_blocks=settings.num_host_blocks,
         ),
         _sequences(settings, decoder),
-        FreeMemory(device=free_bytes, host=None if on_cpu else free_memory_bytes(torch.device("cpu"))),
+        FreeMemory(device=room.free, host=None if on_cpu else free_memory_bytes(torch.device("cpu"))),
         shape.bytes_per_block,
+    )
+    pool_tokens = plan.num_blocks * settings.block_size
+    if settings.num_blocks is None and settings.kv_memory_bytes is None and pool_tokens < plan.max_model_len:
+        log.warning(
+            f"little memory: the KV pool holds {pool_tokens} tokens, less than one sequence of {plan.max_model_len}; "
+            "free memory, or give --kv-memory-bytes, --kv-dtype int8 or a smaller --max-model-len",
+            free=gib(room.free),
+        )
+    return plan
+
+
+def _step_bytes(settings: WorkerSettings, decoder: Decoder) -> int:
+    return step_buffer_bytes(
+        decoder.config, decoder.dtype, num_tokens=settings.max_batched_tokens, num_rows=settings.max_num_seqs
+    )
+
+
+def _memory_use(decoder: Decoder, pool: KVPool, step_bytes: int) -> MemoryUse:
+    return MemoryUse(
+        weight_bytes=decoder.weight_bytes,
+        kv_pool_bytes=pool.blocks.nbytes,
+        host_pool_bytes=pool.host_blocks.nbytes,
+        step_bytes=step_bytes,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -14,6 +14,7 @@ from common.address import advertised_address
 from common.process import ending
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
+from worker_svc.description import WorkerDescription
 from worker_svc.engine import Engine
 from worker_svc.executor import StepExecutor
 from worker_svc.registration import Registration, WorkerIdentity
@@ -137,5 +138,18 @@ def _log_ready(engine: Engine) -> None:
         block_size=description.limits.block_size,
         bytes_per_block=description.bytes_per_block,
         max_model_len=description.limits.max_model_len,
+        **_memory_said(description),
         startup_ms={each.phase: round(each.duration_ms, 1) for each in description.startup},
     )
+
+
+def _memory_said(description: WorkerDescription) -> dict[str, object]:
+    """What weights, pool and steps take, and how many sequences the pool holds, of the longest."""
+    memory, limits = description.memory, description.limits
+    if memory is None:
+        return {}
+    said: dict[str, object] = {"dtype_reason": description.dtype_reason, **asdict(memory)}
+    if description.num_threads is not None:
+        said["threads"] = description.num_threads
+    pool_tokens = limits.num_blocks * limits.block_size
+    return {**said, "pool_tokens": pool_tokens, "num_longest": pool_tokens // limits.max_model_len}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from quire.machine import num_processors
 from quire.params import DEFAULT_ADDRESS
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import (
@@ -158,7 +159,7 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
     worker = settle(WorkerSettings, *_split(passed[WorkerSettings], model=serve.model))
     worker_flags = _flags(passed[WorkerSettings], worker)
     if worker.threads is None:
-        worker = worker.model_copy(update={"threads": share_of_cores(_num_cores(), serve.workers)})
+        worker = worker.model_copy(update={"threads": share_of_cores(num_processors(), serve.workers)})
         worker_flags += (f"--threads={worker.threads}",)
     return Settled(
         serve=serve,
@@ -170,12 +171,11 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
 
 
 def share_of_cores(num_cores: int, num_workers: int) -> int:
-    """Threads of one worker's computation: the cores but one, shared; the one is for scheduler and clients.
+    """Threads of one worker's computation: the cores, shared.
 
-    A worker that computes on every core makes the scheduler wait for a core at each step, which costs more than
-    the core gives.
+    A worker that has all of them leaves one to the scheduler while its steps are small enough for that to pay.
     """
-    return max(1, (num_cores - 1) // num_workers)
+    return max(1, num_cores // num_workers)
 
 
 def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Given]:
@@ -273,7 +273,3 @@ def _flags(given: Mapping[str, _Given], settled: Settings) -> tuple[str, ...]:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

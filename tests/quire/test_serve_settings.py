@@ -172,10 +172,10 @@ def test_threads_told_to_the_worker_itself_are_left_to_it(tmp_path: Path, monkey
     assert not any("threads" in each for each in settle_all({"model": "m"}, None).worker_flags)
 
 
-def test_workers_share_all_cores_but_one() -> None:
-    assert share_of_cores(16, 1) == 15
-    assert share_of_cores(16, 2) == 7
-    assert share_of_cores(2, 1) == 1
+def test_workers_share_all_cores() -> None:
+    assert share_of_cores(16, 1) == 16
+    assert share_of_cores(16, 3) == 5
+    assert share_of_cores(2, 1) == 2
     assert share_of_cores(1, 4) == 1
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire import machine
 from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError, free_memory_bytes, num_pool_blocks
 
 CPU = torch.device("cpu")
@@ -92,13 +93,13 @@ def test_impossible_sizes_are_refused_with_what_to_change(fraction: float, num_b
         num_pool_blocks(free_bytes=1000, fraction=fraction, bytes_per_block=100, num_blocks=num_blocks)
 
 
+def test_a_pool_far_larger_than_what_is_used_of_it_takes_no_memory_at_its_start() -> None:
+    before = machine.own_memory_bytes()
+    pool = KVPool(SHAPE, num_blocks=(4 << 30) // SHAPE.bytes_per_block, device=CPU)
+    pool.blocks[-1] = 1.0
+    assert machine.own_memory_bytes() - before < 256 << 20
+
+
 def test_free_memory_of_the_cpu_is_positive_and_no_more_than_the_machine_has() -> None:
     total_kib = int(Path("/proc/meminfo").read_text().split()[1])
     assert 0 < free_memory_bytes(CPU) <= total_kib * 1024
-
-
-def test_a_container_limit_bounds_the_free_memory(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
-    assert free_memory_bytes(CPU, cgroup=tmp_path) == 1_000_000 - 400_000 + 150_000

@@ -25,10 +25,18 @@ def test_an_unasked_pool_takes_its_part_of_little_memory() -> None:
     assert plan(NOTHING_ASKED, free_bytes=20_000) == PoolPlan(num_blocks=10, max_model_len=100)
 
 
-def test_an_unasked_pool_keeps_to_its_most_bytes_and_one_that_was_asked_for_does_not() -> None:
-    modest = replace(NOTHING_ASKED, default_max_bytes=12_345)
-    assert plan(modest).num_blocks == 12
-    assert plan(replace(modest, num_blocks=20)).num_blocks == 20
+def test_an_unasked_pool_holds_its_least_tokens_where_its_part_would_not_and_whatever_there_is_below_that() -> None:
+    careful = replace(NOTHING_ASKED, default_fraction=0.1, default_least_tokens=40)  # 3 blocks
+    assert plan(careful, free_bytes=20_000).num_blocks == 3
+    assert plan(careful, free_bytes=40_000).num_blocks == 4  # a tenth is more
+    assert plan(careful, free_bytes=2_000).num_blocks == 2
+    with pytest.raises(PoolSizeError, match="one block needs"):
+        plan(careful, free_bytes=999)
+
+
+def test_the_least_tokens_are_no_more_than_the_longest_sequence() -> None:
+    careful = replace(NOTHING_ASKED, default_fraction=0.001, default_least_tokens=100_000)
+    assert plan(careful).num_blocks == 7
 
 
 @pytest.mark.parametrize(

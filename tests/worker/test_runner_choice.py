@@ -14,9 +14,9 @@ HOPPERS = Machine(cuda_capabilities=((9, 0), (9, 0)), current_cuda_device=1, has
 CPU, CUDA_1 = torch.device("cpu"), torch.device("cuda:1")
 
 
-def test_without_a_gpu_the_plain_runner_computes_in_float32() -> None:
+def test_without_a_gpu_it_is_the_plain_runner_in_a_dtype_that_is_left_to_the_checkpoint() -> None:
     choice = choose_runner(NOTHING_ASKED, NO_GPU)
-    assert choice == RunnerChoice(kind="cpu", device=CPU, dtype=torch.float32, kv_dtype=None)
+    assert choice == RunnerChoice(kind="cpu", device=CPU, dtype=None, kv_dtype=None)
     assert not choice.has_kernels
 
 

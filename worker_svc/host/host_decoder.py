@@ -84,6 +84,11 @@ class HostDecoder:
             tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
             self._chosen = GreedyTokens(tokens, finite)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """What passes have taken so far, beside weights and pool."""
+        return self._buffers.num_bytes + self._logits.num_bytes
+
     def take_memory(self) -> None:
         """Takes the memory of what was reserved, as far as a pass has asked for it."""
         self._buffers.take_memory()

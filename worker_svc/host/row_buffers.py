@@ -30,6 +30,11 @@ class RowBuffers:
                 buffer = self._buffers[purpose] = zeros_as_used((self._num_rows, size), self._dtype)
         return buffer[:num_rows]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all buffers that there are."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
     def take_memory(self) -> None:
         """Of all buffers that there are, for all of their rows."""
         for buffer in list(self._buffers.values()):

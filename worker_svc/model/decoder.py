@@ -151,7 +151,8 @@ def load_decoder(
     """
     config = read_model_config(path)
     with WeightReader(path) as reader:
-        return make_decoder(reader, config, dtype or _saved_dtype(config, reader), device, make_product, on_part)
+        dtype = dtype or _named_dtype(config.dtype or reader.stored_dtype())
+        return make_decoder(reader, config, dtype, device, make_product, on_part)
 
 
 def make_decoder(
@@ -186,8 +187,16 @@ def make_decoder(
     )
 
 
-def _saved_dtype(config: ModelConfig, reader: WeightReader) -> torch.dtype:
-    """As config.json says, else as the tensors are stored."""
-    dtype = getattr(torch, config.dtype or reader.stored_dtype())
+def saved_dtype(path: Path) -> torch.dtype:
+    """In which dtype the checkpoint of this folder was saved. Raises CheckpointError."""
+    config = read_model_config(path)
+    if config.dtype is not None:
+        return _named_dtype(config.dtype)
+    with WeightReader(path) as reader:
+        return _named_dtype(reader.stored_dtype())
+
+
+def _named_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), "config.json and files name dtypes only"
     return dtype

@@ -21,6 +21,7 @@ from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next, without_password
+from quire.machine import free_memory_bytes
 
 WORKER_END_S = 10.0
 SCHEDULER_END_S = 5.0  # beyond its own time for draining
@@ -130,6 +131,9 @@ class Supervisor:
                 *self._settled.scheduler_flags,
             )
             self._schedulers.append(self._child(name, "listening", scheduler, watched, workers_pipe))
+        # Measured once: a worker's pool is taken only as it is used, so that later it would look free to the others.
+        share = free_memory_bytes() // settings.workers
+        memory = () if self._settled.worker.memory_bytes is not None else (f"--memory-bytes={share}",)
         for index in range(settings.workers):
             name = f"worker-{index}"
             worker = module_command(
@@ -137,6 +141,7 @@ class Supervisor:
                 *("--model", settings.model, "--scheduler", self.address, "--worker-id", name),
                 f"--parent-pipe-fd={workers_watch}",
                 *self._settled.worker_flags,
+                *memory,
             )
             self._workers.append(self._child(name, "ready", worker, workers_watch))
         children = [*self._schedulers, *self._workers]

@@ -1,0 +1,32 @@
+"""Which instruction sets the processor has, as Linux names them."""
+
+import platform
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """Names such as avx2, avx512_bf16, asimd, bf16; none where the system does not tell."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def is_arm() -> bool:
+    """Whether the processor is a 64-bit ARM."""
+    return platform.machine() in ("aarch64", "arm64")
+
+
+def multiplies_bfloat16(features: frozenset[str]) -> str | None:
+    """The instruction set that multiplies bfloat16 as it is; None: it is widened to float32 first."""
+    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
+    if is_arm():
+        known = {"bf16": "NEON BF16"}
+    return next((name for feature, name in known.items() if feature in features), None)

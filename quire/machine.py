@@ -1,0 +1,114 @@
+"""What this machine, or container, lets a process have: processors, and memory that is free.
+
+Reads what Linux says under /proc and /sys: a limit of a container (cgroup, version 1 or 2) counts as the machine's own.
+Where neither is there, everything is taken as it is.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+_KIB = 1024
+
+
+def num_processors(root: Path = _ROOT) -> int:
+    """How many threads can compute at once: processors that this process may use, within the container's quota.
+
+    A quota's fraction is left out: threads that use it up all stand still until the next period.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [*_quotas(root)]
+    return max(1, min(usable, *(int(each) for each in quotas))) if quotas else usable
+
+
+def free_memory_bytes(root: Path = _ROOT) -> int:
+    """Memory that could be taken now, within the container's limits; file cache that may be dropped counts as free."""
+    return min(_available_bytes(root), *_left_bytes(root), _total_bytes(root))
+
+
+def has_memory_limit(root: Path = _ROOT) -> bool:
+    """Whether a container's limit bounds the memory: what it leaves is for this container alone."""
+    return any(limit < _total_bytes(root) for limit, _ in _memory_limits(root))
+
+
+def own_memory_bytes(root: Path = _ROOT) -> int:
+    """Memory of this process that nothing else can use: without files that are mapped."""
+    for line in _lines(root / "proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * _KIB
+    return 0
+
+
+def _available_bytes(root: Path) -> int:
+    return _meminfo(root, "MemAvailable") or _total_bytes(root)
+
+
+def _total_bytes(root: Path) -> int:
+    return _meminfo(root, "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _meminfo(root: Path, name: str) -> int | None:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * _KIB
+    return None
+
+
+def _left_bytes(root: Path) -> Iterator[int]:
+    for limit, used in _memory_limits(root):
+        yield max(0, limit - used)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit, and use without droppable file cache, of each cgroup that this process is in and that has a limit."""
+    for folder in _folders(root, ""):
+        yield from _memory_limit(folder, "memory.max", "memory.current", "inactive_file")
+    for folder in _folders(root, "memory"):
+        yield from _memory_limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _memory_limit(folder: Path, limit_file: str, use_file: str, droppable: str) -> Iterator[tuple[int, int]]:
+    limit, used = _number(folder / limit_file), _number(folder / use_file)
+    if limit is None or used is None:
+        return
+    stat = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
+    yield limit, max(0, used - int(stat.get(droppable, 0)))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Processors that each cgroup may use, of those that bound it."""
+    for folder in _folders(root, ""):
+        quota, period = [*"".join(_lines(folder / "cpu.max")).split(), "", ""][:2]
+        if quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+    for folder in _folders(root, "cpu"):
+        limit, each = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if limit is not None and each:
+            yield limit / each
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Of this process's cgroup and those above it, as far as they are to be seen here; "": of version 2."""
+    mounted = root / "sys/fs/cgroup" / controller
+    for line in _lines(root / "proc/self/cgroup") or ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = Path(path.strip().strip("/"))
+            for each in (own, *own.parents):
+                yield mounted / each
+            return
+    yield mounted
+
+
+def _number(path: Path) -> int | None:
+    """None where there is none: no such file, or no limit."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

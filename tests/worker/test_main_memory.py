@@ -1,0 +1,62 @@
+"""How much of the main memory a worker's pool may take: beside others, within its share, with nearly nothing free."""
+
+import pytest
+import torch
+
+from kernels.native.native_kernels import native_kernels
+from tests.worker.runners import limits_for
+from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
+from worker_svc.host.host_decoder import HostDecoder
+from worker_svc.host.packing import choose_packing
+from worker_svc.host.step_memory import step_buffer_bytes
+from worker_svc.kv_pool import KVPool
+from worker_svc.main_memory import MainMemory
+from worker_svc.model.decoder import load_decoder
+from worker_svc.runner import ModelRunner
+from worker_svc.sampler import Sampler
+from worker_svc.trial_steps import largest_step
+
+GIB = 1 << 30
+
+
+def memory(*, free: int, taken: int = 0, share: int | None = None, is_limited: bool = False) -> MainMemory:
+    return MainMemory(free=free, taken=taken, share=share, is_limited=is_limited)
+
+
+def test_alone_in_a_container_nine_tenths_of_what_is_free_are_for_the_pool_and_half_of_it_elsewhere() -> None:
+    assert memory(free=10 * GIB, is_limited=True).fraction == 0.9
+    assert memory(free=10 * GIB).fraction == 0.5
+    assert memory(free=10 * GIB, share=5 * GIB).fraction == 0.9
+
+
+def test_workers_of_one_machine_get_equal_pools_whoever_has_loaded_first() -> None:
+    # 24 GiB for three, each with 2 GiB of weights: 6 GiB are left of each share, however much is free when it looks.
+    for num_loaded in (1, 2, 3):
+        assert memory(free=(24 - 2 * num_loaded) * GIB, taken=2 * GIB, share=8 * GIB).available == 6 * GIB
+
+
+def test_a_share_is_no_promise_of_memory_that_somebody_else_has_taken() -> None:
+    assert memory(free=1 * GIB, taken=2 * GIB, share=8 * GIB).available == 1 * GIB
+    assert memory(free=9 * GIB, taken=10 * GIB, share=8 * GIB).available == 0
+
+
+def test_a_step_is_kept_free_unless_it_would_leave_nearly_nothing() -> None:
+    assert memory(free=10 * GIB).for_pool(3 * GIB) == 7 * GIB
+    assert memory(free=4 * GIB).for_pool(30 * GIB) == 1 * GIB
+
+
+@pytest.mark.parametrize("family", TINY_MODELS)
+def test_the_largest_step_takes_no_more_than_is_kept_free_for_it(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = write_tiny_model(family, tmp_path_factory.mktemp(family))
+    packing = choose_packing(torch.float32, has_native=True)
+    decoder = load_decoder(folder, torch.float32, torch.device("cpu"), packing.make_product)
+    model = HostDecoder(decoder, native_kernels())
+    limits = limits_for(decoder)
+    pool = KVPool(decoder.block_shape(limits.block_size), limits.num_blocks, decoder.device)
+    ModelRunner(model, pool, Sampler(), limits, greedy=model.greedy).launch(largest_step(limits))
+    kept_free = step_buffer_bytes(
+        decoder.config, decoder.dtype, num_tokens=limits.max_batched_tokens, num_rows=limits.num_slots
+    )
+    assert 0.4 * kept_free < model.buffer_bytes <= kept_free
