@@ -9,6 +9,7 @@
 #   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
 #   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
+#   SECONDS, SEED   how long `make endurance` goes on, and what draws its faults. Default: 1800, 1.
 #   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
@@ -18,13 +19,15 @@ SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
 BENCH_PEERS_ARGS ?=
 SEEDS ?= 20000
+SECONDS ?= 1800
+SEED ?= 1
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos files-page bench bench-paper bench-peers results-page soak chaos simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos files-page bench bench-paper bench-peers results-page soak chaos endurance simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -112,6 +115,10 @@ soak: $(VENV)/.dev
 # The fault matrix against real processes, and a report of it.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos
+
+# Half an hour of faults on real processes, one every 3 s, drawn by SEED.
+endurance: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos --campaign endurance --seconds $(SECONDS) --seed $(SEED)
 
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
 simulate: $(VENV)/.dev

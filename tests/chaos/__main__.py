@@ -21,7 +21,7 @@ from tests.chaos.fault_table import Result, page
 from tests.chaos.runs import merged, run
 from tests.chaos.stage import Extent
 
-CAMPAIGN_TIMEOUT_S = 1200.0
+CAMPAIGN_TIMEOUT_S = 1200.0  # beside the seconds of its faults
 QUICK_EXTENT = Extent(num_asks=10, min_tokens=24, max_tokens=48, concurrency=6, num_clients=1, flow_tokens=80)
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     _write(arguments, results, [])
     if campaigns:
         extent = replace(CAMPAIGN_EXTENT, campaign_s=arguments.seconds)
-        long = run(campaigns, arguments.seed, extent, scene_timeout_s=CAMPAIGN_TIMEOUT_S)
+        long = run(campaigns, arguments.seed, extent, scene_timeout_s=arguments.seconds + CAMPAIGN_TIMEOUT_S)
         results += (long_results := asyncio.run(long))
         _write(arguments, [], long_results)
     sys.exit(_status(results))

@@ -7,6 +7,7 @@ from functools import partial
 
 from tests.chaos.client_load import ClientLoad
 from tests.chaos.deployment import Deployment
+from tests.chaos.endurance import anything_goes_wrong
 from tests.chaos.scenario import Figures
 from tests.chaos.stage import STANDARD_WORKERS, Extent, Scenario, Stage
 
@@ -97,4 +98,12 @@ CAMPAIGNS = {
     "workers": _scenario("C2", "both workers die in turn", workers_die),
     "store": _scenario("C3", "the store dies", stores_die),
     "all": _scenario("C4", "scheduler, workers and store die at random", anything_dies),
+    "endurance": Scenario(
+        fault="C5",
+        title="anything goes wrong, again and again under fifty mixed requests",
+        injected="every 3 s, drawn: leader, standby, worker or store killed or frozen; a path of clients or steps cut, "
+        "half-open, or with flipped bits; the store out of memory, read only, or emptied, with and without a newcomer",
+        promise="P1 P2 P3 P4 P5 P6 P7 P8",
+        play=anything_goes_wrong,
+    ),
 }

@@ -1,0 +1,218 @@
+"""Endurance: every few seconds a fault that the seed draws, on any process and any path, under fifty requests at once.
+
+A leader and a hot standby, two workers and the store; proxies stand between clients and schedulers, and between
+schedulers and workers. What has died is started again before the next fault.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import quire
+from tests.chaos.client_load import ClientLoad
+from tests.chaos.deployment import Deployment, Life
+from tests.chaos.proxy import Proxy
+from tests.chaos.scenario import Figures
+from tests.chaos.stage import STANDARD_WORKERS, Stage
+from tests.services import free_address
+
+EVERY_S = 3.0
+LEASE_MS = 1500
+FROZEN_S = (0.2, 2.5)
+APART_S = 2.0
+STORE_TROUBLE_S = (0.5, 2.5)
+RESTATED_S = 2.5  # after which all that lives is in a new journal: until then an emptied store has no second copy
+NUM_BLOCKS = 4096
+READY_TIMEOUT_S = 90.0
+END_TIMEOUT_S = 600.0
+
+Strike = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Site:
+    """Everything that can be struck."""
+
+    stage: Stage
+    deployment: Deployment
+    client_paths: list[Proxy]
+    step_paths: list[Proxy]
+    addresses: list[str]  # of the schedulers
+    worker_listens: list[str]
+    schedulers: list[Life] = field(default_factory=list)  # beside addresses
+    flushed_s: float = 0.0
+
+    async def start_scheduler(self, number: int, *, listens: bool = True) -> None:
+        """The scheduler of an address, told to clients by its proxy's."""
+        flags = ("--standby", "--lease-ms", str(LEASE_MS), "--advertise", self.client_paths[number].address)
+        life = await self.deployment.begin_scheduler(*flags, address=self.addresses[number], listens=listens)
+        self.schedulers[number : number + 1] = [life]
+
+    def start_worker(self, number: int) -> None:
+        """A worker that is dialled through its proxy."""
+        listen, path = self.worker_listens[number], self.step_paths[number].address
+        self.deployment.begin_worker(STANDARD_WORKERS[number], "--listen", listen, "--advertise", path)
+
+    async def revive(self) -> None:
+        """Starts again what has ended."""
+        await asyncio.to_thread(self.deployment.store.revive)
+        for number, life in enumerate(self.schedulers):
+            if life.is_over:
+                await self.start_scheduler(number, listens=False)
+        for number, name in enumerate(STANDARD_WORKERS):
+            if self.deployment.workers[name].is_over:
+                self.start_worker(number)
+
+    async def until_it_has_memory(self) -> None:
+        """Until a leader serves whose journal takes entries, and what an emptied store lost is written again."""
+        async with self.deployment.client() as client, asyncio.timeout(READY_TIMEOUT_S):
+            while True:
+                try:
+                    if not (await client.stats()).journal.degraded:
+                        break
+                except quire.QuireError:
+                    await self.revive()
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(max(0.0, self.flushed_s + RESTATED_S - time.monotonic()))
+
+    def strikes(self) -> list[Strike]:
+        """All kinds of fault, each as likely as the others."""
+        return [
+            *(partial(self._kill, life) for life in (*self.schedulers, *self.deployment.workers.values())),
+            *(partial(self._freeze, life) for life in (*self.schedulers, *self.deployment.workers.values())),
+            *(partial(self._cut, path) for path in (*self.client_paths, *self.step_paths)),
+            *(partial(self._half_open, path) for path in (*self.client_paths, *self.step_paths)),
+            *(partial(self._flip, path) for path in (*self.client_paths, *self.step_paths)),
+            self._kill_store,
+            self._freeze_store,
+            partial(self._refuse_writes, "maxmemory", "1"),
+            partial(self._refuse_writes, "min-replicas-to-write", "1"),  # read only, in effect
+            self._empty_store,
+            self._empty_store_beside_a_newcomer,
+        ]
+
+    async def _kill(self, life: Life) -> None:
+        if not life.is_over:
+            life.kill()
+
+    async def _freeze(self, life: Life) -> None:
+        if life.is_over:
+            return
+        life.send(signal.SIGSTOP)
+        await asyncio.sleep(self.stage.rng.uniform(*FROZEN_S))
+        life.send(signal.SIGCONT)
+
+    async def _cut(self, path: Proxy) -> None:
+        path.cut()
+
+    async def _half_open(self, path: Proxy) -> None:
+        path.hold(self.stage.rng.choice(("up", "down")))
+        await asyncio.sleep(APART_S)
+        path.heal()
+        path.cut()
+
+    async def _flip(self, path: Proxy) -> None:
+        path.flip(self.stage.rng.choice(("up", "down")), self.stage.rng.randint(1, 3))
+
+    async def _kill_store(self) -> None:
+        store = self.deployment.store
+        store.kill()
+        await asyncio.sleep(self.stage.rng.uniform(0.0, 1.0))
+        await asyncio.to_thread(store.start)
+
+    async def _freeze_store(self) -> None:
+        self.deployment.store.freeze()
+        await asyncio.sleep(self.stage.rng.uniform(*STORE_TROUBLE_S))
+        self.deployment.store.thaw()
+
+    async def _refuse_writes(self, setting: str, value: str) -> None:
+        self.deployment.store.command("CONFIG", "SET", setting, value)
+        await asyncio.sleep(self.stage.rng.uniform(*STORE_TROUBLE_S))
+        self.deployment.store.command("CONFIG", "SET", setting, "0")
+
+    async def _empty_store(self) -> None:
+        await self.until_it_has_memory()
+        self.deployment.store.command("FLUSHALL")
+        self.flushed_s = time.monotonic()
+
+    async def _empty_store_beside_a_newcomer(self) -> None:
+        """A scheduler starts, and finds nothing; the other one lives."""
+        await self.until_it_has_memory()
+        number = await self._standby()
+        life = self.schedulers[number]
+        if not life.is_over:
+            life.kill()
+        await self.start_scheduler(number, listens=False)
+        await asyncio.sleep(self.stage.rng.uniform(0.0, 0.5))
+        self.deployment.store.command("FLUSHALL")
+        self.flushed_s = time.monotonic()
+
+    async def _standby(self) -> int:
+        """The scheduler that does not lead."""
+        for number, address in enumerate(self.addresses):
+            async with quire.AsyncClient(address, retries=0, call_timeout_s=2.0) as client:
+                try:
+                    await client.stats()
+                except quire.QuireError:
+                    return number
+        return 1
+
+
+async def make_site(stage: Stage) -> Site:
+    """All processes, with the first scheduler in the lead."""
+    deployment = stage.own(num_blocks=NUM_BLOCKS)
+    addresses = [free_address(), free_address()]
+    listens = [free_address() for _ in STANDARD_WORKERS]
+    clients = [await stage.proxy(each) for each in addresses]
+    steps = [await stage.proxy(each) for each in listens]
+    deployment.client_address = ",".join(each.address for each in clients)
+    deployment.worker_scheduler = ",".join(addresses)
+    site = Site(stage, deployment, clients, steps, addresses, listens)
+    for number in range(len(STANDARD_WORKERS)):
+        site.start_worker(number)
+    for number in range(len(addresses)):
+        await site.start_scheduler(number)
+    await deployment.until_driven(*STANDARD_WORKERS)
+    return site
+
+
+async def anything_goes_wrong(stage: Stage) -> Figures:
+    """A fault every `EVERY_S`, for as long as the extent says."""
+    await stage.reference()
+    site = await make_site(stage)
+    load = stage.load(site.deployment.client_address, reconnect_timeout_s=300.0)
+    await load.until_flowing()
+    began_s = time.monotonic()
+    counts: dict[str, int] = {}
+    while time.monotonic() < began_s + stage.extent.campaign_s:
+        struck_s = time.monotonic()
+        strike = stage.rng.choice(site.strikes())
+        await strike()
+        name = getattr(strike, "func", strike).__name__.strip("_")
+        counts[name] = counts.get(name, 0) + 1
+        await _let_run(load, struck_s + EVERY_S)
+        await site.revive()
+    await site.until_it_has_memory()
+    await site.deployment.until_driven(*STANDARD_WORKERS)
+    figures = await stage.figures(
+        load,
+        site.deployment,
+        records_since_s=site.flushed_s + RESTATED_S if site.flushed_s else 0.0,
+        end_timeout_s=END_TIMEOUT_S,
+    )
+    flipped = sum(each.num_flipped for each in (*site.client_paths, *site.step_paths))
+    figures.more = {
+        "seconds": stage.extent.campaign_s,
+        "faults": sum(counts.values()),
+        "tokens": load.history.num_tokens,
+        "bits_flipped": flipped,
+        **dict(sorted(counts.items())),
+    }
+    return figures
+
+
+async def _let_run(load: ClientLoad, until_s: float) -> None:
+    await load.until(lambda: time.monotonic() >= until_s, "time passes")
