@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.forked_process import ForkedProcess
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "demo" / "model"
-START_TIMEOUT_S = 90.0  # torch is slow to import on a busy machine
+START_TIMEOUT_S = 90.0  # torch is slow to import
 _IS_TRACED = any(name.startswith("COVERAGE_") for name in os.environ)
 
 
@@ -71,7 +72,7 @@ class Service:
             return [line for line in self.lines if line.get("event") == event]
 
         with self._changed:
-            self._changed.wait_for(lambda: len(found()) >= number or self._closed, timeout_s)
+            self._changed.wait_for(lambda: len(found()) >= number or self._closed, patient(timeout_s))
             lines = found()
         if len(lines) < number:
             raise AssertionError(f"no {event!r} in the log of {self.process.args!r}:\n" + "".join(self.raw[-40:]))
@@ -82,8 +83,8 @@ class Service:
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """Waits for its end. Returns the exit code."""
-        code = self.process.wait(timeout_s)
-        self._reader.join(timeout_s)
+        code = self.process.wait(patient(timeout_s))
+        self._reader.join(patient(timeout_s))
         return code
 
     def kill(self) -> None:

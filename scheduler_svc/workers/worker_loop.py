@@ -89,17 +89,24 @@ class WorkerLoop:
         self._last_result_ns: int | None = None
         self._executing_since_ns = 0  # when the first step in flight was sent, or the one before it was answered
 
-    def is_hung(self, now_s: float) -> bool:
-        """Whether the step being executed takes so long that it will never end."""
+    @property
+    def hangs_after_s(self) -> float | None:
+        """The monotonic time after which the step being executed will never end; None while none is waited for."""
         if not self._in_flight or self.link.results:
-            return False
-        taken_s = now_s - self._executing_since_ns / 1e9
-        if taken_s <= HUNG_AFTER_S:
-            return False
+            return None
         expected_s = self._expectations.expected_s(self._in_flight[0])
         if expected_s is None:
-            return taken_s > max(HUNG_AFTER_UNKNOWN_S, HUNG_AFTER_TIMES * self.times.exec_ns / 1e9)
-        return taken_s > HUNG_AFTER_TIMES * expected_s
+            patience_s = max(HUNG_AFTER_UNKNOWN_S, HUNG_AFTER_TIMES * self.times.exec_ns / 1e9)
+        else:
+            patience_s = max(HUNG_AFTER_S, HUNG_AFTER_TIMES * expected_s)
+        return self._executing_since_ns / 1e9 + patience_s
+
+    def is_hung(self, now_s: float) -> bool:
+        """Whether the step being executed takes so long that it will never end."""
+        if now_s - self._executing_since_ns / 1e9 <= HUNG_AFTER_S:  # mostly: nothing is to be looked up
+            return False
+        hangs_after_s = self.hangs_after_s
+        return hangs_after_s is not None and now_s > hangs_after_s
 
     def excuse(self, pause_s: float) -> None:
         """For so long this process did not run, and could hear of no result."""

@@ -22,6 +22,7 @@ from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from tests.chaos_input.overload import demo_services
+from tests.patience import patient
 from tests.services import Service
 
 MAX_FILES = 256
@@ -115,7 +116,7 @@ async def _is_refused(address: str) -> bool:
 
 async def _until_full(pid: int) -> int:
     """Returns the number of open files once there are no more to be had."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         while (files := _num_files(pid)) < MAX_FILES:  # noqa: ASYNC110 - it is another process's
             await asyncio.sleep(0.05)
     return files

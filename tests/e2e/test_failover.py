@@ -18,6 +18,7 @@ from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.sampled_reference import Drawing, assert_drawn
 from tests.e2e.watched import Watched, until_more_has_come
+from tests.patience import patient
 from tests.scheduler.journal_setup import redis_store
 from tests.services import Service, free_address, start_scheduler
 from tests.valkey import ValkeyProcess
@@ -78,7 +79,7 @@ class Load:
     async def goes_on(self) -> None:
         """Returns at the next token."""
         num_tokens = self.watched.num_tokens
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             while self.watched.num_tokens == num_tokens:  # noqa: ASYNC110 - what reads has nobody to tell
                 await asyncio.sleep(0.005)
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import quire
 from quire.params import GenerateParams
+from tests.patience import patient
 
 
 class Watched:
@@ -35,7 +36,7 @@ class Watched:
 async def until_more_has_come(watched: Watched, runs: Sequence["asyncio.Task[quire.Completion]"]) -> None:
     """Returns when 300 more tokens have come; raises what ended a run early."""
     enough = watched.num_tokens + 300
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         while watched.num_tokens < enough:
             await asyncio.sleep(0.01)
             for run in runs:

@@ -27,6 +27,7 @@ from quire.errors import (
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
 from quire.v1 import inference_pb2 as pb
+from tests.patience import patient
 from tests.quire.scripted_prefixes import ScriptedPrefixes
 from tests.quire.scripted_run import ALL, Run, Script
 
@@ -116,7 +117,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until what the client said makes the condition true."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(patient(10)), self._changed:
             await self._changed.wait_for(condition)
 
     async def note(self, action: str, request_id: str) -> None:

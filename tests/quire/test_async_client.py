@@ -8,6 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import inference_pb2 as pb
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -59,7 +60,7 @@ async def test_many_requests_interleave_over_one_session(server: ScriptedServer,
     for num_tokens in range(1, 21):
         for stream in streams:
             server.release(stream.request_id, num_tokens)
-        async with asyncio.timeout(10):  # every reader has this token before the next one is out
+        async with asyncio.timeout(patient(10)):  # every reader has this token before the next one is out
             assert {await heard.get() for _ in streams} == set(range(256))
     texts = await asyncio.gather(*readers)
 

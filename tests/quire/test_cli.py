@@ -21,6 +21,7 @@ from quire.cli.app import app
 from quire.cli.top_view import block_bar, view
 from quire.stats import BlockStats, JournalStats, Stats
 from quire.v1 import inference_pb2 as pb
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -78,7 +79,7 @@ async def test_generate_prints_a_sample_when_it_ends(server: ScriptedServer) -> 
     await server.until(lambda: len(server.runs) == 1)
     request_id = next(iter(server.runs))
     server.release(request_id, index=1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert await command.stdout.readline() == b"--- sample 1, stop\n"
         assert await command.stdout.readline() == b" 1000 1001 1002 1003\n"
         server.release(request_id)
@@ -322,7 +323,7 @@ async def interrupt(command: asyncio.subprocess.Process) -> tuple[int | None, by
     """Ctrl-C, then exit code and standard error. What does not end by it is ended: it would ask a server that stops."""
     command.send_signal(signal.SIGINT)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             _, errors = await command.communicate()
     finally:
         if command.returncode is None:
@@ -365,7 +366,7 @@ async def test_ctrl_c_at_the_prompt_of_a_chat_says_how_to_leave(server: Scripted
     os.write(ours, b"Hi\n")
     await asyncio.to_thread(read_until, b" 0 1 2 3 4 5 6 7")
     os.write(ours, b"/exit\n")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert await command.wait() == 0
     os.close(ours)
     os.close(theirs)

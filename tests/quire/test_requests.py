@@ -11,6 +11,7 @@ import quire
 from quire.cli.app import app
 from quire.cli.wait_hint import WaitHint
 from quire.v1 import inference_pb2 as pb
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 from tests.quire.test_cli import start
@@ -171,7 +172,7 @@ async def test_generate_names_its_request_as_soon_as_it_is_accepted(server: Scri
     server.default = Script(num_tokens=4, released=0)
     command = await start("generate", "hello", "-a", server.address, "--stats")
     assert command.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         name = (await command.stderr.readline()).decode().removeprefix("request ").strip()
         assert list(server.runs) == [name]
         assert (await run("pause", name, "-a", server.address)).stdout == f"{name}: paused\n"
@@ -209,7 +210,7 @@ async def test_a_person_who_waits_is_told_what_for_until_there_is_output(
             hint.stop()
             return shown
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         assert await asyncio.to_thread(use) == told + "quire: request long waits for KV blocks\n"
 
 

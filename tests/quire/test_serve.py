@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import quire
+from tests.patience import patient
 from tests.services import DEMO_MODEL
 
 READY_S = 90.0
@@ -53,7 +54,7 @@ class Serve:
             return next((match for line in self.said if (match := re.search(pattern, line))), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() is not None or not self._reader.is_alive(), READY_S)
+            self._changed.wait_for(lambda: found() is not None or not self._reader.is_alive(), patient(READY_S))
         match = found()
         assert match is not None, "".join(self.said)
         return match
@@ -68,7 +69,7 @@ class Serve:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(60)
+        code = self.process.wait(patient(60))
         self._reader.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -117,7 +118,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
 
 async def generate(address: str) -> str:
     async with quire.AsyncClient(address) as client:
-        await client.wait_ready(READY_S)
+        await client.wait_ready(patient(READY_S))
         return (await client.generate("Once upon a time", max_tokens=8, temperature=0)).text
 
 
@@ -175,14 +176,23 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
 
 
 def led_by(address: str) -> str:
-    """Which of several schedulers leads."""
+    """Which of several schedulers leads, once one does; one that is just being started again does not answer."""
 
     async def leads(each: str) -> bool:
         async with quire.AsyncClient(each) as client:
-            return await client.health("quire.v1.Cluster") is quire.Health.SERVING
+            try:
+                return await client.health("quire.v1.Cluster") is quire.Health.SERVING
+            except quire.UnavailableError:
+                return False
 
-    (leader,) = [each for each in address.split(",") if asyncio.run(leads(each))]
-    return leader
+    async def leader() -> str:
+        async with asyncio.timeout(patient(READY_S)):
+            while True:
+                leading = [each for each in address.split(",") if await leads(each)]
+                if len(leading) == 1:
+                    return leading[0]
+
+    return asyncio.run(leader())
 
 
 @pytest.mark.timeout(300)

@@ -19,6 +19,7 @@ from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError,
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next, without_password
 from quire.cli.supervisor.service_log import ServiceLog
+from tests.patience import patient
 
 ENDLESS = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = (
@@ -38,7 +39,7 @@ class Restarts:
         self._news.set()
 
     async def until(self, number: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             while len(self.said) < number:
                 await self._news.wait()
                 self._news.clear()
@@ -61,7 +62,7 @@ async def logged(path: Path, word: str, number: int = 1) -> None:
     def count() -> int:
         return path.read_text().count(word) if path.exists() else 0
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while count() < number:  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
 
@@ -183,7 +184,7 @@ async def test_logs_are_echoed_line_by_line_as_they_grow(tmp_path: Path, capsys:
         file.write("whole\npart")
     (tmp_path / "late.log").write_text("late\n")
     shown = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while "late" not in shown or "whole" not in shown:
             await asyncio.sleep(0.01)
             shown += capsys.readouterr().err
@@ -233,7 +234,7 @@ signal.pause()
     await told.wait()
     assert not waiting.done()
     os.kill(service_pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await waiting
     folder.close()
 
@@ -329,7 +330,7 @@ async def test_the_end_of_the_store_is_seen(folder: DataFolder, store: EmbeddedS
     pid = int(await reader.readline())
     assert not watching.done()
     os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await watching
     writer.close()
     assert await store.start() is False
@@ -347,7 +348,7 @@ async def test_a_store_that_ends_is_started_again_as_soon_as_it_can_be(folder: D
     await say(folder, "SHUTDOWN")
     await said.until(3)
     disk_is_full.unlink()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while not await answers(folder, b":1\r\n", "EXISTS", "key"):  # noqa: ASYNC110 - a start of its own has no event
             await asyncio.sleep(0.01)
     keeping.cancel()

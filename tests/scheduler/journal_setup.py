@@ -13,6 +13,7 @@ from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import Store, StoreError
+from tests.patience import patient
 
 
 @asynccontextmanager
@@ -83,8 +84,8 @@ def admission(sequence: int, *, prompt_tokens: int = 4) -> pb.Admission:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Lets the event loop turn until the condition holds."""
-    async with asyncio.timeout(timeout_s):
+    """Lets the event loop turn until the condition holds; for so long on an idle machine, else for longer."""
+    async with asyncio.timeout(patient(timeout_s)):
         while not condition():  # noqa: ASYNC110 - what is waited for is not the test's to signal
             await asyncio.sleep(0.002)
 

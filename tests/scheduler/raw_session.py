@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from quire.v1 import inference_pb2 as pb
+from tests.patience import patient
 from tests.scheduler.sample_outputs import RequestSeen
 from tests.scheduler.serving_site import Site
 
@@ -38,7 +39,7 @@ class RawSession:
         return True
 
     async def read_until(self, kind: str, handle: int) -> pb.SessionEvent:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             while True:
                 for event in self.events:
                     if event.handle == handle and event.WhichOneof("event") == kind:

@@ -39,6 +39,7 @@ from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers
+from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import ScriptedWorker
 
@@ -169,7 +170,7 @@ class Site:
 
     async def register(self, worker: ScriptedWorker) -> None:
         """Announces it until it is driven, as workers do."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             while worker.description.worker_id not in [each.worker_id for each in self.workers.driven]:
                 await self.cluster.Register(worker.registration())
                 await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from tests.bounded_fields import beyond, bounded_paths, message_at
+from tests.patience import patient
 from tests.scheduler.journal_setup import entries_of
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -120,7 +121,7 @@ async def test_an_unknown_field_in_a_message_of_a_session_is_dropped(site: Site)
     session = RawSession(site)
     submit = pb.SessionRequest(handle=1, submit=counting(10, 3)).SerializeToString()
     await session.call.write(submit + UNKNOWN)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         await session.read_until("finished", 1)
     assert session.tokens(1) == [11, 12, 13]
     await session.close()

@@ -11,6 +11,7 @@ from scheduler_svc.journal.open_store import open_leases, open_store
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.store import FencedError, StoreUnavailableError
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
+from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.valkey import ValkeyProcess
 
@@ -28,13 +29,13 @@ async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
 
 
 async def eventually(ask: Callable[[], Awaitable[object]], wanted: object) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while await ask() != wanted:  # noqa: ASYNC110 - the store has nobody to tell
             await asyncio.sleep(0.01)
 
 
 async def is_held(leases: RedisLeases) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while await leases.read() is None:  # noqa: ASYNC110 - the store has nobody to tell
             await asyncio.sleep(0.01)
 
@@ -112,7 +113,7 @@ async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, val
     await leases.take(OURS, LONG_MS)
     valkey.freeze()
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             with pytest.raises(StoreUnavailableError):
                 await leases.read()
     finally:

@@ -7,6 +7,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests import settle_pace
 from scheduler_svc.requests.settle_pace import SettlePace
+from tests.patience import patient
 from tests.scheduler.serving_site import counting, running_site
 
 LONG_S = 600.0
@@ -112,7 +113,7 @@ async def test_a_token_that_nothing_follows_goes_out_after_the_limit() -> None:
         worker.silence_after(5)
         stream = site.inference.Generate(counting(10, 9))
         num_tokens = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             async for message in stream:
                 num_tokens += message.chunk.num_tokens
                 if num_tokens == 5:

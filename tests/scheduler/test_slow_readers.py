@@ -21,6 +21,7 @@ from common.arrays import pack_int32
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.requests.output_stream import Subscription
+from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.serving_site import Site, counting, record_of, running_site
 from tests.scheduler.test_readers import WatchedReaders
@@ -135,7 +136,7 @@ asyncio.run(main())
 
 async def said(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return (await process.stdout.readline()).decode().strip()
 
 

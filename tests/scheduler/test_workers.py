@@ -10,7 +10,7 @@ import pytest
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.workers.worker_link import WorkerLink
-from scheduler_svc.workers.worker_loop import HUNG_AFTER_S, HUNG_AFTER_UNKNOWN_S, SupersededError
+from scheduler_svc.workers.worker_loop import HUNG_AFTER_UNKNOWN_S, SupersededError
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
@@ -178,21 +178,33 @@ async def test_the_watch_finds_a_silent_worker_by_itself(site: Site) -> None:
 async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_work(site: Site) -> None:
     hung = await site.add_worker("hung")
     hung.may_answer.clear()
+    before_s = time.monotonic()
     running = asyncio.create_task(site.run(counting(10)))
     await until(lambda: bool(hung.steps))
-    # No step of it was ever measured.
-    for later_s, is_there in ((HUNG_AFTER_UNKNOWN_S - 1, True), (HUNG_AFTER_UNKNOWN_S + 1, False)):
-        await look_later(site, "hung", later_s)
-        assert bool(site.workers.driven) is is_there
+    hangs_after_s = await hanging(site, num_results=0)
+    assert hangs_after_s >= before_s + HUNG_AFTER_UNKNOWN_S  # no step of it was ever measured
+    await look_at(site, "hung", hangs_after_s - 0.1)
+    assert site.workers.driven
+    await look_at(site, "hung", hangs_after_s + 0.1)
+    assert not site.workers.driven
     await until(lambda: not site.workers.members)
     await site.add_worker("other")
     assert tokens_in(await running) == [11, 12, 13, 14]
     await site.idle()
 
 
-async def look_later(site: Site, worker_id: str, later_s: float) -> None:
-    """As if so much time had passed, in which the worker still registered."""
-    now_s = time.monotonic() + later_s
+async def hanging(site: Site, num_results: int) -> float:
+    """The moment after which the step that is executed hangs, once so many results of one token are taken in."""
+    await until(lambda: site.engine.output_tokens == num_results and bool(site.workers.driven))
+    loop = site.workers.driven[0].loop
+    assert loop is not None
+    await until(lambda: loop.hangs_after_s is not None)
+    assert loop.hangs_after_s is not None
+    return loop.hangs_after_s
+
+
+async def look_at(site: Site, worker_id: str, now_s: float) -> None:
+    """As if it were then, and the worker had registered until then."""
     site.workers.members[worker_id].seen_s = now_s
     site.workers.give_up_silent(now_s)
     await asyncio.sleep(0)
@@ -202,10 +214,11 @@ async def test_a_step_like_those_before_hangs_after_seconds_and_late_answers_cha
     hung = await site.add_worker("hung")
     hung.silence_after(20)
     running = asyncio.create_task(site.run(counting(10, 40)))
-    await until(lambda: len(hung.steps) == 21)
-    await look_later(site, "hung", HUNG_AFTER_S - 2)
+    hangs_after_s = await hanging(site, num_results=20)
+    assert hangs_after_s < time.monotonic() + HUNG_AFTER_UNKNOWN_S
+    await look_at(site, "hung", hangs_after_s - 0.1)
     assert len(site.workers.driven) == 1
-    await look_later(site, "hung", HUNG_AFTER_S + 1)
+    await look_at(site, "hung", hangs_after_s + 0.1)
     await until(lambda: not site.workers.members)
     other = ScriptedWorker("other")
     other.silence_after(3)
@@ -228,13 +241,13 @@ async def test_the_first_step_of_a_worker_that_is_back_hangs_after_seconds_too(s
     await until(lambda: not site.workers.members)
     await site.register(worker)
     worker.may_answer.clear()
+    num_results = site.engine.output_tokens
     running = asyncio.create_task(site.run(counting(40)))
-    await until(lambda: len(site.workers.driven) == 1 and site.workers.driven[0].loop is not None)
-    num_steps = len(worker.steps)
-    await until(lambda: len(worker.steps) > num_steps)
-    await look_later(site, "back", HUNG_AFTER_S - 1)
+    hangs_after_s = await hanging(site, num_results)
+    assert hangs_after_s < time.monotonic() + HUNG_AFTER_UNKNOWN_S  # what was measured before its loss counts
+    await look_at(site, "back", hangs_after_s - 0.1)
     assert len(site.workers.driven) == 1
-    await look_later(site, "back", HUNG_AFTER_S + 1)
+    await look_at(site, "back", hangs_after_s + 0.1)
     await until(lambda: not site.workers.members)
     worker.may_answer.set()
     await site.register(worker)
@@ -246,11 +259,12 @@ async def test_time_in_which_the_scheduler_did_not_run_hangs_nobody(site: Site) 
     worker = await site.add_worker()
     worker.silence_after(20)
     running = asyncio.create_task(site.run(counting(10, 40)))
-    await until(lambda: len(worker.steps) == 21)
+    hangs_after_s = await hanging(site, num_results=20)
     loop = site.workers.driven[0].loop
-    assert loop is not None and loop.is_hung(time.monotonic() + 100)
+    assert loop is not None and loop.is_hung(hangs_after_s + 0.1)
     loop.excuse(100.0)
-    assert not loop.is_hung(time.monotonic() + 100)
+    assert not loop.is_hung(hangs_after_s + 99.9)
+    assert loop.is_hung(hangs_after_s + 100.1)
     worker.speak_again()
     assert tokens_in(await running) == list(range(11, 51))
 

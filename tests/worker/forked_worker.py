@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.process import end_after
+from tests.patience import patient
 
 MODULE = "worker_svc.__main__"
 TIMEOUT_S = 90.0
@@ -27,7 +28,7 @@ def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
         out, err = Path(folder, "out"), Path(folder, "err")
         process = _FORKS.Process(target=_main, args=(arguments, out, err))
         process.start()
-        process.join(TIMEOUT_S)
+        process.join(patient(TIMEOUT_S))
         if process.exitcode is None:
             process.kill()
             process.join()

@@ -13,6 +13,7 @@ from common.serving import GrpcServer
 from quire.errors import FailedPreconditionError, NotLeaderError
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
+from tests.patience import patient
 from tests.services import free_address
 from worker_svc.registration import Registration, WorkerIdentity
 
@@ -218,7 +219,7 @@ async def test_a_worker_that_is_left_by_its_leader_asks_at_once() -> None:
     await leader.start(address := free_address())
     async with registered(address) as (registration, _):
         await leader.requests.get()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             while leader.requests.empty():  # the first answer may still be on its way
                 registration.knock()
                 await asyncio.sleep(0.01)
@@ -265,7 +266,7 @@ async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
 
     registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
     keeping = asyncio.create_task(registration.keep())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         await leader.requests.get()
         first.leader = leading
         while len(num_asked) < 4:

@@ -1,0 +1,38 @@
+"""How much longer things take now than on an idle machine: measured once in each test process, for its time limits.
+
+A limit is there to end what would never end by itself. So it may be long, and must not be what decides between right
+and wrong on a machine that is slow or has other things to do.
+"""
+
+import os
+import time
+from functools import cache
+
+_ROUNDS = 8
+_ADDITIONS = 400_000  # of integers, in each round
+_NOMINAL_S = 0.15  # that all rounds take alone on a core of an AMD EPYC of 2024
+_MOST = 30.0
+
+
+@cache
+def slowness() -> float:
+    """At least 1. QUIRE_TEST_SLOWNESS says it instead of a measurement."""
+    said = os.environ.get("QUIRE_TEST_SLOWNESS")
+    if said is not None:
+        return max(1.0, float(said))
+    began_s = time.perf_counter()
+    for _ in range(_ROUNDS):
+        _work()
+    return min(max(1.0, (time.perf_counter() - began_s) / _NOMINAL_S), _MOST)
+
+
+def patient(limit_s: float) -> float:
+    """A time limit that suffices on an idle machine, as it has to be here and now."""
+    return limit_s * slowness()
+
+
+def _work() -> int:
+    total = 0
+    for number in range(_ADDITIONS):
+        total += number * number % 7
+    return total

@@ -1,0 +1,59 @@
+"""A test that exceeds its time fails alone, and has as much time as the machine needs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import patient, slowness
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TOO_LONG = {
+    "sleeps": "time.sleep(600)",
+    "computes": "while True: pass",
+    "waits for a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "waits in its event loop": "asyncio.run(asyncio.sleep(600))",
+}
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the tests of a folder with the settings of this project."""
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, str(folder)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=patient(100),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("statement", TOO_LONG.values(), ids=TOO_LONG.keys())
+def test_a_test_that_exceeds_its_time_fails_alone(tmp_path: Path, statement: str) -> None:
+    lines = ["import asyncio, threading, time", "def test_first():", f"    {statement}", "def test_second(): pass"]
+    (tmp_path / "test_both.py").write_text("\n".join(lines) + "\n")
+    ended = run_pytest(tmp_path, "--timeout", "1")
+    assert "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "Timeout (>1.0s)" in ended.stdout
+
+
+def test_each_test_has_the_time_that_its_limit_means_on_this_machine(request: pytest.FixtureRequest) -> None:
+    everyones_s = float(request.config.getoption("timeout") or request.config.getini("timeout"))
+    marker = request.node.get_closest_marker("timeout")
+    if everyones_s:
+        assert marker is not None and marker.args == (everyones_s * slowness(),)
+    else:
+        assert marker is None
+
+
+def test_slowness_can_be_said_and_never_shortens_a_limit() -> None:
+    for said, factor in (("7.5", 7.5), ("0.1", 1.0)):
+        code = "from tests.patience import patient; print(patient(2.0))"
+        environment = {"QUIRE_TEST_SLOWNESS": said, "PATH": ""}
+        ended = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        assert float(ended.stdout) == 2.0 * factor
