@@ -134,6 +134,37 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
     assert "no tensor 'model.layers.1.mlp.up_proj.weight'" in _refusal(lambda: _load(folder))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_are_not_finite_are_refused_with_the_tensors_name(
+    dtype: torch.dtype, name: str, value: float, folder: Path
+) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        spoilt = tensors[name].to(dtype)
+        spoilt.view(-1)[-3] = value
+        tensors[name] = spoilt
+
+    _edit_weights(folder, spoil)
+    assert f"tensor '{name}'" in _refusal(lambda: _load(folder))
+
+
+def test_weights_that_a_smaller_dtype_does_not_hold_are_refused_with_the_ones_that_do(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    _edit_weights(folder, lambda tensors: tensors[name].view(-1)[5:6].fill_(1e6))
+    message = _refusal(lambda: load_decoder(folder, torch.float16, CPU))
+    assert name in message
+    assert "--dtype bfloat16 or float32" in message
+    load_decoder(folder, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.float8_e4m3fn])
+def test_weights_that_are_no_plain_floating_point_numbers_are_refused(dtype: torch.dtype, folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    _edit_weights(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    assert f"tensor '{name}'" in _refusal(lambda: _load(folder))
+
+
 def test_a_missing_embedding_is_named_as_the_family_calls_it(folder: Path) -> None:
     _edit_weights(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     assert "model.embed_tokens.weight" in _refusal(lambda: _load(folder))

@@ -75,6 +75,10 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
             original_max_position_embeddings=64,
         ),
     ),
+    "llama_yarn": lambda: _llama(
+        num_key_value_heads=2,
+        rope_parameters=_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+    ),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_LLAMA_SHAPE, num_key_value_heads=2, sliding_window=21)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_LLAMA_SHAPE, num_key_value_heads=2)),
     "qwen2_window": lambda: Qwen2ForCausalLM(
@@ -89,14 +93,19 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 def write_tiny_model(family: str, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write the checkpoint, the same for the same seed, and return the folder."""
     model = TINY_MODELS[family]()
+    randomise(model, seed)
+    nn.Module.to(model, dtype)
+    model.save_pretrained(folder)
+    return folder
+
+
+def randomise(model: PreTrainedModel, seed: int = 0) -> None:
+    """All parameters, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(parameter + 0.2 * noise if parameter.dim() == 1 else noise * _std(name))
-    nn.Module.to(model, dtype)
-    model.save_pretrained(folder)
-    return folder
 
 
 def _std(name: str) -> float:

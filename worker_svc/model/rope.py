@@ -37,6 +37,8 @@ def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeCo
     original = raw.whole("original_max_position_embeddings", original, most=most_positions)
     if kind == "llama3":
         return RopeConfig(theta=theta, llama3=_llama3(spelled, original))
+    if theta <= 1.0:
+        (spelled if "rope_theta" in spelled else raw).refuse("rope_theta", "must be greater than 1 with yarn")
     return RopeConfig(theta=theta, yarn=_yarn(spelled, original, max_positions))
 
 

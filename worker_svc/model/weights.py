@@ -5,10 +5,13 @@ that are stored the other way round. Each tensor goes to its device and dtype as
 holds the whole model beside the device.
 """
 
+from collections.abc import Sequence
+
 import structlog
 import torch
 from torch import Tensor
 
+from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.layers import ACTIVATIONS, Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
 from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix
@@ -42,7 +45,7 @@ class WeightLoader:
         name, shape = f"{self._prefix}{self._names.embedding}.weight", self._embedding_shape
         if self._config.tie_word_embeddings and name not in self._reader and HEAD in self._reader:
             name = HEAD
-        return self._place(self._reader.read(name, shape))
+        return self._count(self._load(name, shape))
 
     def position_embedding(self) -> Tensor | None:
         """[position_offset + max_model_len, hidden_size], or None where positions are rotary."""
@@ -69,7 +72,7 @@ class WeightLoader:
         """
         if self._config.tie_word_embeddings and HEAD not in self._reader:
             return Linear(token_embedding, None)
-        matrix = self._placed(self._reader.read(HEAD, self._embedding_shape))
+        matrix = self._load(HEAD, self._embedding_shape)
         if self._config.tie_word_embeddings:
             if torch.equal(matrix, token_embedding):
                 return Linear(token_embedding, None)
@@ -77,8 +80,7 @@ class WeightLoader:
                 "config.json ties the output matrix to the embedding, but the weights have two that differ: "
                 "both are used; set tie_word_embeddings to false to silence this"
             )
-        self.num_parameters_read += matrix.numel()
-        return self._make_product(matrix, None)
+        return self._make_product(self._count(matrix), None)
 
     @property
     def _embedding_shape(self) -> tuple[int, int]:
@@ -139,11 +141,33 @@ class WeightLoader:
         return Norm(size, config.norm_eps, config.rms_norm, weight, bias)
 
     def _read(self, name: str, *shape: int) -> Tensor:
-        return self._place(self._reader.read(self._prefix + name, shape))
+        return self._count(self._load(self._prefix + name, shape))
 
-    def _place(self, tensor: Tensor) -> Tensor:
+    def _count(self, tensor: Tensor) -> Tensor:
         self.num_parameters_read += tensor.numel()
-        return self._placed(tensor)
+        return tensor
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(device=self._device, dtype=self._dtype)
+    def _load(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor on its device and in its dtype. Raises CheckpointError unless all its numbers are finite there.
+
+        That costs a pass over it at the speed of memory, 0.1 s for a billion parameters or two.
+        """
+        saved = self._reader.read(name, shape)
+        tensor = saved.to(device=self._device, dtype=self._dtype)
+        if _is_finite(tensor):
+            return tensor
+        if _is_finite(saved):
+            dtype = str(self._dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"tensor {name!r} in {self._reader.folder} has numbers beyond the range of {dtype}: "
+                "give --dtype bfloat16 or float32"
+            )
+        raise CheckpointError(
+            f"tensor {name!r} in {self._reader.folder} has NaN or infinity among its numbers, so that every answer "
+            "would be spoilt: download the checkpoint again, or choose another"
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether no number is NaN or infinite: both show in the extremes, which are found far faster than by isfinite."""
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

@@ -1,0 +1,77 @@
+"""What config.json files of all families have in common: sizes within bounds, activations, dtypes."""
+
+from typing import NamedTuple
+
+from worker_svc.json_file import JsonTable
+
+MOST_POSITIONS = 1 << 24
+MOST_VOCAB = 1 << 22
+MOST_WIDTH = 1 << 20
+MOST_LAYERS = 1 << 10
+MOST_HEADS = 1 << 12
+MOST_HEAD_DIM = 1 << 11
+DTYPES = ("float32", "bfloat16", "float16")
+CHOOSE = "choose another checkpoint"
+
+
+# As `layers.py` computes them, under all names that `transformers` has for the same function.
+ACTIVATION_NAMES = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+    "gelu_python_tanh": "gelu_pytorch_tanh",
+    "silu": "silu",
+    "swish": "swish",
+}
+
+
+class ModelSize(NamedTuple):
+    """Sizes that every family has, under its own names."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+
+
+def read_size(
+    raw: JsonTable,
+    *,
+    hidden: str = "hidden_size",
+    layers: str = "num_hidden_layers",
+    heads: str = "num_attention_heads",
+) -> ModelSize:
+    return ModelSize(
+        vocab=raw.whole("vocab_size", most=MOST_VOCAB),
+        hidden=raw.whole(hidden, most=MOST_WIDTH),
+        layers=raw.whole(layers, most=MOST_LAYERS),
+        heads=raw.whole(heads, most=MOST_HEADS),
+    )
+
+
+def equal_head_dim(raw: JsonTable, hidden_key: str, size: ModelSize) -> int:
+    """The size of a head where heads share the hidden size evenly."""
+    if size.hidden % size.heads:
+        raw.refuse(hidden_key, f"must be a multiple of the number of heads, {size.heads}")
+    return size.hidden // size.heads
+
+
+def read_dtype(raw: JsonTable) -> str | None:
+    key = "dtype" if "dtype" in raw else "torch_dtype"
+    if key not in raw:
+        return None
+    name = raw.text(key).removeprefix("torch.")
+    if name not in DTYPES:
+        raw.refuse(key, f"only {', '.join(DTYPES)} are supported", CHOOSE)
+    return name
+
+
+def read_activation(raw: JsonTable, key: str, default: str) -> str:
+    name = raw.text(key, default)
+    if name not in ACTIVATION_NAMES:
+        raw.refuse(key, f"only {', '.join(ACTIVATION_NAMES)} are supported", CHOOSE)
+    return ACTIVATION_NAMES[name]
