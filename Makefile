@@ -27,7 +27,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos files-page bench bench-paper bench-peers results-page soak chaos endurance simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos endurance simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -51,6 +51,7 @@ check: $(VENV)/.dev kernels-gate
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/release.binpb
 	$(BIN)/python -m pytest -q tests/test_protos.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 
@@ -74,6 +75,10 @@ format: $(VENV)/.dev
 protos: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos \
 	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
+
+# The wire as of this release, which `make check` compares with: for the commit of a release alone.
+protos-release: $(VENV)/.dev
+	$(BIN)/buf build --exclude-source-info -o protos/release.binpb
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.journal_cost

@@ -13,7 +13,30 @@ Conventions of every message here:
     send lists of numbers packed, as proto3 does by itself.
   - A refusal is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its
     path in the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) says when to come back, and ErrorInfo
-    (domain "quire") carries a stable reason.
+    (domain "quire") carries a stable reason. Their sources are beside this one: google/rpc/status.proto and
+    google/rpc/error_details.proto.
+
+Failover. A deployment has one scheduler that leads, and standbys; give a client all addresses. An accepted request
+outlives the scheduler that accepted it, and each position of its output is the same wherever it is read.
+  - A scheduler that does not lead answers every RPC of this service with FAILED_PRECONDITION, ErrorInfo.reason
+    "NOT_LEADER". ErrorInfo.metadata["leader"] is the address of the one that does; it is absent while none is known.
+    A leader that hands over ends its open streams with the same status.
+  - A leader that dies breaks the connection: the gRPC library makes that UNAVAILABLE, without our details.
+  - Then go to the address given; without one, to each of the others in turn, with pauses of 50 to 500 ms. A new
+    leader answers within a few seconds; the SDK goes on trying for 60 s. RetryInfo, where it is present, says how
+    long to wait.
+  - What was not yet answered with `accepted`: send the same request with the same request_id again. It is attached
+    to if the first was accepted (`accepted.attached`), and runs once in any case. A request without a request_id
+    can be sent again, but may then run twice.
+  - What was accepted: Attach (or `attach` on a new Session) with the request_id and, for each sample, the position
+    behind the last token received: Chunk.position + Chunk.num_tokens of its last chunk. Output goes on there; text,
+    too, since what is held back belongs to later positions. Handles of the old Session are forgotten.
+  - The new leader waits 30 s for the readers of requests whose on_disconnect is CANCEL.
+  - NOT_FOUND comes from a leader alone, and is final: the request is unknown, or its record has expired.
+  - Calls that change something may be made again; UnpinPrefix is then NOT_FOUND if the first was durable.
+  - A leader that is frozen, or cut off, says nothing: only keepalive of the client's own finds out. A ping every
+    second or so is welcome, also without a call; the server itself asks its clients rarely (keepalive_time_s, 20 s)
+    and waits long for the answer (keepalive_timeout_s, 20 s), so that a client may be busy for seconds.
 """
 
 from collections import abc as _abc
