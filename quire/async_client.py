@@ -10,7 +10,8 @@ from typing import Unpack
 
 from quire.address import check_address
 from quire.connection import INFERENCE_SERVICE, Connection
-from quire.errors import NotFoundError, UnavailableError
+from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
+from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -173,8 +174,11 @@ class AsyncClient:
         if its memory is promised to requests.
         """
         connection = self._connect()
-        request = pin_to_pb(name, prefix, tenant, cache_salt)
-        answer = await connection.call(connection.inference.PinPrefix, request, timeout_s)
+        try:
+            request = pin_to_pb(name, prefix, tenant, cache_salt)
+            answer = await connection.call(connection.inference.PinPrefix, request, timeout_s)
+        except InvalidRequestError as error:
+            raise in_keywords(error, "prefix") from error
         return prefix_from_pb(answer.prefix, created=answer.created)
 
     async def unpin_prefix(self, name: str, *, tenant: str | None = None) -> None:

@@ -4,7 +4,7 @@ One table for all services and the SDK: a service raises, `rpc.EdgeInterceptor` 
 turns the status back into the same exception.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -28,7 +28,10 @@ class QuireError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One thing wrong with a request: the field's path in the message, and what to change."""
+    """One thing wrong with a request, and what to change.
+
+    `field` is its path in the message on the wire; in what the SDK raises, the keyword that the caller gave.
+    """
 
     field: str
     description: str
@@ -47,10 +50,19 @@ class InvalidRequestError(QuireError):
     @classmethod
     def of(cls, violations: Sequence[FieldViolation]) -> "InvalidRequestError":
         """Makes one error of all that is wrong."""
-        return cls(
-            "; ".join(f"{each.field}: {each.description}" for each in violations),
-            violations,
-        )
+        return cls(_listed(violations), violations)
+
+    def renamed(self, name_of: Callable[[str], str]) -> "InvalidRequestError":
+        """The same error with other names for its fields."""
+        violations = [FieldViolation(name_of(each.field), each.description) for each in self.violations]
+        listed = _listed(self.violations)
+        if not listed or not self.message.startswith(listed):
+            return InvalidRequestError(self.message, violations)
+        return InvalidRequestError(_listed(violations) + self.message[len(listed) :], violations)
+
+
+def _listed(violations: Sequence[FieldViolation]) -> str:
+    return "; ".join(f"{each.field}: {each.description}" for each in violations)
 
 
 class NotFoundError(QuireError):

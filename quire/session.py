@@ -14,6 +14,7 @@ import grpc
 
 from quire.absence import leaderless, lost, unreachable
 from quire.errors import (
+    InvalidRequestError,
     NotFoundError,
     NotLeaderError,
     QuireError,
@@ -21,6 +22,7 @@ from quire.errors import (
     RequestExpiredError,
     RetryableError,
 )
+from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
 from quire.pace import SETTLED_S, Pace
 from quire.params import ClientOptions
@@ -223,7 +225,7 @@ class Session:
                 request.end(outcome_from_pb(event.finished))
                 self._forget(entry)
             case "error":
-                self._refused(entry, error_from_pb(event.error))
+                self._refused(entry, _in_keywords(error_from_pb(event.error)))
 
     def _take(self, entry: Entry, chunk: pb.Chunk) -> None:
         try:
@@ -317,3 +319,7 @@ async def _until_none(
 ) -> AsyncIterator[pb.SessionRequest]:
     while (message := await outgoing.get()) is not None:
         yield message
+
+
+def _in_keywords(error: QuireError) -> QuireError:
+    return in_keywords(error, "prompt") if isinstance(error, InvalidRequestError) else error

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from quire.errors import FieldViolation, InvalidRequestError
+from quire.keywords import keyword_of
 from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, PauseKeep, RequestParams
 from quire.request_list import LiveState
 from quire.rpc import PUBLIC_MESSAGE_BYTES
@@ -47,7 +48,7 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
     _set(message, "", "priority", params.priority)
     if params.timeout_s is not None:
         _set(message, "", "timeout_ms", _milliseconds(params.timeout_s))
-    message.on_disconnect = _ON_DISCONNECT[OnDisconnect(params.on_disconnect)]
+    message.on_disconnect = _on_disconnect(params.on_disconnect)
     _check_size(message, "prompt")
     return message
 
@@ -203,11 +204,20 @@ def _check_size(message: Message, field: str) -> None:
         raise _invalid(field, f"the request is {size_bytes} bytes; send at most {PUBLIC_MESSAGE_BYTES}")
 
 
+def _on_disconnect(given: OnDisconnect | str) -> pb.OnDisconnect.ValueType:
+    try:
+        return _ON_DISCONNECT[OnDisconnect(given)]
+    except ValueError:
+        choices = " or ".join(f"OnDisconnect.{each.name}" for each in OnDisconnect)
+        raise _invalid("on_disconnect", f"cannot be {given!r:.80}: give {choices}") from None
+
+
 def _milliseconds(seconds: float) -> int:
     if not 0 < seconds < 1e9:
-        raise _invalid("timeout_ms", f"timeout_s must be above 0 and below 1e9, not {seconds}")
+        raise _invalid("timeout_ms", f"is {seconds:g}: give more than 0 and less than 1e9 seconds")
     return max(1, round(seconds * 1000))
 
 
 def _invalid(field: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError.of([FieldViolation(field, description)])
+    """Of a field by its path; the error names the keyword."""
+    return InvalidRequestError.of([FieldViolation(keyword_of(field, "prompt"), description)])

@@ -8,6 +8,7 @@ import typer
 
 from quire.cli.bench_command import bench
 from quire.cli.chat_command import chat
+from quire.cli.flags import Command
 from quire.cli.generate_command import generate
 from quire.cli.health_command import health
 from quire.cli.output import EXIT_INTERRUPTED
@@ -45,7 +46,7 @@ def quire(
 
 
 for command in (serve, generate, chat, health, bench, top, requests, cancel, pause, resume):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(prefix, name="prefix")
 app.add_typer(workers, name="workers")
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 import quire
+from quire.cli.flags import in_flags, with_flags
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -29,13 +30,13 @@ def errors_explained() -> Iterator[None]:
     try:
         yield
     except quire.InvalidRequestError as error:
-        fail(error.message, EXIT_USAGE)
+        fail(in_flags(error), EXIT_USAGE)
     except quire.OverloadedError as error:
         fail(f"{error.message} (the server suggests {error.retry_after_s:g} s)")
     except quire.QuireError as error:
         fail(error.message)
     except ValueError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(with_flags(str(error)), EXIT_USAGE)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 import quire
 from quire.cli import options
+from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out
 from quire.params import DEFAULT_ADDRESS
 
@@ -17,7 +18,7 @@ prefix = typer.Typer(no_args_is_help=True, help="Keep prefixes that many request
 Name = Annotated[str, typer.Argument(help="Name of the pin: letters, digits and . _ : -")]
 
 
-@prefix.command()
+@prefix.command(cls=Command)
 def pin(
     name: Name,
     text: Annotated[str, typer.Argument(help="The prefix; - reads it from standard input.")],
@@ -33,7 +34,7 @@ def pin(
     out.print(f"{name}: {pinned.num_tokens} tokens in {pinned.num_blocks} blocks are kept{was}", markup=False)
 
 
-@prefix.command()
+@prefix.command(cls=Command)
 def unpin(name: Name, address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
     """Let a prefix be forgotten when its memory is needed."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
@@ -41,7 +42,7 @@ def unpin(name: Name, address: options.Address = DEFAULT_ADDRESS, tenant: option
     out.print(f"{name}: kept no longer", markup=False)
 
 
-@prefix.command("list")
+@prefix.command("list", cls=Command)
 def show(address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
     """List the prefixes that are kept."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 import quire
 from quire.cli import options
+from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out
 from quire.params import DEFAULT_ADDRESS
 
@@ -34,7 +35,7 @@ def show(context: typer.Context, address: options.Address = DEFAULT_ADDRESS) -> 
     out.print(table)
 
 
-@workers.command()
+@workers.command(cls=Command)
 def drain(
     worker_id: Annotated[str, typer.Argument(help="Name of the worker, as the list shows it.", metavar="ID")],
     address: options.Address = DEFAULT_ADDRESS,

@@ -103,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> pb.PauseResponse:
         """Takes a request off its worker."""
         if request.keep not in _KEEPS_ON_HOST:
-            raise InvalidRequestError.of([FieldViolation("keep", f"{request.keep} is no PauseKeep")])
+            raise InvalidRequestError.of([FieldViolation("keep", f"is {request.keep}: give AUTO (1) or TOKENS (2)")])
         keep_on_host = _KEEPS_ON_HOST[request.keep]
         return pb.PauseResponse(state=await self._admission.pause(request.request_id, keep_on_host=keep_on_host))
 

@@ -42,8 +42,8 @@ def check_promises(
     num_needed = max((group.worst_case_blocks(worker.block_size) for group in promised), default=0)
     if num_needed > num_left:
         raise PinRefusedError(
-            f"the pin would leave {num_left} blocks of worker {worker.worker_id} for a group, and one that was "
-            f"admitted may need {num_needed}: wait until it has finished, or unpin something"
+            f"the pin would leave {num_left} KV blocks on worker {worker.worker_id}, and an accepted request may need "
+            f"{num_needed}: come back when it has finished, or unpin another prefix"
         )
 
 

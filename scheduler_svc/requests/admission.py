@@ -236,7 +236,9 @@ class Admission:
             async with asyncio.timeout(self._timeout_s):
                 return await change
         except TimeoutError:
-            raise UnavailableError("the journal's store does not answer; do it again to be sure of it", 1.0) from None
+            raise UnavailableError(
+                "the journal's store did not answer in time; repeat the call, which does no harm", 1.0
+            ) from None
 
     async def _unfinished(self, request_id: str) -> LiveRequest:
         live = await self._live(request_id)
@@ -411,11 +413,15 @@ class Admission:
         await asyncio.wait([durable, trouble], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not durable.done():
             durable.add_done_callback(partial(self._withdraw, live))
-            raise UnavailableError("the journal's store does not answer; nothing was accepted", 1.0)
+            raise UnavailableError(
+                "the journal's store does not answer; nothing was accepted, so send the request again", 1.0
+            )
         try:
             durable.result()
         except FencedError as error:
-            raise UnavailableError("another scheduler has taken over; nothing was accepted here", 1.0) from error
+            raise UnavailableError(
+                "another scheduler has taken over; nothing was accepted here, so send the request to that one", 1.0
+            ) from error
         self._start(live)
 
     def _withdraw(self, live: LiveRequest, durable: "asyncio.Future[None]") -> None:
@@ -492,5 +498,6 @@ def _check_journaled_bytes(entry: journal_pb2.Admission) -> None:
 def _check_same(request_id: str, digest: bytes, other: bytes) -> None:
     if digest != other:
         raise AlreadyExistsError(
-            f"request_id {request_id!r} belongs to a request with another body; choose a new id, or send the same body"
+            f"request_id {request_id!r} is that of a request with another prompt or other parameters; choose a new id, "
+            "or send the same request to read its output"
         )

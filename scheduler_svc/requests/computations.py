@@ -56,7 +56,10 @@ class Computations:
             if sequence.group not in self._computations:
                 others.append((sequence, token_id))
             elif sequence.seq_id in invalid:
-                self.fail(sequence.group, "the model's logits were not finite")
+                self.fail(
+                    sequence.group,
+                    "the model's logits were not finite for this prefix: check the model's weights and dtype",
+                )
             else:
                 self._end(sequence.group).on_computed(worker_id)
         return others

@@ -37,6 +37,10 @@ log = structlog.get_logger()
 
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
 MAX_PENDING_BYTES = 64 << 20  # of those: a decision among 64 beams with log-probabilities is one record of 20 kB
+NOT_FINITE = (
+    "the model's logits were not finite for this request: check the model's weights and dtype, or change the prompt"
+)
+NO_TOKEN_LEFT = "no token was left to choose for any beam: relax allowed_token_ids, logit_bias or min_tokens"
 HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
 
@@ -332,7 +336,9 @@ class Engine:
         """
         for guilty in self.scheduler.note_failed_step(plans):
             attempts = counted(guilty.num_failed_steps, "attempt")
-            self._fail_alone(guilty.group, f"the model could not compute it in {attempts}, the last alone: {error}")
+            self._fail_alone(
+                guilty.group, f"the request made the model fail in {attempts}, the last while running alone: {error}"
+            )
         self.wake_workers()  # who was in them may be another worker's to try
 
     def lose_worker(self, worker_id: str, reason: str) -> list[Sequence]:
@@ -345,7 +351,8 @@ class Engine:
         for each in guilty:
             times, lone = counted(each.num_losses, "time"), each.num_lone_losses
             last = f"last {lone}" if lone > 1 else "last"
-            self._fail_alone(each.group, f"its steps ended the worker {times}, the {last} alone: {reason}")
+            crashes = f"request crashed its worker {times}, the {last} while running alone"
+            self._fail_alone(each.group, f"{crashes}; send another prompt or other parameters: {reason}")
         return lost
 
     def _fail_alone(self, group: SequenceGroup, error: str) -> None:
@@ -363,7 +370,7 @@ class Engine:
         if sample.finish is not None:  # its request was broken off by another sample in this very result
             return
         if not is_valid:
-            self._break_off(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
+            self._break_off(request, pb.REQUEST_STATE_FAILED, NOT_FINITE)
             return
         is_last = sequence.num_output_tokens >= sequence.max_tokens
         finish = pb.SampleFinish(sample_index=sample.sample_index)
@@ -393,7 +400,7 @@ class Engine:
             if request is None or request.ended_state is not None:
                 continue
             if not candidates.token_ids:
-                self._break_off(request, pb.REQUEST_STATE_FAILED, "the model's logits were not finite")
+                self._break_off(request, pb.REQUEST_STATE_FAILED, NOT_FINITE)
                 continue
             assert request.beams is not None
             request.beams.keep(sequence, candidates)
@@ -416,7 +423,7 @@ class Engine:
         elif beams.hypotheses():
             self._end_beams(request, pb.REQUEST_STATE_FINISHED, None)
         else:
-            self._break_off(request, pb.REQUEST_STATE_FAILED, "the request's parameters allow no output at all")
+            self._break_off(request, pb.REQUEST_STATE_FAILED, NO_TOKEN_LEFT)
 
     def _end_beams(
         self, request: LiveRequest, state: pb.RequestState.ValueType, ended_by: pb.SampleFinish | None
@@ -469,7 +476,7 @@ class Engine:
             raise
         except BaseException:  # the tokenizer's library may panic
             log.exception("text not made", request_id=request.request_id)
-            error = "the text of its output could not be made"
+            error = "the text of its output could not be made by the model's tokenizer; the scheduler's log says why"
             if request.ended_state is None:
                 self._break_off(request, pb.REQUEST_STATE_FAILED, error)
             else:

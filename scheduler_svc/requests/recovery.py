@@ -263,7 +263,9 @@ class Recovery:
         await asyncio.sleep(max(0.0, self._patient_until_s - time.monotonic()))
         for each in list(self._waiting.values()):
             if each.fingerprint != model.fingerprint:
-                self._give_up(each, "the model that it was accepted for is not served any more")
+                self._give_up(
+                    each, "the model for which the request was accepted is not served any more: send it again"
+                )
 
     def _rebuild(self, waiting: Waiting, model: ServedModel) -> None:
         """Harmless if it was rebuilt before. One whose end is on its way to the store waits for that."""
@@ -276,7 +278,10 @@ class Recovery:
             raise
         except BaseException:  # the tokenizer's library may panic
             log.exception("request not rebuilt", request_id=journaled.request_id)
-            self._give_up(waiting, "it could not be rebuilt from the journal")
+            self._give_up(
+                waiting,
+                "the request could not be read back from the journal, the scheduler's log says why: send it again",
+            )
             return
         if request.ended_state is not None:
             self._record(journaled, record_of(request))

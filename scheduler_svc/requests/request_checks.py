@@ -173,7 +173,7 @@ def _check_samples(request: pb.GenerateRequest, violations: Violations) -> None:
 def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
     beam, sampling = request.beam, request.sampling
     if not 2 <= beam.beam_width <= _MOST_BEAMS:
-        violations.add("beam.beam_width", f"is {beam.beam_width:,}: give 2 to {_MOST_BEAMS}, or leave beam out")
+        violations.add("beam.beam_width", f"is {beam.beam_width:,}: give 2 to {_MOST_BEAMS}, or ask for no beam search")
     elif beam.beam_width < sampling.n <= MOST_SAMPLES:
         violations.add("sampling.n", f"is {sampling.n}: a search of beam_width {beam.beam_width} has no more to give")
     if not abs(beam.length_penalty) <= _MOST_LENGTH_PENALTY:
@@ -190,7 +190,7 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
     if sampling.HasField("best_of"):
         violations.add("sampling.best_of", f"is {sampling.best_of:,}: a beam search draws nothing, so leave it out")
     if request.stopping.stop:
-        violations.add("stopping.stop", "cannot end a beam search: use stop_token_ids, or leave beam out")
+        violations.add("stopping.stop", "cannot end a beam search: use stop_token_ids, or ask for no beam search")
 
 
 def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, violations: Violations) -> None:

@@ -213,7 +213,7 @@ def settle_length(
         have, remedy = f"the KV memory holds {longest:,} tokens of one request", f", {more_memory}"
     else:
         have = f"the KV memory holds {num_sequences} sequences of {longest:,} tokens each that share this prompt"
-        remedy = f", lower {which}, {more_memory}"
+        remedy = f", lower {which.rpartition('.')[2]}, {more_memory}"
     if longest == 0 and num_sequences > 1:
         raise _refusal(
             which, f"is {num_sequences}, more than run at once on a worker: give at most {max_sequences_that_fit:,}"

@@ -114,7 +114,7 @@ async def test_json_has_the_first_sample_on_top_and_all_below(server: ScriptedSe
 def test_half_a_beam_search_is_asked_wrongly() -> None:
     result = CliRunner().invoke(app, ["generate", "hi", "-a", NOBODY, "--length-penalty", "2"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "give beam_width as well" in result.stderr
+    assert "give --beam-width as well" in result.stderr
 
 
 def test_logprobs_without_json_would_not_be_seen() -> None:
@@ -131,7 +131,7 @@ async def test_a_refusal_is_one_line_and_says_what_to_change(server: ScriptedSer
     server.default = Script(refusals=[quire.InvalidRequestError.of([violation])])
     result = await run("generate", "hello", "-a", server.address, "--top-p", "7")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "quire: sampling.top_p: must be above 0 and at most 1\n"
+    assert result.stderr == "quire: --top-p: must be above 0 and at most 1\n"
 
 
 async def test_a_request_that_fails_is_one_line_after_its_output(server: ScriptedServer) -> None:

@@ -106,7 +106,7 @@ async def test_of_twelve_requests_only_the_one_that_ends_workers_is_failed(site:
         for worker in workers:
             await site.cluster.Register(worker.registration())
         await asyncio.sleep(0.005)
-    assert "its steps ended the worker 3 times, the last" in await poison
+    assert "request crashed its worker 3 times, the last" in await poison
     for messages in await asyncio.gather(*running):
         assert messages[-1].finished.state == pb.REQUEST_STATE_FINISHED
     assert sum(worker.num_streams for worker in workers) <= 2 + 3

@@ -227,7 +227,7 @@ def test_a_pin_that_would_break_a_promise_is_refused(is_running: bool) -> None:
     promised = cluster.add([1, 2, 3], 15)  # 18 tokens: 5 blocks at its longest
     if is_running:
         cluster.step()
-    with pytest.raises(PinRefusedError, match=r"would leave 4 blocks of worker w for a group, .* may need 5"):
+    with pytest.raises(PinRefusedError, match=r"would leave 4 KV blocks on worker w, .* may need 5"):
         cluster.scheduler.pin("w", "too much", hashes)
     assert cluster.stats().num_pinned_blocks == 0
     assert cluster.scheduler.pin("w", "less", hashes[:1])

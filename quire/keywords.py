@@ -1,0 +1,30 @@
+"""What a caller of the SDK typed, from a field's path in a message: errors name the keyword.
+
+`sampling.top_p` is the keyword `top_p`, `token_ids.ids[3]` the fourth token of the prompt.
+"""
+
+import re
+
+from quire.errors import InvalidRequestError
+
+_GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam)\.)?")
+_PROMPTS = re.compile(r"^(text|token_ids\.ids|chat\.messages|chat|prompt|prefix)(?=\[|\.|$)")
+_KEYWORDS = {"timeout_ms": "timeout_s"}  # where they differ otherwise
+
+
+def keyword_of(path: str, prompt: str | None = None) -> str:
+    """The keyword that sets the field; `prompt` is "prompt" or "prefix", None if the call has neither."""
+    bare = _GROUPS.sub("", path)
+    if prompt is not None and not path.startswith("output."):
+        bare = _PROMPTS.sub(lambda found: _prompt_keyword(found[1], prompt), bare)
+    return _KEYWORDS.get(bare, bare)
+
+
+def in_keywords(error: InvalidRequestError, prompt: str | None = None) -> InvalidRequestError:
+    """The same error, which names keywords instead of fields."""
+    return error.renamed(lambda path: keyword_of(path, prompt))
+
+
+def _prompt_keyword(form: str, prompt: str) -> str:
+    """A conversation is a keyword of its own, except as a prefix."""
+    return "messages" if form.startswith("chat") and prompt == "prompt" else prompt
