@@ -64,7 +64,7 @@ async def test_a_request_that_kills_workers_fails_alone_after_three_deaths(
         )
         searched = await load.run(client)
         load.searches.compare(searched).assert_cuts_are_rare()
-        with pytest.raises(quire.QuireError, match="crashed its worker 3 times, the last .*while running alone"):
+        with pytest.raises(quire.QuireError, match=r"crashed its worker 3 times, the last .*while running alone"):
             await poison
         record = await client.get("poison")
         assert record.state is quire.RequestState.FAILED

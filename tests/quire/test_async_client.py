@@ -111,12 +111,12 @@ async def test_chat_sends_every_turn(server: ScriptedServer, client: quire.Async
 @pytest.mark.parametrize(
     ("params", "field"),
     [
-        ({"max_tokens": -1}, "stopping.max_tokens"),
-        ({"top_k": "many"}, "sampling.top_k"),
-        ({"stop": [b"\xff"]}, "stopping.stop"),
-        ({"stop_token_ids": [1 << 40]}, "stopping.stop_token_ids"),
-        ({"timeout_s": 0}, "timeout_ms"),
-        ({"timeout_s": math.nan}, "timeout_ms"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"top_k": "many"}, "top_k"),
+        ({"stop": [b"\xff"]}, "stop"),
+        ({"stop_token_ids": [1 << 40]}, "stop_token_ids"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": math.nan}, "timeout_s"),
     ],
 )
 async def test_a_value_its_field_cannot_carry_is_refused_by_name(
@@ -128,7 +128,7 @@ async def test_a_value_its_field_cannot_carry_is_refused_by_name(
 
 
 async def test_text_that_is_not_unicode_is_refused_and_nothing_else_notices(client: quire.AsyncClient) -> None:
-    with pytest.raises(quire.InvalidRequestError, match="text"):
+    with pytest.raises(quire.InvalidRequestError, match="prompt"):
         await client.generate("\udcff")
     assert (await client.generate("hello")).text.startswith(" 0")
 
@@ -198,7 +198,8 @@ async def test_refusals_carry_their_details(server: ScriptedServer, client: quir
     server.default = Script(refusals=[quire.InvalidRequestError.of([violation])])
     with pytest.raises(quire.InvalidRequestError) as caught:
         await client.generate("hello")
-    assert caught.value.violations == (violation,)
+    assert caught.value.violations == (quire.FieldViolation("top_p", "must be above 0"),)
+    assert caught.value.message == "top_p: must be above 0"
 
 
 async def test_an_overloaded_server_is_asked_again_until_it_accepts(

@@ -379,7 +379,7 @@ async def test_a_value_error_of_our_own_is_not_taken_for_the_workers_doing() -> 
             await site.cluster.Register(worker.registration())
             await asyncio.sleep(0.005)
         error = await poison
-        assert "in 3 attempts, the last alone: ValueError in the scheduler" in (error.details() or "")
+        assert "in 3 attempts, the last while running alone: ValueError in the scheduler" in (error.details() or "")
         site.engine.queue_wait = QueueWait()
         await site.register(worker)
         assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]

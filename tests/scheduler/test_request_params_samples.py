@@ -98,7 +98,9 @@ def test_beam_searches_out_of_range_are_refused_by_field(field: str, request_: p
 def test_a_beam_search_with_stop_strings_is_refused_with_what_to_use_instead() -> None:
     request = beams()
     request.stopping.stop.append("x")
-    assert refused(request) == {"stopping.stop": "cannot end a beam search: use stop_token_ids, or leave beam out"}
+    assert refused(request) == {
+        "stopping.stop": "cannot end a beam search: use stop_token_ids, or ask for no beam search"
+    }
 
 
 def test_all_that_is_wrong_with_a_beam_search_is_said_at_once() -> None:
@@ -203,13 +205,13 @@ def test_every_priority_that_can_be_said_is_taken(priority: int) -> None:
 def test_what_does_not_fit_as_often_as_asked_is_refused_with_what_to_lower(
     request_: pb.GenerateRequest, which: str
 ) -> None:
-    params = settled(request_)
+    params, keyword = settled(request_), which.rpartition(".")[2]
     with pytest.raises(InvalidRequestError, match=f"{which}: is 4, more than run at once.*give at most 3$"):
         settle_length(params, 10, LIMITS, 0, max_sequences_that_fit=3)
-    with pytest.raises(InvalidRequestError, match=f"prompt: .*4 sequences of 100 tokens each.*lower {which}"):
+    with pytest.raises(InvalidRequestError, match=f"prompt: .*4 sequences of 100 tokens each.*lower {keyword}, or"):
         settle_length(params, 100, LIMITS, 100)
     request_.stopping.max_tokens = 21
-    with pytest.raises(InvalidRequestError, match=f"stopping.max_tokens: .*give at most 20, lower {which}"):
+    with pytest.raises(InvalidRequestError, match=f"stopping.max_tokens: .*give at most 20, lower {keyword}, or"):
         settle_length(settled(request_), 100, LIMITS, 120)
     request_.stopping.max_tokens = 20
     assert settle_length(settled(request_), 100, LIMITS, 120) == 20
