@@ -1,7 +1,7 @@
 """What comes back: plain frozen data. Knows no wire."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -260,6 +260,17 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What a request has for sampling parameters that it leaves out; None: the server's own default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The model being served."""
 
@@ -272,3 +283,4 @@ class Model:
     eos_token_ids: tuple[int, ...]
     has_tokenizer: bool
     has_chat_template: bool
+    sampling_defaults: SamplingDefaults = field(default_factory=lambda: SamplingDefaults())

@@ -18,6 +18,7 @@ from quire.results import (
     RequestRecord,
     RequestState,
     SampleOutput,
+    SamplingDefaults,
     StopCause,
     Timings,
     TokenLogprobs,
@@ -169,7 +170,12 @@ def model_from_pb(message: pb.GetModelResponse) -> Model:
         eos_token_ids=tuple(message.eos_token_ids),
         has_tokenizer=message.has_tokenizer,
         has_chat_template=message.has_chat_template,
+        sampling_defaults=_sampling_defaults(message.sampling_defaults),
     )
+
+
+def _sampling_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
+    return SamplingDefaults(**{field.name: value for field, value in message.ListFields()})
 
 
 def _finish(message: pb.SampleFinish) -> Finish:

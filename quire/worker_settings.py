@@ -45,6 +45,11 @@ class WorkerSettings(Settings):
         description="of KV memory; fp8: half of it for a token, with the device runner; int8: a quarter of float32 and "
         "a little, with a CPU's native kernels; auto: as --dtype",
     )
+    generation_config: Literal["model", "none"] = Field(
+        "model",
+        description="where a request's sampling parameters come from that it leaves out; model: temperature, top_k, "
+        "top_p, min_p and repetition_penalty of the folder's generation_config.json; none: Quire's own defaults",
+    )
     runner: Literal["auto", "cpu", "device"] = Field(
         "auto",
         description="what executes steps: device keeps an accelerator busy, cpu does one thing after the other; "

@@ -22,7 +22,8 @@ def main() -> None:
     status = Status(settings.status_fd)
     status.phase("checking")
     try:
-        check_model(settings.model, settings.max_model_len)
+        uses_model_defaults = settings.generation_config == "model"
+        check_model(settings.model, settings.max_model_len, sampling_defaults=uses_model_defaults)
     except CheckpointError as error:
         refuse_to_start(SERVICE, str(error))
     if settings.check:

@@ -73,6 +73,11 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def is_local(name_or_path: str) -> bool:
+    """Whether it names a folder here, not a model on the hub. Raises CheckpointError if it can be neither."""
+    return _local_folder(name_or_path) is not None
+
+
 def _check_complete(folder: Path) -> None:
     if find_file(folder, CONFIG_FILE) is None:
         raise CheckpointError(

@@ -5,8 +5,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from worker_svc.generation_defaults import SamplingDefaults
 from worker_svc.step_limits import StepLimits
 
 
@@ -19,6 +20,7 @@ class ModelDescription:
     architecture: str
     dtype: str
     eos_token_ids: tuple[int, ...]
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,16 @@ from common.status import Status
 from kernels.native.build import needs_build
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
-from worker_svc.checkpoint import fingerprint, resolve_checkpoint
+from worker_svc.checkpoint import fingerprint, is_local, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.dtype_choice import choose_dtype
 from worker_svc.engine import Engine
+from worker_svc.generation_defaults import SamplingDefaults, read_sampling_defaults
 from worker_svc.host.start import choose_host
 from worker_svc.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, saved_dtype
 from worker_svc.model.layers import Linear
+from worker_svc.preflight import check_folder
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
 from worker_svc.tokenizer_files import read_tokenizer_files
@@ -36,9 +38,11 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # of this thread, which launches all kernels
     with clock.phase("checkpoint"):
-        if not Path(settings.model).expanduser().is_dir():
+        if not is_local(settings.model):
             status.phase("downloading")
         folder = resolve_checkpoint(settings.model)
+        if not is_local(settings.model):  # a local folder was checked before torch was loaded
+            check_folder(folder, settings.max_model_len, sampling_defaults=settings.generation_config == "model")
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
         dtype = choose_dtype(
@@ -104,6 +108,9 @@ def _describe_model(
         architecture=decoder.config.architecture,
         dtype=_dtype_name(decoder.dtype),
         eos_token_ids=decoder.config.eos_token_ids,
+        sampling_defaults=(
+            read_sampling_defaults(folder) if settings.generation_config == "model" else SamplingDefaults()
+        ),
     )
 
 

@@ -4,24 +4,28 @@ from pathlib import Path
 
 from worker_svc.checkpoint import find_checkpoint
 from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.generation_defaults import read_sampling_defaults
 from worker_svc.model.families import read_model_config
 from worker_svc.model.tensor_names import needed_tensors
 from worker_svc.tokenizer_files import check_tokenizer
 from worker_svc.weight_files import check_tensor, read_headers
 
 
-def check_model(name_or_path: str, max_model_len: int | None = None) -> None:
+def check_model(name_or_path: str, max_model_len: int | None = None, *, sampling_defaults: bool = True) -> None:
     """Checks what `--model` names; a hub id that is not in the local cache is checked once it is downloaded.
 
     Raises CheckpointError, which says what to do.
     """
     folder = find_checkpoint(name_or_path)
     if folder is not None:
-        check_folder(folder, max_model_len)
+        check_folder(folder, max_model_len, sampling_defaults=sampling_defaults)
 
 
-def check_folder(folder: Path, max_model_len: int | None = None) -> None:
-    """Checks config, names, shapes and dtypes of all tensors, and the tokenizer. Raises CheckpointError."""
+def check_folder(folder: Path, max_model_len: int | None = None, *, sampling_defaults: bool = True) -> None:
+    """Checks config, names, shapes and dtypes of all tensors, tokenizer, and `sampling_defaults` if they are to count.
+
+    Raises CheckpointError.
+    """
     config = read_model_config(folder)
     if max_model_len is not None and max_model_len > config.max_model_len:
         raise CheckpointError(
@@ -32,3 +36,5 @@ def check_folder(folder: Path, max_model_len: int | None = None) -> None:
     for name, shape in needed_tensors(config, headers, folder):
         check_tensor(folder, name, headers.get(name), shape)
     check_tokenizer(folder)
+    if sampling_defaults:
+        read_sampling_defaults(folder)

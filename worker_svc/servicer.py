@@ -5,7 +5,7 @@ call with UNAVAILABLE.
 """
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -13,8 +13,8 @@ import grpc
 from common.step_codec import result_to_pb
 from common.step_wire import open_any_request, open_request, seal_response
 from quire.errors import UnavailableError
+from quire.v1 import inference_pb2, worker_pb2_grpc
 from quire.v1 import worker_pb2 as pb
-from quire.v1 import worker_pb2_grpc
 from worker_svc.description import TokenizerFiles, WorkerDescription
 from worker_svc.executor import StepExecutor
 from worker_svc.scheduler_stream import SchedulerStream, StreamEnd, StreamReplacedError, decode
@@ -139,6 +139,7 @@ def _model(description: WorkerDescription) -> pb.ModelInfo:
         vocab_size=description.limits.vocab_size,
         max_model_len=description.limits.max_model_len,
         eos_token_ids=model.eos_token_ids,
+        sampling_defaults=inference_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
     )
 
 

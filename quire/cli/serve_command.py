@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,11 +104,21 @@ async def _greet(supervisor: Supervisor, num_workers: int) -> None:
     for name, value in (
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
+        *(("sampling", each) for each in _sampling_defaults(model)),
         ("store", supervisor.store_name),
         *(("", warning) for warning in supervisor.store_warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
     ):
-        out.print(f"  {name:<8}{value}", markup=False, soft_wrap=True)
+        out.print(f"  {name:<9}{value}", markup=False, soft_wrap=True)
+
+
+def _sampling_defaults(model: quire.Model) -> list[str]:
+    """What the model has for sampling parameters that a request leaves out; nothing if it has none."""
+    said = {name: value for name, value in asdict(model.sampling_defaults).items() if value is not None}
+    if not said:
+        return []
+    values = ", ".join(f"{name} {value:g}" for name, value in said.items())
+    return [f"{values} unless a request says otherwise (--generation-config none: the usual defaults)"]
 
 
 def _program() -> str:

@@ -40,6 +40,7 @@ from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
 from scheduler_svc.requests.request_record import stream_of_record
+from scheduler_svc.requests.sampling_defaults import with_defaults
 from scheduler_svc.requests.served_model import ServedModel
 
 log = structlog.get_logger()
@@ -142,10 +143,12 @@ class Admission:
             if (journaled := self.recovery.find(request.request_id)) is not None:
                 return await self._attach_to(journaled, request_digest(request))
             model = self.require_model()
+            digest = request_digest(request)  # of what was asked for, whatever the model's defaults are meanwhile
+            request = with_defaults(request, model.sampling_defaults)
             params = validate(
                 request, model.limits, draw_seed=lambda: secrets.randbits(64), make_id=lambda: str(uuid.uuid4())
             )
-            stream, is_new = await self._known_or_new(request, params, request_digest(request), model, timeout_s)
+            stream, is_new = await self._known_or_new(request, params, digest, model, timeout_s)
         except CONTROL_FLOW:
             raise
         except BaseException:

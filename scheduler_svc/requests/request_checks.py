@@ -69,6 +69,13 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
         raise FailedPreconditionError("the model has no tokenizer and so no text: use stop_token_ids instead of stop")
 
 
+def check_sampling_ranges(sampling: pb.SamplingParams) -> None:
+    """Raises InvalidRequestError for what no model could be asked for."""
+    violations = Violations()
+    _check_ranges(sampling, violations)
+    violations.raise_if_any()
+
+
 def check_prefix(request: pb.PinPrefixRequest, limits: ModelLimits) -> None:
     """As `check_request`."""
     violations = Violations()
@@ -101,13 +108,17 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
         violations.add("on_disconnect", f"is {request.on_disconnect}, which means nothing: CANCEL is 1, CONTINUE 2")
 
 
-def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
+def _check_ranges(sampling: pb.SamplingParams, violations: Violations) -> None:
     for each in _RANGES:
         value: float = getattr(sampling, each.field)
         if sampling.HasField(each.field) and not each.allows(value):  # type: ignore[arg-type]
             violations.add(f"sampling.{each.field}", f"is {value:g}: give a number {each}")
     if sampling.HasField("top_k") and sampling.top_k < 1:
         violations.add("sampling.top_k", "is 0: give at least 1, or leave it out for all tokens")
+
+
+def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
+    _check_ranges(sampling, violations)
     _check_bias(sampling, limits, violations)
     check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits, violations)
 

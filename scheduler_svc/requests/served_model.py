@@ -3,11 +3,12 @@
 One scheduler serves one model at a time; workers of another fingerprint are refused.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.requests.request_params import ModelLimits
+from scheduler_svc.requests.sampling_defaults import check_defaults
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 
@@ -22,6 +23,7 @@ class ServedModel:
     limits: ModelLimits
     tokenizer: ModelTokenizer | None
     tokenizer_fingerprint: str
+    sampling_defaults: pb.SamplingDefaults = field(default_factory=pb.SamplingDefaults)
 
     def to_pb(self) -> pb.GetModelResponse:
         """The model as clients see it."""
@@ -35,15 +37,17 @@ class ServedModel:
             eos_token_ids=sorted(self.limits.eos_token_ids),
             has_tokenizer=self.limits.has_tokenizer,
             has_chat_template=self.limits.has_chat_template,
+            sampling_defaults=self.sampling_defaults,
         )
 
 
 def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | None) -> ServedModel:
     """Makes the model from a worker's description; the tokenizer is taken from `known` if it is the same.
 
-    Raises ValueError if the tokenizer's files cannot be read.
+    Raises ValueError if the tokenizer's files cannot be read, or if its sampling defaults are out of range.
     """
     info = description.model
+    check_defaults(info.sampling_defaults)
     tokenizer, fingerprint = None, ""
     if description.HasField("tokenizer"):
         fingerprint = description.tokenizer.fingerprint
@@ -67,6 +71,7 @@ def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | 
         ),
         tokenizer=tokenizer,
         tokenizer_fingerprint=fingerprint,
+        sampling_defaults=info.sampling_defaults,
     )
 
 

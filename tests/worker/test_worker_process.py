@@ -1,5 +1,6 @@
 """The worker as a process: real model, real wire, and how it starts and ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from common.step_wire import open_response, open_step_stream
 from quire.rpc import channel_options
 from quire.v1 import worker_pb2 as pb
 from quire.v1 import worker_pb2_grpc
+from quire.v1.inference_pb2 import SamplingDefaults
 from tests.equality import assert_equal_greedy
 from tests.services import ROOT, Service
 from tests.worker.forked_worker import run_worker
@@ -32,7 +34,10 @@ SIMULATED = "benchmarks.simulated_worker"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("qwen3", tmp_path_factory.mktemp("tiny-qwen3"))
+    made = write_tiny_model("qwen3", tmp_path_factory.mktemp("tiny-qwen3"))
+    generation = made / "generation_config.json"
+    generation.write_text(json.dumps({**json.loads(generation.read_text()), "temperature": 0.5, "top_k": 20}))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +78,7 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert (answer.model.dtype, answer.device) == ("float32", "cpu")
     assert (answer.model.vocab_size, answer.model.max_model_len) == (VOCAB_SIZE, MAX_POSITIONS)
     assert list(answer.model.eos_token_ids) == [2]
+    assert answer.model.sampling_defaults == SamplingDefaults(temperature=0.5, top_k=20)
     assert not answer.HasField("tokenizer")
     assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_slots) == (80, 4, 4)
     assert (answer.pool.num_host_blocks, answer.pool.dtype) == (6, "float32")

@@ -12,6 +12,7 @@ from typing import Any
 
 from worker_svc.checkpoint import CONFIG_FILE
 from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.generation_defaults import GENERATION_FILE
 from worker_svc.json_file import JsonTable, read_optional_table, read_table, shown
 from worker_svc.model.config import Family, ModelConfig
 from worker_svc.model.config_values import (
@@ -25,8 +26,6 @@ from worker_svc.model.config_values import (
     read_size,
 )
 from worker_svc.model.llama_families import parse_llama, parse_mistral, parse_qwen2, parse_qwen3
-
-GENERATION_FILE = "generation_config.json"
 
 
 def read_model_config(folder: Path) -> ModelConfig:
