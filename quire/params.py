@@ -86,7 +86,7 @@ class RequestParams:
     tenant: str | None = None
     cache_salt: str | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    priority: int | None = None  # lower is served first
+    priority: int | None = None  # from -1000 to 1000; lower is served first
 
 
 class GenerateParams(TypedDict, total=False):

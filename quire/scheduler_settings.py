@@ -55,6 +55,12 @@ class SchedulerSettings(LimitSettings):
         description="who is served first within a priority class: fcfs (first come) or edf (earliest deadline; "
         "requests without one come last). The last in order gives way first when memory is short",
     )
+    priority_patience_s: float = Field(
+        30.0,
+        gt=0,
+        description="how long a better priority class may keep a request waiting; then one of every 8 that start is "
+        "of those that have been overtaken, the longest waiting first",
+    )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto",
         description="what becomes of the memory of a request that gives way: swap (moved to the worker's host pool, "

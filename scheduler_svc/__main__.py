@@ -254,6 +254,7 @@ def _scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         pipeline_depth=1 if settings.step_form == "whole" else settings.pipeline_depth,
         enable_prefix_cache=settings.prefix_cache,
         order=settings.order,
+        priority_patience_s=settings.priority_patience_s,
         preemption=settings.preemption,
         preempt_every=settings.preempt_every,
     )

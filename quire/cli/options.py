@@ -60,7 +60,7 @@ EarlyStopping = Annotated[
     Literal["true", "false", "never"] | None,
     typer.Option(help="With --beam-width: end the search as soon as so many outputs have ended."),
 ]
-Priority = Annotated[int | None, typer.Option(help="Lower is served first. Default: 0.")]
+Priority = Annotated[int | None, typer.Option(min=-1000, max=1000, help="Lower is served first. Default: 0.")]
 Tenant = Annotated[str | None, typer.Option(help="On whose behalf; tenants share no prefixes.")]
 CacheSalt = Annotated[str | None, typer.Option(help="Share prefixes with requests of the same salt alone.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the draw repeatable.")]

@@ -303,8 +303,9 @@ class GenerateRequest(_message.Message):
     on_disconnect: Global___OnDisconnect.ValueType
     """on_disconnect says what becomes of the request when its last reader is gone. Unspecified: CANCEL."""
     priority: _builtins.int
-    """priority is the class of the request: lower is served first, preempted last; within a class the server's order
-    counts. Default: 0.
+    """priority is the class of the request, from -1000 to 1000: lower is served first, preempted last; within a class the
+    server's order counts. A class cannot starve those behind it: of every 8 requests that start, one may be the first
+    of a class that has been overtaken for longer than the server's priority_patience_s (30 s). Default: 0.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups, pins, placement
 from scheduler_svc.core.admitting import Admission, is_too_late
+from scheduler_svc.core.aging import Aging
 from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving
 from scheduler_svc.core.isolation import Isolation, Verdict
 from scheduler_svc.core.memory_use import worker_stats
@@ -47,6 +48,7 @@ class Scheduler:
         self._paused: dict[SequenceGroup, None] = {}
         self._admission = Admission(self._waiting, self._limits)
         self._isolation = Isolation(self._waiting, self._limits)
+        self._aging = Aging(config.order, config.priority_patience_s)
 
     def add_worker(
         self,
@@ -196,6 +198,7 @@ class Scheduler:
         if group.is_finished:
             return
         group.is_paused = True
+        group.waits_since_s = None
         self._paused[group] = None
         self._waiting.discard(group)
         if group.worker_id is not None:
@@ -230,6 +233,7 @@ class Scheduler:
         if not self._isolation.take_turn(worker, workers):
             return None
         worker.offer_filled_blocks()
+        self._aging.age(self._waiting, workers, now_s)
         plan = self._plan(worker, now_s)
         if plan is None and self._isolation.pass_turn(worker, workers):
             plan = self._plan(worker, now_s)

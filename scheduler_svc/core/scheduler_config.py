@@ -17,6 +17,7 @@ class SchedulerConfig:
     pipeline_depth: int = 2
     enable_prefix_cache: bool = True
     order: OrderPolicy = "fcfs"  # within a priority
+    priority_patience_s: float = 30.0  # how long a better priority class may keep a group waiting: see `aging`
     preemption: PreemptionMode = "auto"  # what happens to the blocks of a group that gives way
     preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
 
@@ -24,6 +25,8 @@ class SchedulerConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs", "pipeline_depth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
+        if not self.priority_patience_s > 0:
+            raise ValueError(f"priority_patience_s is {self.priority_patience_s}: give seconds, more than 0")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is {self.watermark}: give a part of the pool, 0 or more and less than 1")
         for name, choices in (("order", get_args(OrderPolicy)), ("preemption", get_args(PreemptionMode))):

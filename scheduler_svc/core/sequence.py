@@ -162,6 +162,7 @@ class SequenceGroup:
     swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
     is_paused: bool = False  # see `pausing`
     cohort: Cohort | None = None  # while it is under suspicion: see `isolation`
+    waits_since_s: float | None = None  # monotonic: when it was first seen to wait, or since its pause; see `aging`
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
     num_preemptions: int = 0  # of the whole group

@@ -4,7 +4,7 @@ It knows the order and nothing else: not what a group needs, nor whether anybody
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, waiting_rank
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
@@ -51,6 +51,15 @@ class WaitingQueue:
     def is_in_order(self, group: SequenceGroup) -> bool:
         """Whether it is served when its turn comes: neither set aside nor set apart."""
         return group in self._entries
+
+    def in_order(self) -> Iterable[SequenceGroup]:
+        """Those that count by their order alone, each once, in no particular order."""
+        return self._entries
+
+    def reorder(self, group: SequenceGroup) -> None:
+        """One of those in order has another rank now."""
+        self._ranks.remove(self._entries.pop(group)[0])
+        self._put_in_order(group)
 
     def push(self, group: SequenceGroup) -> None:
         assert group not in self._sizes, f"group {group.arrival} waits twice"

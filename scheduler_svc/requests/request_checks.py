@@ -15,6 +15,7 @@ from scheduler_svc.requests.prompt_checks import ModelLimits, check_can_tokenize
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 _PIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+MOST_PRIORITY = 1000  # and least, below zero
 _MOST_LOGPROBS = 20
 _MOST_BIAS = 100.0
 _MOST_BEAMS = 64
@@ -101,6 +102,10 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
     if not _REQUEST_ID.fullmatch(request.request_id):
         violations.add(
             "request_id", "is not a request id: give at most 128 characters of A-Z a-z 0-9 . _ : - or leave it out"
+        )
+    if not -MOST_PRIORITY <= request.priority <= MOST_PRIORITY:
+        violations.add(
+            "priority", f"is {request.priority:,}: give a number from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
         )
     if request.HasField("timeout_ms") and request.timeout_ms < 1:
         violations.add("timeout_ms", f"is {request.timeout_ms}: give at least 1, or leave it out for no bound")

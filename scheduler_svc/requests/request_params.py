@@ -14,7 +14,7 @@ from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.prompt_checks import ModelLimits
-from scheduler_svc.requests.request_checks import check_request, suppressed_token_ids
+from scheduler_svc.requests.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
 
 __all__ = ["ModelLimits", "RequestParams", "num_sequences_of", "request_digest", "settle", "settle_length", "validate"]
 
@@ -125,7 +125,7 @@ def settle(
         request_id=request.request_id or make_id(),
         tenant=request.tenant,
         cache_salt=request.cache_salt,
-        priority=request.priority,
+        priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)),  # journals once had any
         timeout_ms=min(request.timeout_ms, _MOST_TIMEOUT_MS) if request.HasField("timeout_ms") else None,
         cancel_on_disconnect=request.on_disconnect != pb.ON_DISCONNECT_CONTINUE,
         sampling=sampling,

@@ -196,6 +196,8 @@ def test_sampling_on_the_edge_of_its_range_is_taken(sampling: dict[str, Any]) ->
         ("request_id", {"request_id": "x" * 129}),
         ("tenant", {"tenant": "x" * 129}),
         ("cache_salt", {"cache_salt": "x" * 129}),
+        ("priority", {"priority": -(2**31)}),
+        ("priority", {"priority": 1001}),
         ("timeout_ms", {"timeout_ms": 0}),
         ("timeout_ms", {"timeout_ms": -5}),
         ("on_disconnect", {"on_disconnect": 7}),

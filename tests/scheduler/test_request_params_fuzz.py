@@ -114,7 +114,7 @@ ANY_REQUEST = st.builds(
             "cache_salt": TEXT,
             "timeout_ms": mostly(st.integers(1, 2**63 - 1), st.integers(-(2**63), 0)),
             "on_disconnect": mostly(st.integers(0, 2), INT32),
-            "priority": INT32,
+            "priority": mostly(st.integers(-1000, 1000), INT32),
         },
     ),
 )

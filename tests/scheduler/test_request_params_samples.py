@@ -7,7 +7,7 @@ import pytest
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
-from scheduler_svc.requests.request_params import settle_length, validate
+from scheduler_svc.requests.request_params import settle, settle_length, validate
 from tests.scheduler.request_settling import LIMITS, refused, request_of, settled
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -189,9 +189,16 @@ def test_beams_are_all_sampled_alike() -> None:
     assert params.slot_sampling(10).suppressed_until == 13
 
 
-@pytest.mark.parametrize("priority", [0, 1, -1, 2**31 - 1, -(2**31)])
-def test_every_priority_that_can_be_said_is_taken(priority: int) -> None:
+@pytest.mark.parametrize("priority", [0, 1, -1, 1000, -1000])
+def test_every_priority_within_the_range_is_taken(priority: int) -> None:
     assert settled(request_of(priority=priority)).priority == priority
+
+
+@pytest.mark.parametrize(("priority", "kept"), [(2**31 - 1, 1000), (-(2**31), -1000)])
+def test_a_priority_that_an_earlier_journal_has_is_brought_into_the_range(priority: int, kept: int) -> None:
+    request = request_of(priority=priority)
+    params = settle(request, LIMITS, draw_seed=lambda: 1, make_id=lambda: "id")
+    assert params.priority == kept
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ configs = st.builds(
     order=st.sampled_from(["fcfs", "edf"]),
     preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
     preempt_every=st.sampled_from([None, None, 1, 2, 5]),
+    priority_patience_s=st.sampled_from([0.01, 0.05]),
 )
 prompts = st.builds(
     lambda prefix, length, tail: prefix[:length] + tail,
@@ -123,6 +124,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.add_group(prompt, beam_width, max_tokens, is_beam=True, **options)
 
     @precondition(lambda self: self.cluster.workers)
+    @rule(seconds=st.sampled_from([0.005, 0.02]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.cluster.now_s += seconds
+
     @rule()
     def fill_pipelines(self) -> None:
         for worker_id in sorted(self.cluster.workers):
