@@ -10,6 +10,7 @@
 #   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS, SEED   how long `make endurance` goes on, and what draws its faults. Default: 1800, 1.
+#   FUZZ_INPUTS, FUZZ_SEED  how many messages `make fuzz` sends, and from which seed. Default: 50000, 0.
 #   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
@@ -19,6 +20,8 @@ SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
 BENCH_PEERS_ARGS ?=
 SEEDS ?= 20000
+FUZZ_INPUTS ?= 50000
+FUZZ_SEED ?= 0
 SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 2
@@ -27,7 +30,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos endurance simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance simulate compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -124,6 +127,10 @@ chaos: $(VENV)/.dev
 # Half an hour of faults on real processes, one every 3 s, drawn by SEED.
 endurance: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos --campaign endurance --seconds $(SECONDS) --seed $(SEED)
+
+# Fuzzed messages to every RPC of real services, from a seed. Some minutes.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos_input.every_rpc --num-inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)
 
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
 simulate: $(VENV)/.dev

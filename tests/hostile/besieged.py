@@ -12,7 +12,7 @@ import grpc
 import quire
 from quire.errors import QuireError
 from quire.rpc import channel_options
-from quire.v1 import cluster_pb2_grpc
+from quire.v1 import cluster_pb2_grpc, worker_pb2
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.services import Service
 
@@ -85,9 +85,13 @@ class Besieged:
 
 
 @asynccontextmanager
-async def besieged_scheduler(*arguments: str, listen: str = "127.0.0.1:0") -> AsyncIterator[Besieged]:
+async def besieged_scheduler(
+    *arguments: str, listen: str = "127.0.0.1:0", tokenizer: worker_pb2.TokenizerFiles | None = None
+) -> AsyncIterator[Besieged]:
     """It serves when the context begins, and must be alive and without a traceback when it ends."""
     worker = ScriptedWorker(num_blocks=256)
+    if tokenizer is not None:
+        worker.description.tokenizer.CopyFrom(tokenizer)
     # Not forked from one that has imported everything: its memory is all its own.
     with Service("scheduler_svc", "--listen", listen, *arguments) as service:
         said = str((await asyncio.to_thread(service.wait_for, "listening"))["address"])
