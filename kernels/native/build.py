@@ -1,43 +1,63 @@
-"""Compiling the native kernels at first use, for the processor at hand, and keeping what was compiled.
+"""Finding the native kernels for the processor at hand: those of the wheel, else compiled at first use and kept.
 
-A build is found again by a hash of all that it depends on: sources, flags, compiler, processor. It is put in place by
-renaming, so processes that build at once do not disturb each other. It knows no kernel.
+What was compiled is found again by a hash of all that it depends on: sources, flags, compiler, processor. It is put in
+place by renaming, so processes that build at once do not disturb each other. It knows no kernel.
 """
 
 import hashlib
-import os
 import platform
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernels.native.cpu_kernels import NativeUnavailableError
-
-SOURCES = Path(__file__).parent / "src"
-_FLAGS = (
-    *("-O3", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
-    *("-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
+from kernels.native.compiling import (
+    FLAGS,
+    SOURCES,
+    NativeUnavailableError,
+    compile_library,
+    find_compiler,
+    is_arm,
+    run_compiler,
 )
-_TIMEOUT_S = 300
-_ERROR_LINES = 8
+from kernels.native.processor import processor_features
+from kernels.native.variants import Variant, prebuilt_for
+
 _OFF = ("off", "0", "no", "false")
+_ON = ("on", "1", "yes", "true", "auto")
 
 
 def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> Path:
-    """The compiled library, built now if it is not there yet.
+    """The compiled library, built now if there is none yet.
 
-    Raises NativeUnavailableError, which says why, if it cannot be built.
+    `flags` are for a build of its own. Raises NativeUnavailableError, which says why, if it cannot be built.
     """
     if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         raise NativeUnavailableError("native kernels are switched off by QUIRE_NATIVE")
-    compiler = _compiler(environment)
+    prebuilt = prebuilt_library(environment, flags)
+    if prebuilt is not None:
+        return prebuilt[1]
+    compiler = find_compiler(environment)
     path = _path(environment, flags)
     if not path.exists():
         _build(compiler, _all_flags(flags), path)
     return path
+
+
+def prebuilt_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> tuple[Variant, Path] | None:
+    """The wheel's best variant for this processor; None if a library is compiled instead.
+
+    QUIRE_NATIVE may name another variant, or say "compile". Raises NativeUnavailableError if what it names is not here.
+    """
+    wish = environment.get("QUIRE_NATIVE", "").lower() or None
+    if flags or wish == "compile" or wish in _OFF:
+        return None
+    wish = None if wish in _ON else wish
+    found = prebuilt_for(processor_features(), name=wish)
+    if found is None and wish is not None:
+        raise NativeUnavailableError(
+            f"QUIRE_NATIVE is {wish!r}: give off, compile, or a variant that the wheel has and the processor can execute"
+        )
+    return found
 
 
 def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bool:
@@ -45,7 +65,7 @@ def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bo
     if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         return False
     try:
-        return not _path(environment, flags).exists()
+        return prebuilt_library(environment, flags) is None and not _path(environment, flags).exists()
     except NativeUnavailableError:
         return False
 
@@ -61,31 +81,22 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 def _path(environment: Mapping[str, str], flags: Sequence[str]) -> Path:
     """Where a build lies, or will lie. Raises NativeUnavailableError."""
-    return cache_directory(environment) / f"kernels-{_key(_compiler(environment), _all_flags(flags))}.so"
+    return cache_directory(environment) / f"kernels-{_key(find_compiler(environment), _all_flags(flags))}.so"
 
 
 def _all_flags(flags: Sequence[str]) -> tuple[str, ...]:
-    return (*_FLAGS, _tuning_flag(), *flags)
-
-
-def _compiler(environment: Mapping[str, str]) -> str:
-    """GCC, or what CXX names."""
-    name = environment.get("CXX") or "g++"
-    compiler = shutil.which(name, path=environment.get("PATH"))
-    if compiler is None:
-        raise NativeUnavailableError(f"there is no C++ compiler: {name} was not found; install g++ or set CXX")
-    return compiler
+    return (*FLAGS, _tuning_flag(), *flags)
 
 
 def _tuning_flag() -> str:
-    return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    return "-mcpu=native" if is_arm() else "-march=native"
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    version = _run([compiler, "--version"])
+    version = run_compiler([compiler, "--version"])
     for part in (compiler, version, *flags, platform.machine(), _processor_features()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]
@@ -102,33 +113,8 @@ def _processor_features() -> str:
 
 
 def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
-    """Each source on its own, several at once, then the library, which appears under its name when it is whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            sources = sorted(SOURCES.glob("*.cpp"))
-            objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                commands = [
-                    [compiler, *flags, "-c", str(source), "-o", made]
-                    for source, made in zip(sources, objects, strict=True)
-                ]
-                list(pool.map(_run, commands))
-            library = Path(folder) / "kernels.so"
-            _run([compiler, "-shared", "-pthread", *objects, "-o", str(library)])
-            library.replace(path)
+        compile_library(compiler, flags, path)
     except OSError as error:
         raise NativeUnavailableError(f"cannot keep compiled kernels in {path.parent}: {error}") from error
-
-
-def _run(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise NativeUnavailableError(f"{command[0]} took more than {_TIMEOUT_S} s") from error
-    except OSError as error:
-        raise NativeUnavailableError(f"{command[0]} does not run: {error}") from error
-    if done.returncode:
-        said = "\n".join(done.stderr.strip().splitlines()[:_ERROR_LINES])
-        raise NativeUnavailableError(f"{command[0]} failed: {said}")
-    return done.stdout

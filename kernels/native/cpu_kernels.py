@@ -15,10 +15,6 @@ from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
 
 
-class NativeUnavailableError(RuntimeError):
-    """There are no native kernels here; the message says why."""
-
-
 def stored_row(head_dim: int, dtype: torch.dtype) -> int:
     """Elements that a token's key, or value, of one head takes in a pool of this dtype: int8 has a scale beside it."""
     return head_dim + (torch.float32.itemsize if dtype == torch.int8 else 0)

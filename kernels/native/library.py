@@ -8,7 +8,7 @@ from ctypes import CDLL, PyDLL, Structure, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 from kernels.native.build import library_path
-from kernels.native.cpu_kernels import NativeUnavailableError
+from kernels.native.compiling import NativeUnavailableError
 
 _PLAN = c_void_p
 

@@ -1,4 +1,4 @@
-"""The CPU's kernels in C++, compiled at first use and called on the memory of tensors.
+"""The CPU's kernels in C++, compiled and called on the memory of tensors.
 
 The library has threads of its own (`src/team.h`), which sleep where there is nothing to do and which no call waits for
 that could do without. A call releases the interpreter's lock. `src/cache.h` says how a block
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
+from kernels.native.build import prebuilt_library
+from kernels.native.compiling import NativeUnavailableError
 from kernels.native.cpu_kernels import (
     CpuKernels,
     CpuPlan,
     GreedyTokens,
     HeadNorms,
     LayerCache,
-    NativeUnavailableError,
     NormRule,
 )
 from kernels.native.library import CacheMemory, load_library
@@ -48,8 +49,8 @@ class NativePlan(CpuPlan):
 class NativeKernels:
     """Compiled kernels behind the interface `CpuKernels`. One thread at a time may use them."""
 
-    def __init__(self, library: CDLL, num_threads: int) -> None:
-        self.name = f"native, {32 * library.quire_lanes()}-bit vectors"
+    def __init__(self, library: CDLL, num_threads: int, origin: str = "compiled here") -> None:
+        self.name = f"native, {32 * library.quire_lanes()}-bit vectors, {origin}"
         self._library = library
         self._num_threads = num_threads
         self._call = partial(call, library, num_threads)
@@ -195,7 +196,9 @@ def native_kernels(environment: Mapping[str, str] = os.environ, flags: Sequence[
 
     Raises NativeUnavailableError, which says why there are none.
     """
-    return NativeKernels(load_library(environment, flags), torch.get_num_threads())
+    prebuilt = prebuilt_library(environment, flags)
+    origin = "compiled here" if prebuilt is None else f"built for {prebuilt[0].name}"
+    return NativeKernels(load_library(environment, flags), torch.get_num_threads(), origin)
 
 
 def choose_kernels(choice: str, dtype: torch.dtype) -> tuple[CpuKernels, str | None]:

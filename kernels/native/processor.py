@@ -1,7 +1,8 @@
 """Which instruction sets the processor has, as Linux names them."""
 
-import platform
 from pathlib import Path
+
+from kernels.native.compiling import is_arm
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -17,11 +18,6 @@ def processor_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
-
-
-def is_arm() -> bool:
-    """Whether the processor is a 64-bit ARM."""
-    return platform.machine() in ("aarch64", "arm64")
 
 
 def multiplies_bfloat16(features: frozenset[str]) -> str | None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from kernels.native.cpu_kernels import CpuKernels, NativeUnavailableError
+from kernels.native.compiling import NativeUnavailableError
+from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.native_kernels import NativeKernels, choose_kernels
 from worker_svc.host.packing import Packing, choose_packing
 from worker_svc.runner_choice import DeviceError

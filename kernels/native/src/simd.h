@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
 #endif
 
 // The number of floats in a vector; may be set beyond what the host has, then the compiler splits each vector.
@@ -152,24 +154,38 @@ QUIRE_INLINE vfloat load_floats(const int8_t* p) {
 // Whether the processor multiplies pairs of bfloat16: products are exact, sums are in float32.
 #if defined(__AVX512BF16__) && QUIRE_LANES == 16
 #define QUIRE_PAIRS 1
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && QUIRE_LANES == 4
+#define QUIRE_PAIRS 1
 #else
 #define QUIRE_PAIRS 0
 #endif
 
 #if QUIRE_PAIRS
 QUIRE_INLINE vuint load_pairs(const bf16* p) { return load<vuint>(p); }
+#if defined(__AVX512BF16__)
 QUIRE_INLINE vuint load_pairs(const int8_t* p) {
   return (vuint)_mm512_cvtne2ps_pbh((__m512)load_floats(p + LANES), (__m512)load_floats(p));
 }
 QUIRE_INLINE vfloat add_pairs(vfloat sum, vuint a, vuint b) {
   return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
+#else
+QUIRE_INLINE vuint load_pairs(const int8_t* p) {
+  bfloat16x8_t first = vcvtq_low_bf16_f32((float32x4_t)load_floats(p));
+  return (vuint)vcvtq_high_bf16_f32(first, (float32x4_t)load_floats(p + LANES));
+}
+QUIRE_INLINE vfloat add_pairs(vfloat sum, vuint a, vuint b) {
+  return (vfloat)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
+#endif
 #endif
 
-// To the nearest, ties to even; NaN stays NaN. The processor's own rounding takes numbers below 2^-126 for zero.
+// To the nearest, ties to even; NaN stays NaN. AVX-512's own rounding takes numbers below 2^-126 for zero.
 QUIRE_INLINE vhalf rounded(vfloat x) {
-#if QUIRE_PAIRS
+#if QUIRE_PAIRS && defined(__AVX512BF16__)
   return (vhalf)_mm512_cvtneps_pbh((__m512)x);
+#elif QUIRE_PAIRS
+  return (vhalf)vcvt_bf16_f32((float32x4_t)x);
 #else
   vuint bits = bits_as<vuint>(x);
   vuint halves = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -183,7 +199,7 @@ QUIRE_INLINE void store_floats(bf16* p, vfloat x) { store(p, rounded(x)); }
 QUIRE_INLINE void set_float(float& to, float x) { to = x; }
 QUIRE_INLINE void set_float(bf16& to, float x) {
   uint32_t bits = bits_as<uint32_t>(x);
-#if QUIRE_PAIRS
+#if QUIRE_PAIRS && defined(__AVX512BF16__)
   if ((bits & 0x7f800000u) == 0) bits &= 0x80000000u;
 #endif
   uint32_t half = x == x ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : 0x7fc0u;

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.native.build import cache_directory, library_path
-from kernels.native.cpu_kernels import NativeUnavailableError
+from kernels.native.compiling import NativeUnavailableError
 from kernels.native.native_kernels import NativeKernels, choose_kernels, native_kernels
 from kernels.native.torch_kernels import TorchKernels
 

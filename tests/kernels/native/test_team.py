@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native.build import SOURCES
+from kernels.native.compiling import SOURCES
 
 STRESS = Path(__file__).with_name("team_stress.cpp")
 
