@@ -55,7 +55,7 @@ def prebuilt_library(environment: Mapping[str, str], flags: Sequence[str] = ()) 
     found = prebuilt_for(processor_features(), name=wish)
     if found is None and wish is not None:
         raise NativeUnavailableError(
-            f"QUIRE_NATIVE is {wish!r}: give off, compile, or a variant that the wheel has and the processor can execute"
+            f"QUIRE_NATIVE is {wish!r}: give off, compile, or a variant that the wheel has and the processor executes"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: native kernels in every variant, no compiler needed, and nothing but `quire` imported."""
+"""The wheel as users get it: native kernels in every variant, no compiler needed, and nothing but `quire` imported."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Variants of the native kernels: which suits a processor, and that each is right wherever it can be compiled and run."""
+"""Variants of the native kernels: which suits a processor, and that each is right wherever it compiles and runs."""
 
 import shutil
 import subprocess
