@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from common.bounds import BOUNDS, CHECKED_BY_HANDLER, FOREIGN
-from common.bounds_check import OutOfBoundsError, check_of, check_of_method
+from common.bounds_check import OutOfBoundsError, bounded_fields, check_of, check_of_method
+from common.quick_bounds import QuickBounds
 from common.step_wire import open_request, seal_request
 from quire.errors import InvalidRequestError
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
 from tests.bounded_fields import beyond, bounded_paths, is_map, message_at
+from tests.chaos_input.fuzzed_messages import fuzzed
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = [
@@ -192,3 +194,21 @@ def _varint(value: int) -> bytes:
         out += bytes([value & 127 | 128])
         value >>= 7
     return out + bytes([value])
+
+
+@pytest.mark.parametrize("request_name", sorted(set(REQUESTS) - CHECKED_BY_HANDLER))
+def test_what_the_quick_look_lets_through_is_within_every_bound(request_name: str) -> None:
+    descriptor, rng = REQUESTS[request_name], random.Random(request_name)
+    quick = QuickBounds(bounded_fields(descriptor))
+    kind = GetMessageClass(descriptor)
+    num_quick = 0
+    for _ in range(60):
+        try:
+            message: Any = kind.FromString(fuzzed(descriptor, rng))
+        except DecodeError:
+            continue
+        message.DiscardUnknownFields()
+        if quick.allow(message, message.ByteSize()):
+            num_quick += 1
+            check_of(descriptor).check(message)
+    assert num_quick
