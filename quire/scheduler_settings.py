@@ -26,7 +26,11 @@ class SchedulerSettings(LimitSettings):
     lease_ms: int = Field(
         1500, ge=100, description="how long a leader that says nothing is believed to lead; the same for all schedulers"
     )
-    store: str = Field("memory", description="where the journal lives: redis://, rediss://, unix:// or memory")
+    store: str = Field(
+        "memory",
+        description="where the journal lives: redis://, rediss://, unix:// or memory; one with a password "
+        "better as the variable, since everybody may read command lines",
+    )
     store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
     delivery: Literal["durable", "relaxed"] = Field(
         "durable",

@@ -120,7 +120,10 @@ class Registration:
                     await asyncio.sleep(_LOOK_EVERY_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
-                log.log(_level(was_led), "scheduler not told of draining", reason=error_of(error).message)
+                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE  # it has ended before us, as it should
+                log.log(
+                    _level(was_led and not is_gone), "scheduler not told of draining", reason=error_of(error).message
+                )
         except TimeoutError:
             log.log(_level(was_led), "not drained in time: what runs here is computed again elsewhere")
 

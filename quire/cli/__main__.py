@@ -1,14 +1,17 @@
 """Entry point of the console script `quire`: works without the extra `cli` as far as saying that it is missing."""
 
+import os
 import sys
 
 from quire.cli.install import install_hint
+from quire.redaction import has_password
 
 EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")
 
 
 def main() -> None:
     """Runs the command line."""
+    _hide_password()
     try:
         from quire.cli.app import run  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
@@ -17,6 +20,29 @@ def main() -> None:
         sys.stderr.write(f"quire: the command line needs {error.name}; run {install_hint('cli')}\n")
         raise SystemExit(1) from None
     run()
+
+
+def _hide_password() -> None:
+    """Begins again with a password in a variable, which its owner alone can read, and no longer in the arguments."""
+    words = sys.orig_argv[1:]
+    if sys.argv[1:2] != ["serve"] or _value(words, "--store")[0] not in ("", "auto"):
+        return
+    url, rest = _value(words, "--redis-url")
+    if has_password(url):
+        os.execve(sys.executable, [sys.executable, *rest], {**os.environ, "QUIRE_SERVE_REDIS_URL": url})
+
+
+def _value(words: list[str], flag: str) -> tuple[str, list[str]]:
+    """What a flag was given, "" for nothing, and the words without it."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return (
+                (value, words[:index] + words[index + 1 :])
+                if equals
+                else ("".join(words[index + 1 : index + 2]), words[:index] + words[index + 2 :])
+            )
+    return "", words
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import asyncio
 import importlib.util
 import shutil
-import signal
 import sys
+import traceback
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +14,18 @@ import typer
 
 import quire
 from quire.cli.install import install_hint
-from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, fail, out
+from quire.cli.output import EXIT_FAILED, EXIT_USAGE, fail
 from quire.cli.serve_options import takes_settings
 from quire.cli.serve_settings import Settled, settle_all
+from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.child import StartFailedError
-from quire.cli.supervisor.data_folder import DataFolder, FolderInUseError
+from quire.cli.supervisor.data_folder import DataFolder, FolderError
 from quire.cli.supervisor.embedded_store import StoreFailedError
+from quire.cli.supervisor.ending import end_on_signals
 from quire.cli.supervisor.places import PlaceError
 from quire.cli.supervisor.supervisor import Supervisor
 from quire.params import DEFAULT_ADDRESS
+from quire.redaction import without_passwords
 from quire.settings import CONFIG_VARIABLE
 
 NEEDS = {"scheduler": ("tokenizers", "redis", "uvloop"), "worker": ("torch", "safetensors", "numpy")}
@@ -54,12 +58,12 @@ def serve(
     _check_extras()
     try:
         folder = DataFolder(data_dir)
-    except FolderInUseError as error:
+    except FolderError as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(f"the data folder {data_dir} cannot be used: {error}; choose another with --data-dir", EXIT_USAGE)
     try:
-        code = asyncio.run(_serve(settled, folder))
+        code = asyncio.run(_serve(settled, folder, Announcer()))
     finally:
         folder.close()
     raise typer.Exit(code)
@@ -72,44 +76,50 @@ def _check_extras() -> None:
             fail(f"the {extra} needs {', '.join(missing)}; run {install_hint('scheduler', 'worker', 'embedded')}")
 
 
-async def _serve(settled: Settled, folder: DataFolder) -> int:
+async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> int:
+    """Serves until a signal. Returns the exit code; whatever happened is told in one line."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+    end_on_signals(stop)
     try:
-        supervisor = Supervisor(settled, folder, _say)
-        _say(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
-        await supervisor.run(stop, lambda ready: _greet(ready, settled.serve.workers))
+        supervisor = Supervisor(settled, folder, announcer)
+        announcer.say(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
+        await supervisor.run(stop, lambda ready: _greet(ready, announcer, settled.serve.workers))
     except StartFailedError as error:
-        _say(str(error))
+        announcer.say(str(error))
         return error.exit_code
-    except PlaceError as error:
-        _say(str(error))
+    except (PlaceError, FolderError) as error:
+        announcer.say(str(error))
         return EXIT_USAGE
     except StoreFailedError as error:
-        _say(str(error))
+        announcer.say(str(error))
+        return EXIT_FAILED
+    except Exception as error:  # our own fault: everything has ended, and what happened is kept
+        details = folder.log("serve")
+        with suppress(OSError), details.open("a") as log:
+            log.write(without_passwords(traceback.format_exc()))
+        announcer.say(f"ended by an error of its own: {error!r}; {details} has the details")
         return EXIT_FAILED
     return 0
 
 
-async def _greet(supervisor: Supervisor, num_workers: int) -> None:
+async def _greet(supervisor: Supervisor, announcer: Announcer, num_workers: int) -> None:
     async with quire.AsyncClient(supervisor.address) as client:
         model, stats = await client.model(), await client.stats()
     blocks = stats.blocks
     num_late = num_workers - len(stats.workers)
     late = f"; {num_late} of {num_workers} workers still to come" if num_late else ""
     address = "" if supervisor.address == DEFAULT_ADDRESS else f" --address {supervisor.address}"
-    out.print(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]")
-    for name, value in (
+    view = supervisor.progress.view
+    lines = [
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
         *(("sampling", each) for each in _sampling_defaults(model)),
         ("store", supervisor.store_name),
-        *(("", warning) for warning in supervisor.store_warnings()),
+        *(("", notice) for notice in view.notices()),
+        *(("warning", warning) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
-    ):
-        out.print(f"  {name:<9}{value}", markup=False, soft_wrap=True)
+    ]
+    announcer.greet(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)
 
 
 def _sampling_defaults(model: quire.Model) -> list[str]:
@@ -125,7 +135,3 @@ def _program() -> str:
     """What a person types to run us: the name, or the path where the name would not find us."""
     path = Path(sys.argv[0])
     return "quire" if path.name != "quire" or shutil.which("quire") else str(path)
-
-
-def _say(message: str) -> None:
-    err.print(f"quire: {message}", markup=False)

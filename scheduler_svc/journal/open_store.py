@@ -1,5 +1,6 @@
 """The one place that picks a store by its URL."""
 
+from quire.redaction import has_password, without_passwords
 from scheduler_svc.journal.leases import Leases
 from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.memory_store import MemoryStore
@@ -28,12 +29,14 @@ async def open_store(url: str, *, deployment: str = "default", patience_s: float
         return MemoryStore()
     if not url.startswith(_SCHEMES):
         raise StoreConfigurationError(
-            f"store {url!r}: give redis://host:port, rediss://host:port, unix:///path/to/socket or memory"
+            f"store {without_passwords(url)!r}: give redis://host:port, rediss://host:port, unix:///path/to/socket or "
+            "memory"
         )
     try:
         store = RedisStore(url, deployment=deployment)
     except ValueError as error:
-        raise StoreConfigurationError(str(error)) from error
+        why = "it has no valid port or database number" if has_password(url) else str(error)  # may show a part of it
+        raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {why}") from None
     try:
         await store.connect(patience_s)
     except StoreError:

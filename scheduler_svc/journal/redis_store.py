@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 from zlib import crc32
 
 import structlog
 
+from quire.redaction import without_passwords
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.record_reads import RecordReads
 from scheduler_svc.journal.redis_link import RedisLink, pack
@@ -51,7 +51,7 @@ class RedisStore:
 
         Raises StoreConfigurationError (the address) or ValueError (the deployment) if it is malformed.
         """
-        self.address = _without_password(url)
+        self.address = without_passwords(url)
         self.durability = "unknown: the store does not show its configuration"
         self._keys = Keys.of(deployment)
         self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
@@ -199,11 +199,3 @@ def _unreachable(address: str, patience_s: float, error: StoreUnavailableError) 
         f"the store at {address} did not answer within {patience_s:g} s ({error.message}): start Redis or Valkey "
         "there, give the address of one that runs, or use the store `memory`, which is not durable"
     )
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user, _, _ = parts.netloc.rpartition("@")[0].partition(":")
-    return parts._replace(netloc=f"{user}:***@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -129,7 +129,7 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
     text = asyncio.run(generate(address))
     assert re.search(r"\w", text)
     assert serve.wait_for(r"memory\s+(.*)")[1].startswith("200 KV blocks of 16 tokens, 3200 tokens")
-    assert re.search("embedded Valkey.*appendfsync always", serve.wait_for(r"store\s+(.*)")[1])
+    assert re.search("embedded Valkey.*appendfsync always", serve.wait_for(r"^  store\s+(.*)")[1])
 
     services = children_of(serve.process.pid)
     assert set(services) == {"scheduler_svc", "worker_svc", "valkey-server"}
@@ -153,7 +153,7 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
         assert stream.completion().usage.completion_tokens == 64  # the workers outlive the scheduler's last request
     again = Serve(data_dir, "--drain-timeout-s", "0", listen=address)  # waits for the old services, which had the port
     assert again.wait_ready() == address
-    assert "already running" in again.wait_for(r"store\s+(.*)")[1]
+    assert "already running" in again.wait_for(r"^  store\s+(.*)")[1]
     assert children_of(again.process.pid).keys() == {"scheduler_svc", "worker_svc"}
     assert not runs(services["scheduler_svc"])
     assert asyncio.run(generate(address)) == text
@@ -230,7 +230,7 @@ def test_a_standby_without_a_store_to_share_is_refused(data_dir: Path) -> None:
 def test_ctrl_c_lets_a_running_request_end(data_dir: Path) -> None:
     serve = Serve(data_dir, "--store", "memory", "--verbose")
     address = serve.wait_ready()
-    assert "NOT DURABLE" in serve.wait_for(r"store\s+(.*)")[1]
+    assert "NOT DURABLE" in serve.wait_for(r"^  store\s+(.*)")[1]
     with quire.Client(address) as client, client.stream("Once upon a time", max_tokens=64, ignore_eos=True) as stream:
         stream.accepted()
         serve.process.send_signal(signal.SIGINT)

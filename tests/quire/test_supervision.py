@@ -1,25 +1,25 @@
 """The parts of `quire serve`, with small processes in place of services and a real Valkey."""
 
 import asyncio
-import json
 import os
+import shutil
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from quire.cli.supervisor.child import Child, StartFailedError, module_command
-from quire.cli.supervisor.data_folder import MAX_SOCKET_PATH, DataFolder, FolderInUseError
+from quire.cli.supervisor.data_folder import MAX_SOCKET_PATH, DataFolder, FolderError, FolderInUseError
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
-from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next, without_password
+from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next
 from quire.cli.supervisor.service_log import ServiceLog
 from tests.patience import patient
+from tests.quire.test_serve import runs
 
 ENDLESS = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = (
@@ -50,10 +50,11 @@ def child(tmp_path: Path, code: str, restarts: Restarts) -> Child:
     return Child("service", command, tmp_path / "service.log", (), restarts, ready_event="ready")
 
 
-def says_ready(seconds_ago: float) -> str:
-    """Code that logs as our services do that it is ready, as if it had been for a while."""
-    moment = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
-    return f"print({json.dumps({'event': 'ready', 'timestamp': moment})!r}, flush=True);"
+# Tells the supervisor, as our services do, that it is ready.
+SAYS_READY = (
+    "import os, sys; status = int(sys.argv[-1].partition('--status-fd=')[2]);"
+    """os.write(status, b'no JSON\\n[1]\\n{"event": "ready"}\\n');"""
+)
 
 
 async def logged(path: Path, word: str, number: int = 1) -> None:
@@ -99,12 +100,21 @@ async def test_a_child_that_never_starts_is_given_up_with_its_last_words(
     assert len(restarts.said) == 4
 
 
-async def test_once_it_has_worked_even_a_configuration_error_is_tried_again(
+async def test_a_configuration_error_is_final_until_the_child_itself_was_ready(tmp_path: Path) -> None:
+    """Whatever else works already; once it has worked, what it needs may come back."""
+    with pytest.raises(StartFailedError) as caught:
+        await child(tmp_path, "raise SystemExit(2)", Restarts()).supervise(lambda: True)
+    assert caught.value.exit_code == 2
+
+
+async def test_once_it_has_been_ready_even_a_configuration_error_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.cli.supervisor.child.FIRST_BACKOFF_S", 0.01)
     restarts = Restarts()
-    service = child(tmp_path, "raise SystemExit(2)", restarts)
+    mark = tmp_path / "mark"
+    code = f"import pathlib; mark = pathlib.Path({str(mark)!r})\nif not mark.exists(): {SAYS_READY} mark.touch()\n"
+    service = child(tmp_path, code + "raise SystemExit(2)", restarts)
     supervising = asyncio.create_task(service.supervise(lambda: True))
     await restarts.until(6)
     await service.end(10)
@@ -113,12 +123,13 @@ async def test_once_it_has_worked_even_a_configuration_error_is_tried_again(
     assert "in 0.02 s" in restarts.said[1]
 
 
-@pytest.mark.parametrize(("seconds_ago", "waits"), [(60.0, ["0.1", "0.1", "0.1"]), (-60.0, ["0.1", "0.2", "0.4"])])
+@pytest.mark.parametrize(("ready_s", "waits"), [(0.0, ["0.1", "0.1", "0.1"]), (60.0, ["0.1", "0.2", "0.4"])])
 async def test_what_had_been_ready_is_started_again_at_once_and_what_dies_at_its_start_ever_later(
-    tmp_path: Path, seconds_ago: float, waits: list[str]
+    tmp_path: Path, ready_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.child.READY_S", ready_s)
     restarts = Restarts()
-    service = child(tmp_path, says_ready(seconds_ago) + "import os; os.kill(os.getpid(), 9)", restarts)
+    service = child(tmp_path, SAYS_READY + "os.kill(os.getpid(), 9)", restarts)
     supervising = asyncio.create_task(service.supervise(lambda: True))
     await restarts.until(3)
     await service.end(10)
@@ -126,33 +137,103 @@ async def test_what_had_been_ready_is_started_again_at_once_and_what_dies_at_its
     assert [message.partition("again in ")[2].partition(" s")[0] for message in restarts.said[:3]] == waits
 
 
-def test_readiness_is_read_from_the_events_of_the_last_start_alone(tmp_path: Path) -> None:
-    log = ServiceLog(tmp_path / "service.log")
-    with log.begin() as file:
-        file.write(b'{"event": "ready", "timestamp": "2026-01-02T03:04:05.6Z"}\n')
-        assert log.first_time_of("ready") is None  # not there yet
-    assert log.first_time_of("ready") == datetime(2026, 1, 2, 3, 4, 5, 600_000, UTC)
-    assert log.first_time_of("listening") is None
-    with log.begin() as file:
-        file.write(b'a line about "ready"\n["ready"]\n{"event": "ready"}\n{"other": "ready"}\n\xff "ready"\n')
-    assert log.first_time_of("ready") is None
-    assert log.last_lines()[0] == 'a line about "ready"'
+async def test_a_child_tells_how_far_it_is_as_long_as_it_lives(tmp_path: Path) -> None:
+    told: list[dict[str, object]] = []
+    code = """
+import os, sys
+status = int(sys.argv[-1].partition('--status-fd=')[2])
+os.write(status, b'{"phase": "weights", "part": 0.5}\\n{"half')
+os.write(status, b' a line": 1}\\n' + b'x' * 100_000 + b'\\n{"warning": "slow"}\\n')
+raise SystemExit(2)
+"""
+    service = Child("s", [sys.executable, "-c", code], tmp_path / "s.log", (), print, ready_event="ready",
+                    on_status=told.append)  # fmt: skip
+    with pytest.raises(StartFailedError):
+        await service.supervise(lambda: False)
+    assert told == [{"started": True}, {"phase": "weights", "part": 0.5}, {"half a line": 1}, {"warning": "slow"}]
 
 
 async def test_what_a_child_has_said_counts_from_its_last_start(tmp_path: Path) -> None:
     first = f"import os, pathlib; mark = pathlib.Path({str(tmp_path / 'mark')!r})\nif not mark.exists(): "
-    code = first + says_ready(0.0) + "mark.touch()\nprint(os.getpid(), flush=True); " + ENDLESS
-    service = child(tmp_path, code, Restarts())
+    code = first + SAYS_READY + "mark.touch()\nprint(os.getpid(), flush=True); " + ENDLESS
+    restarts = Restarts()
+    service = child(tmp_path, code, restarts)
     log = tmp_path / "service.log"
     assert not service.has_said("ready")  # it never was there
     supervising = asyncio.create_task(service.supervise(lambda: True))
     await logged(log, "up")
-    assert service.has_said("ready") and not service.has_said("leading")
-    os.kill(int(log.read_text().splitlines()[1]), signal.SIGKILL)
+    async with asyncio.timeout(patient(20)):
+        while not service.has_said("ready"):  # noqa: ASYNC110 - told on another way than the log
+            await asyncio.sleep(0.01)
+    assert not service.has_said("leading")
+    os.kill(int(log.read_text().splitlines()[0]), signal.SIGKILL)
     await logged(log, "up", 2)
+    await restarts.until(1)
     assert not service.has_said("ready")
     await service.end(10)
     await supervising
+
+
+async def test_a_child_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    """Such as a compiler, which knows nothing of the end; whether it ends by itself, is told to, or is killed."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+        "print(f'started {other.pid}', flush=True)\n"
+    )
+    for number, rest in enumerate(("os.kill(os.getpid(), 9)", "raise SystemExit(2)", ENDLESS, STUBBORN)):
+        log = tmp_path / f"{number}.log"
+        service = Child("s", [sys.executable, "-c", code + rest], log, (), print, ready_event="ready")
+        supervising = asyncio.create_task(service.supervise(lambda: True))
+        await logged(log, "\n")
+        if rest in (ENDLESS, STUBBORN):
+            await logged(log, "up")
+            await service.end(20 if rest is ENDLESS else 0.05)
+        started = int(log.read_text().split()[1])
+        async with asyncio.timeout(patient(20)):
+            while runs(started):  # noqa: ASYNC110 - another process has no event
+                await asyncio.sleep(0.01)
+        service.kill()
+        supervising.cancel()
+        await asyncio.wait({supervising})
+        if supervising.done() and not supervising.cancelled():
+            assert isinstance(supervising.exception(), StartFailedError | None)
+
+
+async def test_a_child_that_cannot_be_started_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.child.FIRST_BACKOFF_S", 0.01)
+    service = Child("service", [str(tmp_path / "nothing")], tmp_path / "s.log", (), print, ready_event="ready")
+    with pytest.raises(StartFailedError, match=r"service cannot be started: .*nothing"):
+        await service.supervise(lambda: False)
+
+
+async def test_a_log_folder_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    restarts = Restarts()
+    log = tmp_path / "logs" / "service.log"
+    code = "import os; print(os.getpid(), flush=True);" + ENDLESS
+    service = Child("service", [sys.executable, "-c", code], log, (), restarts, ready_event="ready")
+    supervising = asyncio.create_task(service.supervise(lambda: True))
+    await logged(log, "up")
+    pid = int(log.read_text().split()[0])
+    shutil.rmtree(log.parent)
+    os.kill(pid, signal.SIGKILL)
+    await logged(log, "up")
+    await service.end(10)
+    await supervising
+
+
+def test_the_last_line_is_one_of_the_last_start_also_when_the_file_was_set_aside(tmp_path: Path) -> None:
+    log = ServiceLog(tmp_path / "service.log")
+    (tmp_path / "service.log").write_text("of an earlier start\n")
+    with log.begin() as file:
+        assert log.last_line() == "it said nothing"
+        file.write(b"of this one\n")
+    assert log.last_line() == "of this one"
+    (tmp_path / "service.log").replace(tmp_path / "service.log.1")
+    (tmp_path / "service.log").write_text("x\n")
+    assert log.last_line() == "x"
+    (tmp_path / "service.log").unlink()
+    assert "cannot be read" in log.last_line()
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -175,21 +256,30 @@ def test_a_module_is_not_looked_for_where_the_user_stands() -> None:
     assert module_command("scheduler_svc", "--x") == [sys.executable, "-P", "-m", "scheduler_svc", "--x"]
 
 
-async def test_logs_are_echoed_line_by_line_as_they_grow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "service.log"
+async def test_logs_are_echoed_line_by_line_as_they_grow_and_are_set_aside(tmp_path: Path) -> None:
+    log, late = tmp_path / "service.log", tmp_path / "late.log"
     log.write_text("before\n")
-    echoing = asyncio.create_task(echo_logs([log, tmp_path / "late.log"]))
+    shown: list[str] = []
+
+    async def until(number: int) -> None:
+        async with asyncio.timeout(patient(20)):
+            while len(shown) < number:  # noqa: ASYNC110 - a file has no event
+                await asyncio.sleep(0.01)
+
+    echoing = asyncio.create_task(echo_logs([log, late], shown.append))
     await asyncio.sleep(0)
     with log.open("a") as file:
         file.write("whole\npart")
-    (tmp_path / "late.log").write_text("late\n")
-    shown = ""
-    async with asyncio.timeout(patient(10)):
-        while "late" not in shown or "whole" not in shown:
-            await asyncio.sleep(0.01)
-            shown += capsys.readouterr().err
+    late.write_text("late\n")
+    await until(2)
+    with log.open("a") as file:
+        file.write(" of a line\nlast of the old\n")
+    log.replace(tmp_path / "service.log.1")
+    log.write_text("first of the new\n")
+    await until(5)
     echoing.cancel()
-    assert sorted(shown.splitlines()) == ["late", "whole"]
+    assert sorted(shown[:2]) == ["late", "whole"]
+    assert shown[2:] == ["part of a line", "last of the old", "first of the new"]
 
 
 @pytest.fixture
@@ -249,11 +339,72 @@ def test_a_long_folder_keeps_its_socket_elsewhere_under_a_name_of_its_own(tmp_pa
     assert DataFolder(folders[0].path).socket == sockets[0]
 
 
-def test_a_large_log_is_set_aside(folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cli.supervisor.data_folder.MAX_LOG_BYTES", 10)
-    folder.log("x").write_text("more than ten bytes")
-    assert not folder.log("x").exists()
-    assert (folder.path / "logs" / "x.log.1").read_text() == "more than ten bytes"
+def test_a_data_folder_is_private_also_when_it_was_not(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    (path / "logs").mkdir(parents=True, mode=0o755)
+    (path / "store" / "appendonlydir").mkdir(parents=True)
+    files = [path / "logs" / "x.log", path / "store" / "appendonlydir" / "a.aof", path / "serve.lock"]
+    for file in files:
+        file.write_text("what somebody asked")
+        file.chmod(0o644)
+    for each in (path, path / "logs", path / "store", path / "store" / "appendonlydir"):
+        each.chmod(0o755)
+    (path / "logs" / "elsewhere").symlink_to(tmp_path)
+    before = tmp_path.stat().st_mode
+    DataFolder(path).close()
+    found = [path, *(each for each in path.rglob("*") if not each.is_symlink())]
+    assert len(found) == 8
+    assert not [each for each in found if each.stat().st_mode & 0o077]
+    assert tmp_path.stat().st_mode == before
+
+
+def test_a_folder_with_other_things_is_neither_used_nor_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    tmp_path.chmod(0o755)
+    with pytest.raises(FolderError, match=r"holds other things \(thesis\.txt\).*--data-dir"):
+        DataFolder(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_folder_of_a_volume_may_hold_what_its_file_system_puts_there(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    DataFolder(tmp_path).close()
+
+
+async def test_what_the_store_writes_is_private(folder: DataFolder, store: EmbeddedStore) -> None:
+    await say(folder, "SET", "key", "value")
+    found = [folder.socket, *folder.path.rglob("*")]
+    assert any(each.name.endswith(".aof") for each in found)
+    assert not [each for each in found if each.stat().st_mode & 0o077]
+
+
+async def test_the_log_of_the_store_is_set_aside_while_it_runs(folder: DataFolder, store: EmbeddedStore) -> None:
+    tending = asyncio.create_task(store.tend_log(1))
+    log = folder.log("store")
+    async with asyncio.timeout(patient(20)):
+        while not log.with_name("store.log.1").exists():  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(0.01)
+    tending.cancel()
+    await store.stop()  # of which it tells
+    assert "ready to exit" in log.read_text().lower() or "exiting" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_store_that_does_not_end_when_told_is_killed(
+    folder: DataFolder, store: EmbeddedStore, adopted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.embedded_store.STOP_S", 0.2)
+    ending = store
+    if adopted:
+        ending = made_store(folder)
+        assert await ending.start() is True
+    pid = await server_pid(folder)
+    os.kill(pid, signal.SIGSTOP)
+    await ending.stop()
+    await store.gone()  # reaps it
+    assert not runs(pid)
 
 
 def made_store(folder: DataFolder, appendfsync: str = "always") -> EmbeddedStore:
@@ -321,18 +472,23 @@ async def test_an_adopted_store_syncs_as_the_adopter_was_told(folder: DataFolder
     assert (await say(folder, "CONFIG", "GET", "appendfsync")).split(b"\r\n")[3] == b"always"
 
 
+async def server_pid(folder: DataFolder) -> int:
+    reader, writer = await asyncio.open_unix_connection(folder.socket)
+    try:
+        writer.write(b"INFO server\r\n")
+        assert await reader.readuntil(b"process_id:")
+        return int(await reader.readline())
+    finally:
+        writer.close()
+
+
 async def test_the_end_of_the_store_is_seen(folder: DataFolder, store: EmbeddedStore) -> None:
     watching = asyncio.create_task(store.gone())
-    reader, writer = await asyncio.open_unix_connection(folder.socket)
-    writer.write(b"INFO server\r\n")
-    info = await reader.readuntil(b"process_id:")
-    assert info
-    pid = int(await reader.readline())
+    pid = await server_pid(folder)
     assert not watching.done()
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(patient(10)):
         await watching
-    writer.close()
     assert await store.start() is False
 
 
@@ -407,7 +563,12 @@ async def test_an_absent_store_is_named_without_its_password(tmp_path: Path) -> 
         await probe_store("redis://user:secret@127.0.0.1:1/0")
     with pytest.raises(PlaceError, match="cannot be reached"):
         await probe_store(f"unix://{tmp_path}/nothing")
-    assert without_password("redis://host:1/2") == "redis://host:1/2"
+    for url in ("redis://:pa/ss-secret@127.0.0.1:1", "redis://u:p#secret@h", "redis://127.0.0.1:1?password=secret"):
+        with pytest.raises(PlaceError) as caught:
+            await probe_store(url)
+        assert (
+            "secret" not in str(caught.value) and "pa/ss" not in str(caught.value) and "'pa'" not in str(caught.value)
+        )
 
 
 @pytest.mark.parametrize(

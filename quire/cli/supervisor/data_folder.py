@@ -1,5 +1,7 @@
 """The folder of a deployment on one machine: who may use it, and where things lie in it.
 
+It holds what people have asked and been answered, so it and all in it are readable to its owner alone.
+
 Two locks, both released by the kernel when their holders are gone, however they went. `serve.lock` is held by the
 supervisor. `services.lock` is handed down to the services, so that a supervisor that follows a killed one can wait
 until the last of the old services has ended.
@@ -9,16 +11,23 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MAX_SOCKET_PATH = 100  # the kernel takes 107 bytes; the store adds a few while it starts
-MAX_LOG_BYTES = 16 * 1024 * 1024
 POLL_S = 0.1
+_OURS = {"serve.lock", "services.lock", "store", "logs", "store.sock"}
+_NOBODYS = {"lost+found"}  # of a file system's root, where a volume is mounted
 
 
-class FolderInUseError(Exception):
+class FolderError(Exception):
+    """The folder cannot be used; the message says why, and what to do."""
+
+
+class FolderInUseError(FolderError):
     """Another supervisor uses the folder."""
 
 
@@ -26,8 +35,10 @@ class DataFolder:
     """The folder, locked for this supervisor until `close` or its death."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FolderInUseError, or OSError if the folder cannot be made or written."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Raises FolderError, or OSError if the folder cannot be made or written."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_is_ours(path)
+        path.chmod(0o700)
         self.path = path
         self._lock_fd = os.open(path / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
         if not _lock(self._lock_fd):
@@ -36,12 +47,14 @@ class DataFolder:
                 f"another quire serve uses the data folder {path}; stop it, or choose another with --data-dir"
             )
         self.services_fd = os.open(path / "services.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        for name in _OURS:
+            _keep_private(path / name)
 
     @property
     def store(self) -> Path:
         """Folder of the embedded store."""
         folder = self.path / "store"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
     @property
@@ -53,18 +66,17 @@ class DataFolder:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to somebody else; choose a shorter --data-dir")
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise FolderError(f"{folder} belongs to somebody else; choose a shorter --data-dir")
+        folder.chmod(0o700)
         return folder / f"{name}.sock"
 
     def log(self, name: str) -> Path:
-        """A log file, set aside once if it has grown large."""
+        """Place of a log file."""
         folder = self.path / "logs"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{name}.log"
-        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-            path.replace(folder / f"{name}.log.1")
-        return path
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / f"{name}.log"
 
     async def await_old_services(self, on_wait: Callable[[], None]) -> None:
         """Waits until the services of a supervisor that was killed have ended."""
@@ -87,3 +99,28 @@ def _lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _check_is_ours(path: Path) -> None:
+    """Raises FolderError for a folder with other things in it, which would be mixed with ours, and closed to others."""
+    if path.stat().st_uid != os.getuid():
+        raise FolderError(f"the data folder {path} belongs to somebody else; choose another with --data-dir")
+    names = {each.name for each in path.iterdir()} - _NOBODYS
+    if names and not names & _OURS:
+        raise FolderError(
+            f"the data folder {path} holds other things ({sorted(names)[0]}); choose an empty or a new one with "
+            "--data-dir"
+        )
+
+
+def _keep_private(path: Path) -> None:
+    """Takes from everybody else what an earlier version, or a person, let them do with it."""
+    with suppress(FileNotFoundError):  # a store that still runs removes what it no longer needs
+        if path.is_symlink():
+            return
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            path.chmod(mode & 0o700)
+        if path.is_dir():
+            for each in path.iterdir():
+                _keep_private(each)

@@ -1,14 +1,19 @@
 """The embedded Valkey: found, started or adopted, watched, stopped.
 
-It runs in a session of its own and outlives a killed supervisor; the next one adopts it through its socket. Speaks
-just enough of the protocol to say PING and SHUTDOWN.
+It runs in a session of its own and outlives a killed supervisor; the next one adopts it through its socket. All that
+it writes is for its owner alone. Speaks just enough of the protocol to say PING and SHUTDOWN.
 """
 
 import asyncio
 import importlib.util
+import os
 import shutil
+import signal
+import socket
+import struct
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S
@@ -16,6 +21,8 @@ from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S
 POLL_S = 0.02
 ANSWER_S = 10.0
 STOP_S = 10.0
+KILLED_S = 5.0
+LOG_POLL_S = 5.0
 ON_PATH = ("valkey-server", "redis-server")
 
 
@@ -45,11 +52,13 @@ class EmbeddedStore:
             *(str(binary), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
             *("--dir", str(folder), "--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
+            *("--logfile", str(log)),  # opened anew for each line, so that it can be set aside
         ]
         self._socket = socket
         self._log = log
         self._appendfsync = appendfsync
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None  # of the server, also of one that was adopted
 
     @property
     def url(self) -> str:
@@ -66,6 +75,7 @@ class EmbeddedStore:
                 code = self._process.returncode
                 raise StoreFailedError(f"the embedded store ended with exit code {code}; see {self._log}")
             await asyncio.sleep(POLL_S)
+        self._pid = await self._peer()
         if adopted:
             await self._say(f"CONFIG SET appendfsync {self._appendfsync}")
         return adopted
@@ -102,29 +112,62 @@ class EmbeddedStore:
                 except StoreFailedError as error:
                     reason = str(error)
 
+    async def tend_log(self, max_bytes: int) -> None:
+        """Sets the log aside as NAME.1 whenever it has grown beyond `max_bytes`; ends when cancelled."""
+        while True:
+            with suppress(OSError):
+                if self._log.stat().st_size >= max_bytes:
+                    self._log.replace(f"{self._log}.1")
+            await asyncio.sleep(LOG_POLL_S)
+
     async def stop(self) -> None:
-        """Ends the server; its append-only file stays."""
+        """Ends the server, by force if it does not end when it is told; its append-only file stays. Never raises."""
         ending = asyncio.create_task(self.gone())
         try:
             async with asyncio.timeout(STOP_S):
-                await self._say("SHUTDOWN")
-                await ending
+                refusal = await self._say("SHUTDOWN")
+                if refusal.startswith(b"-"):
+                    raise ConnectionRefusedError(refusal)
+                await asyncio.shield(ending)
         except (TimeoutError, OSError):
-            if self._process is not None:
-                self._process.kill()
+            await self._kill(ending)
         finally:
             ending.cancel()
-            await self._reap()
+
+    async def _kill(self, ending: "asyncio.Task[None]") -> None:
+        pid = self._process.pid if self._process is not None else self._pid
+        if pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_S):
+                await asyncio.shield(ending)
+                await self._reap()
+
+    async def _peer(self) -> int | None:
+        """The server's process, as the kernel names it where it does; None also when it has just gone."""
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        try:
+            _, writer = await asyncio.open_unix_connection(self._socket)
+        except OSError:
+            return None
+        try:
+            given = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            return int(struct.unpack("3i", given)[0])
+        finally:
+            writer.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         """Not asyncio's subprocess: that would kill the server when our loop goes."""
-        with self._log.open("ab") as log:
+        with open(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
             )
 
     async def _ping(self) -> bytes | None:

@@ -1,29 +1,52 @@
-"""Log files to standard error as they grow, for `quire serve --verbose`."""
+"""Log files passed on as they grow, for `quire serve --verbose`."""
 
 import asyncio
-import sys
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 POLL_S = 0.1
 
 
-async def echo_logs(paths: Sequence[Path]) -> None:
-    """Copies every whole line that is appended from now on; ends when cancelled."""
-    places = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+async def echo_logs(paths: Sequence[Path], echo: Callable[[str], None]) -> None:
+    """Hands on every whole line that is appended from now on; ends when cancelled."""
+    tails = [_Tail(path) for path in paths]
     while True:
-        for path, place in places.items():
-            places[path] = _copy_lines(path, place)
+        for tail in tails:
+            for line in tail.new_lines():
+                echo(line)
         await asyncio.sleep(POLL_S)
 
 
-def _copy_lines(path: Path, place: int) -> int:
-    if not path.exists():
-        return place
-    with path.open("rb") as log:
-        log.seek(place)
-        data = log.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    sys.stderr.write(whole.decode(errors="replace"))
-    sys.stderr.flush()
-    return place + len(whole)
+class _Tail:
+    """Where in a file one has read; the file may be set aside as NAME.1, and another one begun under its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._place = 0, 0
+        if path.exists():
+            stat = path.stat()
+            self._inode, self._place = stat.st_ino, stat.st_size
+
+    def new_lines(self) -> list[str]:
+        try:
+            inode = self._path.stat().st_ino
+            lines = []
+            if inode != self._inode:
+                rest = self._path.with_name(f"{self._path.name}.1")
+                if self._inode and rest.exists() and rest.stat().st_ino == self._inode:
+                    lines = self._read(rest)
+                self._inode, self._place = inode, 0
+            return [*lines, *self._read(self._path)]
+        except OSError:  # not there yet, or not for us
+            return []
+
+    def _read(self, path: Path) -> list[str]:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            self._place = self._place if self._place <= log.tell() else 0
+            log.seek(self._place)
+            data = log.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return whole.decode(errors="replace").splitlines()

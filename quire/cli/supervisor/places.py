@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
+
+from quire.redaction import without_passwords
 
 PROBE_S = 3.0
 REDIS_PORT = 6379
@@ -60,13 +62,18 @@ async def probe_store(url: str) -> None:
 
     An answer in the protocol is enough: what a store says against us, it says better to the scheduler.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or REDIS_PORT
+    except ValueError:  # its message has a part of what may be a password
+        why = "it has no valid port; write / ? # and @ of a password as %2F %3F %23 %40"
+        raise _no_store(url, "cannot be used", why) from None
     try:
         async with asyncio.timeout(PROBE_S):
             if parts.scheme == "unix":
                 reader, writer = await asyncio.open_unix_connection(parts.path)
             else:
-                reader, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or REDIS_PORT)
+                reader, writer = await asyncio.open_connection(parts.hostname or "localhost", port)
             try:
                 speaks = parts.scheme == "rediss" or await _speaks_redis(reader, writer)
             finally:
@@ -84,15 +91,6 @@ async def _speaks_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 def _no_store(url: str, what: str, why: str) -> PlaceError:
     return PlaceError(
-        f"the store at {without_password(url)} {what} ({why}); start one there, or leave out the URL to use the "
+        f"the store at {without_passwords(url)} {what} ({why}); start one there, or leave out the URL to use the "
         "embedded one"
     )
-
-
-def without_password(url: str) -> str:
-    """A URL that can be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    place = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))

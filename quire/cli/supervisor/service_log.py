@@ -1,11 +1,6 @@
-"""The log file of one service: what it has said since its last start, and when it became ready.
+"""The log file of one service: what it has said since its last start, as far as that is still in the file."""
 
-Lines that are JSON objects are events with a timestamp, as our services write them; others are anybody's.
-"""
-
-import json
-from collections.abc import Iterator
-from datetime import datetime
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,46 +8,42 @@ TAIL_BYTES = 8192
 
 
 class ServiceLog:
-    """The file outlives the service's starts; this knows where in it the last one began."""
+    """The file outlives the service's starts; this knows where in it the last one began.
+
+    The service sets its file aside when it has grown, and begins another one under its name.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._start = 0
+        self._file = (0, 0)  # device and inode
 
     def begin(self) -> BinaryIO:
-        """The file to write to, from a new start on; the caller closes it."""
-        log = self.path.open("ab")
-        self._start = log.tell()
+        """The file to write to, from a new start on; the caller closes it. Raises OSError."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")  # noqa: SIM115
+        self._start = log.seek(0, os.SEEK_END)
+        self._file = _identity(log)
         return log
 
     def last_line(self) -> str:
         """What was said last since the start."""
-        lines = self.last_lines()
+        lines = self._last_lines()
         return lines[-1].strip() if lines else "it said nothing"
 
-    def last_lines(self) -> list[str]:
+    def _last_lines(self) -> list[str]:
         """The end of what was said since the start."""
-        with self.path.open("rb") as log:
-            end = log.seek(0, 2)
-            log.seek(max(self._start, end - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+        try:
+            with self.path.open("rb") as log:
+                start = self._start if _identity(log) == self._file else 0
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(start, end - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return [f"its log cannot be read: {error}"]
         return [line for line in lines if line.strip()]
 
-    def first_time_of(self, event: str) -> datetime | None:
-        """When the event was first logged since the start; None if it was not."""
-        for line in self._lines():
-            if f'"{event}"' not in line:
-                continue
-            try:
-                logged = json.loads(line)
-                if logged["event"] == event:
-                    return datetime.fromisoformat(logged["timestamp"])
-            except (ValueError, TypeError, KeyError):  # it only looked like one
-                continue
-        return None
 
-    def _lines(self) -> Iterator[str]:
-        with self.path.open("rb") as log:
-            log.seek(self._start)
-            for line in log:
-                yield line.decode(errors="replace")
+def _identity(log: BinaryIO) -> tuple[int, int]:
+    stat = os.fstat(log.fileno())
+    return stat.st_dev, stat.st_ino

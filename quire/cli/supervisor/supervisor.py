@@ -2,44 +2,53 @@
 
 It holds the only write end of a pipe that the scheduler watches: when it is killed, the scheduler lets the running
 requests end, and itself. The workers watch another pipe, which the scheduler holds open too: they outlive it. The
-embedded store stays for the next supervisor to adopt.
+embedded store stays for the next supervisor to adopt. However else it ends, nothing of all this outlives it.
 
 With a standby there are two schedulers, equals: either may lead, and what is killed comes back as the standby.
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import quire
 from quire.cli.install import install_hint
 from quire.cli.serve_settings import Settled
-from quire.cli.supervisor.child import Child, module_command
+from quire.cli.supervisor.announcer import Announcer
+from quire.cli.supervisor.child import Child, StartFailedError, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
-from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next, without_password
+from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next
+from quire.cli.supervisor.start_progress import StartProgress
+from quire.cli.supervisor.start_view import READY
 from quire.machine import free_memory_bytes
+from quire.redaction import without_passwords
 
 WORKER_END_S = 10.0
 SCHEDULER_END_S = 5.0  # beyond its own time for draining
+# Where a URL with a password may stand, which workers and store have no need to know.
+_OURS = "QUIRE_SERVE_"
+_SECRET_VARIABLES = ("REDIS_URL", "QUIRE_SCHEDULER_STORE")
 
-Say = Callable[[str], None]
+OnReady = Callable[["Supervisor"], Coroutine[Any, Any, None]]
 
 
 class Supervisor:
     """One deployment. `run` it once."""
 
-    def __init__(self, settled: Settled, folder: DataFolder, say: Say) -> None:
+    def __init__(self, settled: Settled, folder: DataFolder, announcer: Announcer) -> None:
         self._settled = settled
-        self._settings = settings = settled.serve
+        self._settings = settled.serve
         self._drain_timeout_s = settled.scheduler.drain_timeout_s
         self._folder = folder
-        self._say = say
-        self.address = dialled(settings.listen)  # several have commas between, as clients and workers take them
+        self._say = announcer.say
+        self._announcer = announcer
+        self.address = dialled(self._settings.listen)  # several have commas between, as clients and workers take them
         self.store_name = ""
+        self.progress = StartProgress(announcer)
         self._store: EmbeddedStore | None = None
         self._schedulers: list[Child] = []
         self._workers: list[Child] = []
@@ -48,7 +57,7 @@ class Supervisor:
         self._scheduler_pipe = os.pipe()  # read end, write end
         self._worker_pipe = os.pipe()
 
-    async def run(self, stop: asyncio.Event, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
+    async def run(self, stop: asyncio.Event, on_ready: OnReady) -> None:
         """Starts everything, waits for `stop`, ends everything.
 
         Args:
@@ -65,34 +74,59 @@ class Supervisor:
                 starting.result()
                 await self._watch(stop)
         finally:
+            self.progress.close()
             await self._end(stop)
 
-    def store_warnings(self) -> list[str]:
-        """What the scheduler has against the store that it was given."""
-        if not self._schedulers:
-            return []
-        logged = [json.loads(line) for line in self._schedulers[0].log.last_lines() if line.startswith("{")]
-        about_store = [each for each in logged if each.get("level") == "warning" and "store" in each]
-        return [each["event"] for each in about_store if "reason" not in each]  # with a reason it has passed
-
-    async def _start(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
-        await self._folder.await_old_services(
-            lambda: self._say("waiting for the services of an earlier quire serve to end")
-        )
-        places = [settle_listen(self._settings.listen)]
-        if self._settings.standby:
-            places.append(settle_next(places[0]))
-        self.address = ",".join(dialled(each) for each in places)
+    async def _start(self, on_ready: OnReady) -> None:
+        self._tasks.append(asyncio.create_task(self.progress.show()))
+        checking = asyncio.create_task(self._check_model())
+        try:
+            await self._folder.await_old_services(
+                lambda: self._say("waiting for the services of an earlier quire serve to end")
+            )
+            places = [settle_listen(self._settings.listen)]
+            if self._settings.standby:
+                places.append(settle_next(places[0]))
+            self.address = ",".join(dialled(each) for each in places)
+            await checking
+        finally:
+            checking.cancel()
+            await asyncio.wait({checking})
         url = await self._open_store()
         self._start_services(places, url)
         self._tasks.append(asyncio.create_task(self._greet(on_ready)))
+
+    async def _check_model(self) -> None:
+        """Lets a worker check model and options, which takes it no second, before anything else is started.
+
+        Raises StartFailedError with its sentence if it could not serve them.
+        """
+        self.progress.tell("worker", {"phase": "checking"})
+        checking = await asyncio.create_subprocess_exec(
+            *module_command("worker_svc", "--check", "--model", self._settings.model, *self._settled.worker_flags),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment(),
+            process_group=0,
+        )
+        try:
+            _, said = await checking.communicate()
+        finally:
+            if checking.returncode is None:
+                with suppress(ProcessLookupError):
+                    checking.kill()
+        if checking.returncode:
+            lines = said.decode(errors="replace").strip().splitlines() or ["the check of the model failed"]
+            raise StartFailedError(lines[-1], checking.returncode)
+        self.progress.forget("worker")
 
     async def _open_store(self) -> str:
         """Settles where the journal lives, and starts the store if it is ours. Returns its URL for the scheduler."""
         settings = self._settings
         if settings.redis_url is not None and settings.store == "auto":
             await probe_store(settings.redis_url)
-            self.store_name = without_password(settings.redis_url)
+            self.store_name = without_passwords(settings.redis_url)
             return settings.redis_url
         binary = None if settings.store == "memory" else find_binary()
         if binary is None and settings.standby:
@@ -111,11 +145,14 @@ class Supervisor:
         self._store = EmbeddedStore(
             binary, folder.store, folder.socket, folder.log("store"), appendfsync=settings.appendfsync
         )
+        self.progress.tell("store", {"phase": "starting"})
         adopted = await self._store.start()
+        self.progress.tell("store", {"phase": READY})
         self.store_name = f"embedded Valkey in {folder.store}, appendfsync {settings.appendfsync}"
         if adopted:
             self.store_name += ", already running"
         self._tasks.append(asyncio.create_task(self._store.keep_running(self._say)))
+        self._tasks.append(asyncio.create_task(self._store.tend_log(self._settled.scheduler.log_max_bytes)))
         return self._store.url
 
     def _start_services(self, places: Sequence[str], store_url: str) -> None:
@@ -126,11 +163,13 @@ class Supervisor:
             name = f"scheduler-{index}" if settings.standby else "scheduler"
             scheduler = module_command(
                 "scheduler_svc",
-                *("--listen", listen, "--store", store_url, f"--parent-pipe-fd={watched}"),
+                *("--listen", listen, f"--parent-pipe-fd={watched}"),
                 *(("--standby",) if settings.standby else ()),
                 *self._settled.scheduler_flags,
             )
-            self._schedulers.append(self._child(name, "listening", scheduler, watched, workers_pipe))
+            # Its variables are its owner's to read, its command line everybody's.
+            environment = {**self._environment(), "QUIRE_SCHEDULER_STORE": store_url}
+            self._schedulers.append(self._child(name, "listening", scheduler, environment, watched, workers_pipe))
         # Measured once: a worker's pool is taken only as it is used, so that later it would look free to the others.
         share = free_memory_bytes() // settings.workers
         memory = () if self._settled.worker.memory_bytes is not None else (f"--memory-bytes={share}",)
@@ -143,22 +182,42 @@ class Supervisor:
                 *self._settled.worker_flags,
                 *memory,
             )
-            self._workers.append(self._child(name, "ready", worker, workers_watch))
+            self._workers.append(self._child(name, "ready", worker, self._environment(), workers_watch))
         children = [*self._schedulers, *self._workers]
         if settings.verbose:
             logs = [child.log.path for child in children]
-            self._tasks.append(asyncio.create_task(echo_logs(logs)))
+            self._tasks.append(asyncio.create_task(echo_logs(logs, self._announcer.echo)))
         for child in children:
             self._tasks.append(asyncio.create_task(child.supervise(lambda: self._is_ready)))
 
-    def _child(self, name: str, ready_event: str, command: list[str], *fds: int) -> Child:
-        inherited = (*fds, self._folder.services_fd)
-        return Child(name, command, self._folder.log(name), inherited, self._say, ready_event=ready_event)
+    def _child(self, name: str, ready_event: str, command: list[str], environment: dict[str, str], *fds: int) -> Child:
+        def tell(said: dict[str, Any]) -> None:
+            self.progress.tell(name, {"phase": READY} if said.get("event") == ready_event else said)
 
-    async def _greet(self, on_ready: Callable[["Supervisor"], Coroutine[Any, Any, None]]) -> None:
+        return Child(
+            name,
+            command,
+            self._folder.log(name),
+            (*fds, self._folder.services_fd),
+            self._say,
+            ready_event=ready_event,
+            on_status=tell,
+            environment=environment,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """Our variables, without those that only we read, and without where a password may be."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _SECRET_VARIABLES and not name.startswith(_OURS)
+        }
+
+    async def _greet(self, on_ready: OnReady) -> None:
         async with quire.AsyncClient(self.address) as client:
             await client.wait_ready()
         self._is_ready = True
+        self.progress.close()
         try:
             await on_ready(self)
         except quire.QuireError as error:  # gone again at once: the greeting is no reason to end
@@ -177,15 +236,30 @@ class Supervisor:
             stopping.cancel()
 
     async def _end(self, stop: asyncio.Event) -> None:
-        """Schedulers, then workers, then store; a second `stop` kills what is left.
-
-        A scheduler that only stands by ends first, so that the leader sees nobody to hand over to, and drains. Where
-        their logs do not say who leads they end together, and it is seen a little later.
-        """
+        """Schedulers, then workers, then store; a second `stop` kills what is left, and so does any trouble."""
         if stop.is_set():
             self._say(f"ending; running requests have {self._drain_timeout_s:g} s, a second Ctrl-C ends them")
             stop.clear()
         impatient = asyncio.create_task(self._kill_on(stop))
+        try:
+            await self._end_services()
+        finally:
+            self._kill()
+            impatient.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._store is not None:
+                await self._store.stop()
+            for fd in (*self._scheduler_pipe, *self._worker_pipe):
+                os.close(fd)
+
+    async def _end_services(self) -> None:
+        """Ends them in order.
+
+        A scheduler that only stands by ends first, so that the leader sees nobody to hand over to, and drains. Where
+        they have not told who leads they end together, and it is seen a little later.
+        """
         leading = [each for each in self._schedulers if each.has_said("leading")]
         idle = [each for each in self._schedulers if each not in leading] if leading else []
         for several, time_s in (
@@ -194,19 +268,14 @@ class Supervisor:
             (self._workers, WORKER_END_S),
         ):
             await asyncio.gather(*(child.end(time_s) for child in several))
-        impatient.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._store is not None:
-            await self._store.stop()
-        for fd in (*self._scheduler_pipe, *self._worker_pipe):
-            os.close(fd)
+
+    def _kill(self) -> None:
+        for child in (*self._schedulers, *self._workers):
+            child.kill()
 
     async def _kill_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        for child in (*self._schedulers, *self._workers):
-            child.kill()
+        self._kill()
 
 
 async def _first_of(task: "asyncio.Task[None]", stop: asyncio.Event) -> None:

@@ -1,0 +1,106 @@
+"""What `quire serve` says to the person who started it: lines, and on a terminal one live line while it starts.
+
+A terminal that has gone, or a pipe that nobody reads, is no reason to fail: from then on nothing is said there. No
+password of a URL is ever shown.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from rich.console import Console
+
+from quire.log_text import readable_line
+from quire.redaction import without_passwords
+
+_CLEAR_LINE = "\r\033[K"
+
+
+class _LastingConsole(Console):
+    """A console that leaves it to us what a broken pipe means; by itself it would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class Announcer:
+    """Says things on standard error, and the greeting on standard output."""
+
+    def __init__(self) -> None:
+        self._out = _LastingConsole(highlight=False)
+        self._err = _LastingConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._live = ""  # what stands on the live line now
+
+    @property
+    def has_live_line(self) -> bool:
+        """Whether there is a terminal to show one on."""
+        return self._err.is_terminal and not self._err.is_dumb_terminal
+
+    def say(self, message: str) -> None:
+        """Says a line, above the live one."""
+        self._guarded(lambda: self._print(self._err, f"quire: {message}"))
+
+    def greet(self, headline: str, lines: list[tuple[str, str]]) -> None:
+        """Shows the greeting: a headline, then names with values."""
+
+        def show() -> None:
+            self._clear()
+            self._out.print(headline)
+            for name, value in lines:
+                self._print(self._out, f"  {name:<9}{value}")
+
+        self._guarded(show)
+
+    def show(self, text: str) -> None:
+        """Replaces the live line; "" removes it. Without a terminal nothing happens."""
+        if not self.has_live_line or text == self._live:
+            return
+
+        def draw() -> None:
+            room = max(10, self._err.width - 1)
+            self._err.file.write(_CLEAR_LINE + (text if len(text) <= room else text[: room - 1] + "…"))
+            self._err.file.flush()
+
+        self._guarded(draw)
+        self._live = text
+
+    def echo(self, line: str) -> None:
+        """Passes on a line of a service's log: to a terminal as a line to read, elsewhere as it is."""
+
+        def write() -> None:
+            self._clear()
+            text = readable_line(line, colours=True) if self._err.is_terminal else line
+            self._err.file.write(without_passwords(text) + "\n")
+            self._err.file.flush()
+
+        self._guarded(write)
+
+    def _print(self, console: Console, text: str) -> None:
+        self._clear()
+        console.print(without_passwords(text), markup=False, soft_wrap=True)
+
+    def _clear(self) -> None:
+        if self._live:
+            self._err.file.write(_CLEAR_LINE)
+            self._err.file.flush()
+            self._live = ""
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except (OSError, ValueError):  # gone, or closed
+            self._live = ""
+            for stream in (sys.stdout, sys.stderr):
+                _forget(stream)
+
+
+def _forget(stream: object) -> None:
+    """Leads a stream that cannot be written nowhere, or its rest would make the interpreter's end fail."""
+    try:
+        stream.flush()  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
+            os.close(nowhere)

@@ -1,0 +1,71 @@
+"""The start of a deployment as it is shown: on a terminal a live line, elsewhere a line for each phase.
+
+Takes what the services tell until the greeting; later they log, and nobody needs to hear it.
+"""
+
+import asyncio
+from typing import Any
+
+from quire.cli.supervisor.announcer import Announcer
+from quire.cli.supervisor.start_view import StartView
+
+REFRESH_S = 0.2
+
+
+class StartProgress:
+    """Shows one start, until `close`."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self.view = StartView()
+        self._announcer = announcer
+        self._is_open = True
+        self._since_s = asyncio.get_running_loop().time()
+        self._said: set[str] = set()
+
+    def tell(self, name: str, said: dict[str, Any]) -> None:
+        """Takes what a service tells: see `common.status`, whose reader this is."""
+        if not self._is_open:
+            return
+        if said.get("started"):
+            self.view.begin(name)
+        elif isinstance(phase := said.get("phase"), str):
+            part = said.get("part")
+            self._phase(name, phase, part if isinstance(part, int | float) else None)
+        elif isinstance(notice := said.get("notice"), str):
+            self.view.note(name, notice)
+        elif isinstance(warning := said.get("warning"), str):
+            self._warning(name, warning, said.get("reason"))
+
+    def forget(self, name: str) -> None:
+        """Leaves out a service that has done its part."""
+        self.view.drop(name)
+
+    async def show(self) -> None:
+        """Keeps the live line until `close`."""
+        while self._is_open:
+            self._announcer.show(self.view.line(self._elapsed_s()))
+            await asyncio.sleep(REFRESH_S)
+
+    def close(self) -> None:
+        """Shows nothing any more."""
+        self._is_open = False
+        self._announcer.show("")
+
+    def _phase(self, name: str, phase: str, part: float | None) -> None:
+        changed = self.view.tell(name, phase, part)
+        if changed is not None and not self._announcer.has_live_line:
+            self._announcer.say(f"{self._elapsed_s():.1f} s: {name} {changed}")
+
+    def _warning(self, name: str, warning: str, reason: object) -> None:
+        """Keeps for the greeting what stays true; says at once what is why there is no greeting yet."""
+        text = warning if reason is None else f"{warning}: {reason}"
+        is_scheduler = name.startswith("scheduler")
+        if (is_scheduler and reason is not None) or self.view.is_ready(name):
+            if text not in self._said:
+                self._said.add(text)
+                self._announcer.say(f"{name}: {text}")
+        elif not warning.startswith("NOT DURABLE"):  # what the greeting says of the store anyway
+            self.view.warn(name, text)
+
+    def _elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._since_s

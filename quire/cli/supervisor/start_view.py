@@ -1,0 +1,89 @@
+"""How far each service's start is, as a person reads it: a phase, the seconds since the start, and what to know.
+
+A function of what the services tell; it knows no process and no terminal.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# How the services call their phases, and what a person is told; other phases are named as they are.
+PHASES = {
+    "checkpoint": "checking",
+    "compiling": "compiling kernels (only the first time)",
+    "kernels": "preparing kernels",
+    "weights": "loading",
+    **dict.fromkeys(("kv_pool", "warm_up", "graphs", "profile", "huge_pages"), "measuring"),
+}
+READY = "ready"
+
+
+@dataclass(slots=True)
+class _Service:
+    phase: str = "starting"
+    part: float | None = None
+    warnings: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+class StartView:
+    """The services of one start, in the order in which they were named."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, _Service] = {}
+
+    def begin(self, name: str) -> None:
+        """A service is started, or started again: what it said before no longer counts."""
+        self._services[name] = _Service()
+
+    def tell(self, name: str, phase: str, part: float | None = None) -> str | None:
+        """Takes note of a phase. Returns it as a person reads it if it is another one than before."""
+        service = self._services.setdefault(name, _Service())
+        shown = PHASES.get(phase, phase)
+        is_new = shown != service.phase
+        service.phase, service.part = shown, part
+        return shown if is_new else None
+
+    def warn(self, name: str, warning: str) -> None:
+        """Keeps a warning for the greeting."""
+        _add(self._services.setdefault(name, _Service()).warnings, warning)
+
+    def note(self, name: str, notice: str) -> None:
+        """Keeps a notice, such as a choice that was made and why, for the greeting."""
+        _add(self._services.setdefault(name, _Service()).notices, notice)
+
+    def drop(self, name: str) -> None:
+        """Leaves out a service."""
+        self._services.pop(name, None)
+
+    def is_ready(self, name: str) -> bool:
+        return name in self._services and self._services[name].phase == READY
+
+    def line(self, elapsed_s: float) -> str:
+        """All services in one line, those that are ready last."""
+        parts = []
+        for name, service in sorted(self._services.items(), key=lambda each: each[1].phase == READY):
+            percent = f" {service.part:.0%}" if service.part is not None else ""
+            parts.append(f"{name} {service.phase}{percent}")
+        return f"{elapsed_s:.0f} s: {', '.join(parts)}"
+
+    def warnings(self) -> list[str]:
+        """Each warning once, with the services that gave it, unless all workers did."""
+        return self._told(lambda service: service.warnings)
+
+    def notices(self) -> list[str]:
+        """Each notice once, as the warnings."""
+        return self._told(lambda service: service.notices)
+
+    def _told(self, texts_of: Callable[[_Service], list[str]]) -> list[str]:
+        said: dict[str, list[str]] = {}
+        for name, service in self._services.items():
+            for text in texts_of(service):
+                said.setdefault(text, []).append(name)
+        workers = [name for name in self._services if name.startswith("worker")]
+        everybody = (workers, ["scheduler"])
+        return [text if names in everybody else f"{', '.join(names)}: {text}" for text, names in said.items()]
+
+
+def _add(texts: list[str], text: str) -> None:
+    if text not in texts:
+        texts.append(text)

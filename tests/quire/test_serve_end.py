@@ -1,0 +1,148 @@
+"""Nothing of `quire serve` outlives it, however it ends, and whatever has become of its terminal."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.cli.serve_settings import settle_all
+from quire.cli.supervisor.announcer import Announcer
+from quire.cli.supervisor.data_folder import DataFolder
+from quire.cli.supervisor.supervisor import Supervisor
+from tests.patience import patient
+from tests.quire.serve_processes import ServeProcesses
+from tests.services import DEMO_MODEL
+
+Starter = Callable[..., ServeProcesses]
+
+# What is on the screen once there is a store to leave behind, and once everything runs.
+STARTED, READY = "store ready", "Quire is ready"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Starter]:
+    started: list[ServeProcesses] = []
+
+    def start(*arguments: str, **options: object) -> ServeProcesses:
+        started.append(ServeProcesses(tmp_path / "data", *arguments, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.clean_up()
+
+
+def names(serve: ServeProcesses) -> set[str]:
+    """Which of the services live."""
+    known = ("valkey-server", "scheduler_svc", "worker_svc")
+    return {name for command in serve.living().values() for name in known if name in command}
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true in time; a process that is not our child has no event."""
+    return asyncio.run(_comes_true(condition))
+
+
+async def _comes_true(condition: Callable[[], bool]) -> bool:
+    try:
+        async with asyncio.timeout(patient(100)):
+            while not condition():  # noqa: ASYNC110 - as said above
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", [STARTED, READY])
+def test_a_closed_terminal_ends_everything(serve: Starter, moment: str) -> None:
+    running = serve(terminal=True)
+    running.wait_for(moment)
+    assert "valkey-server" in names(running)
+    running.hang_up()
+    assert running.wait() == 0
+    assert running.living() == {}
+
+
+@pytest.mark.timeout(300)
+def test_a_closed_terminal_ends_everything_that_a_shell_had_started(serve: Starter) -> None:
+    """The shell leads the session; the kernel tells the group in the foreground, and both may be told twice."""
+    running = serve(terminal=True, through=("/bin/sh", "-c", '"$0" "$@"; true'))
+    running.wait_for(READY)
+    running.hang_up()
+    running.wait()
+    assert comes_true(lambda: not running.living()), running.living()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("keys", [b"\x03", b"\x1c"], ids=["ctrl-c", "ctrl-backslash"])
+def test_a_key_that_ends_a_program_ends_everything(serve: Starter, keys: bytes) -> None:
+    running = serve(terminal=True)
+    running.wait_for(STARTED)
+    running.type(keys)
+    assert running.wait() == 0
+    assert running.living() == {}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"])
+def test_every_signal_that_can_be_caught_ends_everything(serve: Starter, number: str) -> None:
+    running = serve()
+    running.wait_for(STARTED)
+    running.process.send_signal(getattr(signal, number))
+    assert running.wait() == 0
+    assert running.living() == {}
+
+
+@pytest.mark.timeout(300)
+def test_a_pipe_that_nobody_reads_is_no_reason_to_fail(serve: Starter) -> None:
+    """Neither while it starts and runs, nor at its end."""
+    running = serve("--verbose")
+    running.wait_for(STARTED)
+    running.hang_up()
+    assert comes_true(lambda: {"scheduler_svc", "worker_svc"} <= names(running))
+    running.process.send_signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert running.living() == {}
+
+
+@pytest.mark.timeout(300)
+def test_nohup_outlives_its_terminal_and_ends_when_it_is_told_to(serve: Starter) -> None:
+    running = serve(terminal=True, through=("/usr/bin/env", "nohup"))
+    assert comes_true(lambda: {"valkey-server", "scheduler_svc"} <= names(running)), running.said
+    running.hang_up()
+    with pytest.raises(Exception, match="timed out"):
+        running.process.wait(2)  # long enough for a hang-up to be acted on, were it not ignored
+    assert {"valkey-server", "scheduler_svc"} <= names(running)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert running.living() == {}
+
+
+@pytest.mark.timeout(300)
+async def test_an_error_of_the_supervisor_itself_ends_everything(tmp_path: Path) -> None:
+    before = set(children())
+    settled = settle_all({"model": str(DEMO_MODEL), "listen": "127.0.0.1:0", "num_blocks": "200"}, None)
+    folder = DataFolder(tmp_path / "data")
+    seen: list[set[int]] = []
+
+    async def fail(_: Supervisor) -> None:
+        seen.append(set(children()) - before)
+        raise ZeroDivisionError("as if we had made a mistake")
+
+    with pytest.raises(ZeroDivisionError):
+        await Supervisor(settled, folder, Announcer()).run(asyncio.Event(), fail)
+    folder.close()
+    assert len(seen[0]) == 3  # store, scheduler, worker
+    assert not set(children()) - before
+
+
+def children() -> list[int]:
+    """Processes that this one has started and that still run."""
+    found = []
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        found += [int(each) for each in (task / "children").read_text().split()]
+    return [each for each in found if Path(f"/proc/{each}/cmdline").read_bytes()]

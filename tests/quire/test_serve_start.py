@@ -1,0 +1,217 @@
+"""How `quire serve` starts: it says what it does, refuses early, and shows no password to anybody."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.cli.supervisor.start_view import StartView
+from tests.quire.serve_processes import ServeProcesses
+from tests.services import DEMO_MODEL
+from tests.valkey import ValkeyProcess
+
+PASSWORD = "pw-1f9c"
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def log_texts(data_dir: Path) -> str:
+    return "".join(each.read_text(errors="replace") for each in (data_dir / "logs").rglob("*.log*"))
+
+
+@pytest.mark.timeout(300)
+def test_a_start_says_what_each_service_does_and_a_clean_end_logs_no_warning(data_dir: Path) -> None:
+    serve = ServeProcesses(data_dir, "--kernels", "torch", environment={"QUIRE_NATIVE": "off"})
+    try:
+        serve.wait_for("Quire is ready")
+        said = serve.said
+        places = [
+            said.index(f"worker-0 {phase}\n") for phase in ("checking", "starting", "loading", "measuring", "ready")
+        ]
+        assert places == sorted(places)
+        assert "scheduler ready" in said and "store ready" in said
+        serve.process.terminate()
+        assert serve.wait() == 0
+    finally:
+        serve.clean_up()
+    services = [(data_dir / "logs" / f"{name}.log").read_text() for name in ("scheduler", "worker-0")]
+    entries = [json.loads(line) for text in services for line in text.splitlines()]
+    assert [each for each in entries if each["level"] not in ("info", "debug")] == []
+
+
+@pytest.mark.timeout(300)
+def test_on_a_terminal_one_line_lives_and_warnings_of_workers_are_in_the_greeting(data_dir: Path) -> None:
+    """The slow path is chosen when the native kernels are switched off, and the worker knows why."""
+    serve = ServeProcesses(data_dir, terminal=True, environment={"QUIRE_NATIVE": "off", "TERM": "xterm"})
+    try:
+        serve.wait_for("generate --address")
+        before, _, greeting = serve.said.partition("Quire is ready")
+        assert "without native kernels steps are slower: native kernels are switched off by QUIRE_NATIVE" in greeting
+        assert "\r\x1b[K0 s: " in before
+        left = before.split("\n")[-1].rpartition("\r\x1b[K")[2]
+        assert re.sub(r"\x1b\[[\d;]*m", "", left) == ""  # nothing of it stays
+        assert "worker-0 loading" in before or "worker-0 measuring" in before
+    finally:
+        serve.clean_up()
+
+
+def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[list[str], float]:
+    """The lines of a call that ends with exit code 2, and the processor time that it took, in seconds."""
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.cli", "serve", *arguments],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100,
+        env={**os.environ, "COLUMNS": "500", **(environment or {})},
+    )  # fmt: skip
+    after = os.times()
+    assert done.returncode == 2, done
+    used_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()], used_s
+
+
+def broken(folder: Path, **changes: object) -> str:
+    """A copy of the demo model with another config."""
+    shutil.copytree(DEMO_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "case", ["folder", "file", "architecture", "dtype", "port", "data folder", "key", "variable", "device", "tokenizer"]
+)
+def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str, tmp_path: Path) -> None:
+    """In one line with what to do, before torch is imported: by processor time, since other machines are busy."""
+    arguments, named, environment = [str(DEMO_MODEL)], case, {}
+    taken = socket.create_server(("127.0.0.1", 0))
+    if case == "folder":
+        arguments, named = [f"{tmp_path}/no-such-model"], "no-such-model"
+    elif case == "file":
+        arguments, named = [str(DEMO_MODEL / "config.json")], "is a file"
+    elif case == "architecture":
+        arguments, named = [broken(tmp_path / "m", architectures=["NoSuchModel"], model_type="no-such")], "NoSuchModel"
+    elif case == "tokenizer":
+        folder = broken(tmp_path / "m")
+        (Path(folder) / "tokenizer.json").write_text('{"version": "1.0", "model": 7}')
+        arguments, named = [folder], "tokenizer.json"
+    elif case == "dtype":
+        arguments += ["--dtype", "fp16"]
+        named = "--dtype"
+    elif case == "device":
+        arguments += ["--device", "tpu"]
+        named = "--device"
+    elif case == "port":
+        named = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments += ["--listen", named]
+    elif case == "data folder":
+        (tmp_path / "plain").write_text("")
+        arguments += ["--data-dir", str(tmp_path / "plain" / "below")]
+        named = "--data-dir"
+    elif case == "key":
+        (tmp_path / "quire.toml").write_text("[worker]\nkv_dtyp = 'int8'\n")
+        arguments += ["--config", str(tmp_path / "quire.toml")]
+        named = "did you mean 'kv_dtype'"
+    else:
+        environment = {"QUIRE_WORKER_KV_DTYP": "int8"}
+        named = "did you mean QUIRE_WORKER_KV_DTYPE"
+    if "--data-dir" not in arguments:
+        arguments += ["--data-dir", str(tmp_path / "data")]
+    if "--listen" not in arguments:
+        arguments += ["--listen", "127.0.0.1:0"]
+    lines, used_s = refused(*arguments, environment=environment)
+    taken.close()
+    said = [line for line in lines if "starting" not in line and "checking" not in line]
+    assert len(said) == 1 and named in said[0], lines
+    assert used_s < 3.0  # torch alone takes that much and more
+    assert not (tmp_path / "data" / "store" / "appendonlydir").exists()  # nothing was started
+
+
+def processes_and_logs(serve: ServeProcesses, data_dir: Path) -> str:
+    """All that other users, or readers of logs, could see."""
+    return "\n".join([*serve.living().values(), log_texts(data_dir), serve.said])
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """The address of a store that asks for a password."""
+    with ValkeyProcess() as valkey, socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        probe.close()
+        valkey.command("CONFIG", "SET", "port", str(port))
+        valkey.command("CONFIG", "SET", "requirepass", PASSWORD)
+        yield f"127.0.0.1:{port}/0"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["variable", "flag", "flag and word"])
+def test_the_password_of_a_store_is_in_no_command_line_and_no_log(guarded: str, data_dir: Path, way: str) -> None:
+    url = f"redis://:{PASSWORD}@{guarded}"
+    arguments, environment = [], {}
+    if way == "variable":
+        environment = {"REDIS_URL": url}
+    elif way == "flag":
+        arguments = [f"--redis-url={url}"]
+    else:
+        arguments = ["--redis-url", url, "--store", "auto"]
+    serve = ServeProcesses(data_dir, "--verbose", "--log-level", "debug", *arguments, environment=environment)
+    try:
+        serve.wait_for("Quire is ready")
+        seen = processes_and_logs(serve, data_dir)
+        assert "scheduler_svc" in seen and "worker_svc" in seen
+        assert PASSWORD not in seen
+        assert f"redis://:***@{guarded}" in seen
+        serve.process.terminate()
+        assert serve.wait() == 0
+        assert PASSWORD not in processes_and_logs(serve, data_dir)
+    finally:
+        serve.clean_up()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("wrong", ["redis://:{}@127.0.0.1:1/0", "redis://u:x{}@{}", "redis://:a/{}@127.0.0.1:1"])
+def test_a_store_that_cannot_be_used_is_named_without_its_password(guarded: str, data_dir: Path, wrong: str) -> None:
+    url = wrong.format(PASSWORD, guarded)
+    serve = ServeProcesses(data_dir, environment={"REDIS_URL": url})
+    try:
+        assert serve.wait() == 2
+        serve.wait_for("***@")
+        assert PASSWORD not in processes_and_logs(serve, data_dir)
+        assert "Traceback" not in processes_and_logs(serve, data_dir)
+    finally:
+        serve.clean_up()
+
+
+def test_phases_are_shown_in_the_words_of_a_person() -> None:
+    view = StartView()
+    view.begin("worker-0")
+    assert view.tell("worker-0", "checkpoint") == "checking"
+    assert view.tell("worker-0", "weights", 0.0) == "loading"
+    assert view.tell("worker-0", "weights", 0.436) is None  # the same phase
+    view.tell("scheduler", "ready")
+    assert view.line(12.3) == "12 s: worker-0 loading 44%, scheduler ready"
+    assert view.tell("worker-0", "compiling") == "compiling kernels (only the first time)"
+    assert [view.tell("worker-0", each) for each in ("kv_pool", "warm_up")] == ["measuring", None]
+    view.begin("worker-0")
+    assert "starting" in view.line(13)
+
+
+def test_a_warning_of_all_workers_is_told_once() -> None:
+    view = StartView()
+    for name in ("scheduler", "worker-0", "worker-1"):
+        view.begin(name)
+    for name in ("worker-0", "worker-1", "worker-1"):
+        view.warn(name, "slow")
+    view.warn("worker-1", "odd")
+    view.note("worker-0", "bfloat16")
+    assert view.warnings() == ["slow", "worker-1: odd"]
+    assert view.notices() == ["worker-0: bfloat16"]
