@@ -1,7 +1,7 @@
 """What a service tells the supervisor that started it: how far its start is, and what a person should know of it.
 
-One JSON object a line, on a pipe that the supervisor reads: {"phase": …, "part": …}, {"notice": …}, {"event": …},
-{"warning": …}. Nothing waits for the reader, and nothing fails without one.
+One JSON object a line, on a pipe that the supervisor reads: {"phase": …, "part": …}, {"about": …, "notice": …},
+{"event": …}, {"warning": …, "reason": …}. Nothing waits for the reader, and nothing fails without one.
 """
 
 import json
@@ -26,9 +26,9 @@ class Status:
         """Tells what is done now, and which part of it is done, from 0 to 1, where that is known."""
         self._tell(phase=name, **({} if part is None else {"part": round(part, 3)}))
 
-    def notice(self, text: str) -> None:
-        """Tells something that the greeting shows, such as a choice that was made and why."""
-        self._tell(notice=text)
+    def notice(self, about: str, text: str) -> None:
+        """Tells something that the greeting shows, such as a choice that was made and why, under a short name."""
+        self._tell(about=about, notice=text)
 
     def note_log_entry(self, entry: dict[str, Any]) -> None:
         """Tells what the log says, as far as the supervisor has to know it: warnings, and that we are ready."""

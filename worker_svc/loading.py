@@ -22,6 +22,7 @@ from worker_svc.host.start import choose_host
 from worker_svc.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, saved_dtype
 from worker_svc.model.layers import Linear
+from worker_svc.notices import notices
 from worker_svc.preflight import check_folder
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
@@ -74,23 +75,23 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
     if choice.device.type == "cpu":
         with clock.phase("huge_pages"):
             collapse_memory()
-    return Engine(
-        started.runner,
-        WorkerDescription(
-            model=_describe_model(settings, folder, decoder, model_fingerprint),
-            tokenizer=tokenizer,
-            limits=started.limits,
-            bytes_per_block=started.block_shape.bytes_per_block,
-            kv_dtype=_dtype_name(started.block_shape.dtype),
-            device=str(decoder.device),
-            startup=clock.phases,
-            memory=started.memory,
-            dtype_reason=dtype.reason,
-            num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
-            kernels=None if host is None else host.kernels.name,
-            packing=None if host is None else host.packing.name,
-        ),
+    description = WorkerDescription(
+        model=_describe_model(settings, folder, decoder, model_fingerprint),
+        tokenizer=tokenizer,
+        limits=started.limits,
+        bytes_per_block=started.block_shape.bytes_per_block,
+        kv_dtype=_dtype_name(started.block_shape.dtype),
+        device=str(decoder.device),
+        startup=clock.phases,
+        memory=started.memory,
+        dtype_reason=dtype.reason,
+        num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
+        kernels=None if host is None else host.kernels.name,
+        packing=None if host is None else host.packing.name,
     )
+    for about, notice in notices(description).items():
+        status.notice(about, notice)
+    return Engine(started.runner, description)
 
 
 def _wishes(settings: WorkerSettings) -> RunnerWishes:

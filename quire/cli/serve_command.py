@@ -114,8 +114,8 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, num_workers: int)
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
         *(("sampling", each) for each in _sampling_defaults(model)),
+        *view.notices(),
         ("store", supervisor.store_name),
-        *(("", notice) for notice in view.notices()),
         *(("warning", warning) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
     ]

@@ -59,7 +59,7 @@ class ServeProcesses:
             self._ours, theirs = os.pipe()
         self.process = subprocess.Popen(
             command, stdin=theirs if terminal else subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-            env=env, start_new_session=terminal,
+            env=env, start_new_session=terminal, cwd=data_dir.parent,
         )  # fmt: skip
         os.close(theirs)
         self._said = b""

@@ -33,7 +33,7 @@ def log_texts(data_dir: Path) -> str:
 def test_a_start_says_what_each_service_does_and_a_clean_end_logs_no_warning(data_dir: Path) -> None:
     serve = ServeProcesses(data_dir, "--kernels", "torch", environment={"QUIRE_NATIVE": "off"})
     try:
-        serve.wait_for("Quire is ready")
+        serve.wait_for("generate --address")
         said = serve.said
         places = [
             said.index(f"worker-0 {phase}\n") for phase in ("checking", "starting", "loading", "measuring", "ready")
@@ -56,6 +56,7 @@ def test_on_a_terminal_one_line_lives_and_warnings_of_workers_are_in_the_greetin
     try:
         serve.wait_for("generate --address")
         before, _, greeting = serve.said.partition("Quire is ready")
+        assert re.search(r"dtype +b?float(16|32): ", greeting) and re.search(r"takes +weights \d.*sequences of 2048", greeting)
         assert "without native kernels steps are slower: native kernels are switched off by QUIRE_NATIVE" in greeting
         assert "\r\x1b[K0 s: " in before
         left = before.split("\n")[-1].rpartition("\r\x1b[K")[2]
@@ -165,7 +166,7 @@ def test_the_password_of_a_store_is_in_no_command_line_and_no_log(guarded: str, 
         arguments = ["--redis-url", url, "--store", "auto"]
     serve = ServeProcesses(data_dir, "--verbose", "--log-level", "debug", *arguments, environment=environment)
     try:
-        serve.wait_for("Quire is ready")
+        serve.wait_for("generate --address")
         seen = processes_and_logs(serve, data_dir)
         assert "scheduler_svc" in seen and "worker_svc" in seen
         assert PASSWORD not in seen
@@ -212,6 +213,8 @@ def test_a_warning_of_all_workers_is_told_once() -> None:
     for name in ("worker-0", "worker-1", "worker-1"):
         view.warn(name, "slow")
     view.warn("worker-1", "odd")
-    view.note("worker-0", "bfloat16")
+    view.note("worker-0", "dtype", "bfloat16")
+    view.note("worker-0", "threads", "1")
+    view.note("worker-1", "threads", "1")
     assert view.warnings() == ["slow", "worker-1: odd"]
-    assert view.notices() == ["worker-0: bfloat16"]
+    assert view.notices() == [("dtype", "worker-0: bfloat16"), ("threads", "1")]

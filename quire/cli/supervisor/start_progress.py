@@ -32,7 +32,7 @@ class StartProgress:
             part = said.get("part")
             self._phase(name, phase, part if isinstance(part, int | float) else None)
         elif isinstance(notice := said.get("notice"), str):
-            self.view.note(name, notice)
+            self.view.note(name, str(said.get("about", "")), notice)
         elif isinstance(warning := said.get("warning"), str):
             self._warning(name, warning, said.get("reason"))
 

@@ -5,6 +5,7 @@ A function of what the services tell; it knows no process and no terminal.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 # How the services call their phases, and what a person is told; other phases are named as they are.
 PHASES = {
@@ -22,7 +23,7 @@ class _Service:
     phase: str = "starting"
     part: float | None = None
     warnings: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
+    notices: dict[str, str] = field(default_factory=dict)
 
 
 class StartView:
@@ -47,9 +48,9 @@ class StartView:
         """Keeps a warning for the greeting."""
         _add(self._services.setdefault(name, _Service()).warnings, warning)
 
-    def note(self, name: str, notice: str) -> None:
+    def note(self, name: str, about: str, notice: str) -> None:
         """Keeps a notice, such as a choice that was made and why, for the greeting."""
-        _add(self._services.setdefault(name, _Service()).notices, notice)
+        self._services.setdefault(name, _Service()).notices[about] = notice
 
     def drop(self, name: str) -> None:
         """Leaves out a service."""
@@ -70,9 +71,10 @@ class StartView:
         """Each warning once, with the services that gave it, unless all workers did."""
         return self._told(lambda service: service.warnings)
 
-    def notices(self) -> list[str]:
-        """Each notice once, as the warnings."""
-        return self._told(lambda service: service.notices)
+    def notices(self) -> list[tuple[str, str]]:
+        """Each notice once, as the warnings, with what it is about."""
+        names = dict.fromkeys(about for service in self._services.values() for about in service.notices)
+        return [(about, text) for about in names for text in self._told(partial(_notices_about, about))]
 
     def _told(self, texts_of: Callable[[_Service], list[str]]) -> list[str]:
         said: dict[str, list[str]] = {}
@@ -82,6 +84,10 @@ class StartView:
         workers = [name for name in self._services if name.startswith("worker")]
         everybody = (workers, ["scheduler"])
         return [text if names in everybody else f"{', '.join(names)}: {text}" for text, names in said.items()]
+
+
+def _notices_about(about: str, service: _Service) -> list[str]:
+    return [service.notices[about]] if about in service.notices else []
 
 
 def _add(texts: list[str], text: str) -> None:
