@@ -56,7 +56,9 @@ def test_on_a_terminal_one_line_lives_and_warnings_of_workers_are_in_the_greetin
     try:
         serve.wait_for("generate --address")
         before, _, greeting = serve.said.partition("Quire is ready")
-        assert re.search(r"dtype +b?float(16|32): ", greeting) and re.search(r"takes +weights \d.*sequences of 2048", greeting)
+        assert re.search(r"dtype +b?float(16|32): ", greeting) and re.search(
+            r"takes +weights \d.*sequences of 2048", greeting
+        )
         assert "without native kernels steps are slower: native kernels are switched off by QUIRE_NATIVE" in greeting
         assert "\r\x1b[K0 s: " in before
         left = before.split("\n")[-1].rpartition("\r\x1b[K")[2]
