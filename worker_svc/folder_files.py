@@ -4,6 +4,7 @@ A model folder is somebody else's work. A symbolic link in it may point into the
 files are links to blobs, into the same repository's cache; nothing else is followed.
 """
 
+import os
 from pathlib import Path
 
 from worker_svc.checkpoint_error import CheckpointError
@@ -13,13 +14,15 @@ _SNAPSHOTS = "snapshots"  # of the hub's cache: REPOSITORY/snapshots/REVISION/FI
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The regular file of this name; None if there is none, or something that is no file.
+    """The file of this name; None if there is none.
 
-    Raises CheckpointError if it is a link to elsewhere.
+    Raises CheckpointError if it is a link to elsewhere, or anything but a regular file.
     """
     path = folder / name
     try:
         if not path.is_file():
+            if os.path.lexists(path):
+                raise CheckpointError(f"{path} is no regular file, or a link to none: download the checkpoint again")
             return None
         is_inside = path.resolve().is_relative_to(_boundary(folder.resolve()))
     except (OSError, ValueError, RuntimeError) as error:  # not to be looked at, no name of a file, a circle of links

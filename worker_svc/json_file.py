@@ -158,13 +158,13 @@ def shown(value: object) -> str:
 
 def _depth(content: object) -> int:
     """Levels of objects and lists, without recursion."""
-    depth = 0
+    depth = -1
     level = [content]
     while level and depth <= MOST_DEPTH:
         depth += 1
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [each for values in inner for each in values]
-    return depth - 1
+    return depth
 
 
 def _refuse_depth(path: Path) -> NoReturn:

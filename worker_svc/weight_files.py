@@ -18,6 +18,7 @@ HEADER_LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 32 << 20
 _MOST_INDEX_BYTES = 64 << 20
 _MOST_FILES = 4096
+_LONGEST_NAME = 255
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -101,7 +102,8 @@ def _indexed_files(folder: Path) -> list[str] | None:
     if len(by_name) > _MOST_FILES:
         index.refuse("weight_map", f"names more than {_MOST_FILES} files")
     for name, tensor in by_name.items():
-        if not name.endswith(".safetensors") or "/" in name or "\\" in name or not name.isprintable():
+        is_plain = name.isprintable() and len(name) <= _LONGEST_NAME and "/" not in name and "\\" not in name
+        if not is_plain or not name.endswith(".safetensors"):
             weight_map.refuse(tensor, "must name a *.safetensors file in the same folder")
     missing = sorted(name for name in by_name if find_file(folder, name) is None)
     if missing:
