@@ -6,9 +6,8 @@ import socket
 import sys
 import uuid
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -39,8 +38,8 @@ from scheduler_svc.journal.open_store import open_leases, open_store, open_tail
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.leadership.hot_journal import HotJournal
-from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from scheduler_svc.leadership.standby import Standby
+from scheduler_svc.leadership.take_over import Attempt, TakeOver
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
@@ -58,6 +57,8 @@ JOURNAL = "quire.v1.Journal"  # by health alone
 _LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 
 log = structlog.get_logger()
+
+Result = TypeVar("Result")
 
 
 def main() -> None:
@@ -83,13 +84,12 @@ async def serve(settings: SchedulerSettings) -> None:
     if settings.standby:
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     end = ending(settings.parent_pipe_fd)
-    opening = asyncio.create_task(
-        open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
+    store = await _before(
+        end, open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
     )
-    if not await _before(end, opening):
+    if store is None:
         log.info("scheduler ended", reason="told to end while it waited for the store")
         return
-    store = opening.result()
     leases = open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
     try:
         await _serve_with(store, leases, settings, end)
@@ -110,7 +110,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
     server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)
     me = Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise))
-    hot = None
+    hot = standby = None
     if settings.standby:
         hot = HotJournal(
             open_tail(settings.store, deployment=settings.deployment), store, record_ttl_s=settings.record_ttl_s
@@ -119,32 +119,31 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         await server.start()
         await server.set_serving("", True)
         log.info("listening", address=address, store=store.kind, standby=True)
-        if not await _before(end, standby.wait()):
-            await hot.close()
-            await server.stop(0)
-            log.info("scheduler ended")
-            return
-    journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
-    epoch = await journal.open(after_epoch=hot.last.epoch if hot is not None else 0)
-    lease = LeaseKeeper(leases, replace(me, epoch=epoch), lease_ms=settings.lease_ms)
-    keeping_lease = asyncio.create_task(lease.keep())
     full_collections = FullCollections()
     full_collections.put_off()  # while what earlier leaders left is read
-    records = Records(store, ttl_s=settings.record_ttl_s)
-    engine = Engine(
-        Scheduler(_scheduler_config(settings)),
-        journal,
-        records,
-        delivery=settings.delivery,
-        stream_interval_s=settings.stream_interval_ms / 1000,
+    taking_over = TakeOver(
+        partial(_new_attempt, store, me, settings),
+        store,
+        leases,
+        me,
+        lease_ms=settings.lease_ms,
+        record_ttl_s=settings.record_ttl_s,
+        store_timeout_s=settings.store_timeout_s,
+        standby=standby,
+        hot=hot,
     )
-    readers = Readers(engine, grace_s=settings.disconnect_grace_s, may_be_ahead=settings.delivery == "relaxed")
-    recovery = Recovery(engine, readers, model_patience_s=settings.model_patience_s)
-    if hot is None:
-        await recovery.read(store, settings.record_ttl_s)
-    else:
-        await recovery.read(store, settings.record_ttl_s, await hot.begun(epoch))
-        await hot.close()
+    try:
+        leading = await _before(end, taking_over.lead())
+    finally:
+        if hot is not None:
+            await hot.close()
+    if leading is None:
+        await server.stop(0)
+        log.info("scheduler ended")
+        return
+    attempt, epoch, lease, keeping_lease = leading.attempt, leading.epoch, leading.lease, leading.keeping_lease
+    journal, records, engine = attempt.journal, attempt.records, attempt.engine
+    readers, recovery = attempt.readers, attempt.recovery
     admission = Admission(engine, _admission_limits(settings), readers, recovery)
     keeper = PrefixKeeper(engine, admission.keeps_its_word)
     if settings.prefix_cache:
@@ -220,18 +219,31 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         log.info("scheduler ended")
 
 
-async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> bool:
-    """Does the work. False, and it is given up, if the end comes first."""
-    task, ending_ = asyncio.ensure_future(work), asyncio.create_task(end.wait())
+async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Does the work. None, and it is given up, if the end comes first."""
+    task, ending_ = asyncio.create_task(work), asyncio.create_task(end.wait())
     try:
         await asyncio.wait([task, ending_], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        return task.done()
+        return task.result() if task.done() else None
     finally:
         for each in (task, ending_):
             each.cancel()
         await asyncio.gather(task, ending_, return_exceptions=True)
+
+
+def _new_attempt(store: Store, me: Lease, settings: SchedulerSettings) -> Attempt:
+    journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
+    records = Records(store, ttl_s=settings.record_ttl_s)
+    engine = Engine(
+        Scheduler(_scheduler_config(settings)),
+        journal,
+        records,
+        delivery=settings.delivery,
+        stream_interval_s=settings.stream_interval_ms / 1000,
+    )
+    readers = Readers(engine, grace_s=settings.disconnect_grace_s)
+    recovery = Recovery(engine, readers, model_patience_s=settings.model_patience_s)
+    return Attempt(journal=journal, records=records, engine=engine, readers=readers, recovery=recovery)
 
 
 async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from quire.v1 import inference_pb2 as quire_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/journal.proto\x12\x08quire.v1\x1a\x18quire/v1/inference.proto\"\xc7\x04\n\x0cJournalEntry\x12+\n\x0cleader_start\x18\x01 \x01(\x0b\x32\x15.quire.v1.LeaderStart\x12\'\n\nadmissions\x18\x02 \x03(\x0b\x32\x13.quire.v1.Admission\x12\x17\n\x0f\x64\x65lta_sequences\x18\t \x01(\x0c\x12\x14\n\x0c\x64\x65lta_tokens\x18\x04 \x01(\x0c\x12/\n\x0e\x64\x65lta_logprobs\x18\x05 \x03(\x0b\x32\x17.quire.v1.DeltaLogprobs\x12\"\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x10.quire.v1.Finish\x12&\n\nbeam_steps\x18\x07 \x03(\x0b\x32\x12.quire.v1.BeamStep\x12,\n\x0fsample_finishes\x18\x08 \x03(\x0b\x32\x13.quire.v1.SampleEnd\x12\x36\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1d.quire.v1.PromptTokenLogprobs\x12+\n\x0crestatements\x18\x0b \x03(\x0b\x32\x15.quire.v1.Restatement\x12)\n\x0bpreemptions\x18\x0c \x03(\x0b\x32\x14.quire.v1.Preemption\x12!\n\x04pins\x18\r \x03(\x0b\x32\x13.quire.v1.PinChange\x12%\n\x06pauses\x18\x0e \x03(\x0b\x32\x15.quire.v1.PauseChange\x12\'\n\nleader_end\x18\x0f \x01(\x0b\x32\x13.quire.v1.LeaderEndJ\x04\x08\x03\x10\x04\"9\n\x0bLeaderStart\x12\x11\n\tleader_id\x18\x01 \x01(\t\x12\x17\n\x0fstarted_unix_ns\x18\x02 \x01(\x03\"\x1e\n\tLeaderEnd\x12\x11\n\tleader_id\x18\x01 \x01(\t\"\xe3\x01\n\tAdmission\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.quire.v1.GenerateRequest\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x17\n\x0f\x61rrived_unix_ns\x18\x04 \x01(\x03\x12\x1d\n\x10\x64\x65\x61\x64line_unix_ns\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0erequest_digest\x18\x06 \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x07 \x01(\tB\x13\n\x11_deadline_unix_ns\"R\n\x13PromptTokenLogprobs\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"I\n\rDeltaLogprobs\x12\r\n\x05\x64\x65lta\x18\x01 \x01(\r\x12)\n\x08logprobs\x18\x02 \x01(\x0b\x32\x17.quire.v1.TokenLogprobs\"\xf9\x01\n\x0bRestatement\x12&\n\tadmission\x18\x01 \x01(\x0b\x32\x13.quire.v1.Admission\x12)\n\x07samples\x18\x02 \x03(\x0b\x32\x18.quire.v1.RestatedSample\x12&\n\nbeam_steps\x18\x03 \x03(\x0b\x32\x12.quire.v1.BeamStep\x12\x30\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12$\n\x05pause\x18\x06 \x01(\x0b\x32\x15.quire.v1.PauseChange\"v\n\x0eRestatedSample\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x16.quire.v1.SampleFinish\"/\n\nPreemption\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0f\n\x07swapped\x18\x02 \x01(\x08\"/\n\x0bPauseChange\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"}\n\tPinChange\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08unpinned\x18\x03 \x01(\x08\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\x8a\x01\n\x08\x42\x65\x61mStep\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x16\n\x0enum_candidates\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12/\n\x0etoken_logprobs\x18\x05 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"E\n\tSampleEnd\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12&\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x16.quire.v1.SampleFinish\"\xa2\x01\n\x06\x46inish\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.quire.v1.RequestState\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\twithdrawn\x18\x04 \x01(\x08\x12\x18\n\x10\x66inished_unix_ns\x18\x05 \x01(\x03\x12#\n\x07outcome\x18\x06 \x01(\x0b\x32\x12.quire.v1.Finished\"\x83\x02\n\rRequestRecord\x12.\n\x08response\x18\x01 \x01(\x0b\x32\x1c.quire.v1.GetRequestResponse\x12\x16\n\x0erequest_digest\x18\x02 \x01(\x0c\x12&\n\x06output\x18\x03 \x01(\x0b\x32\x16.quire.v1.OutputParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\'\n\x07samples\x18\x05 \x03(\x0b\x32\x16.quire.v1.SampleRecord\x12\x30\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\x12\x13\n\x0bnum_samples\x18\x07 \x01(\r\"P\n\x0cSampleRecord\x12\x15\n\rreleased_ends\x18\x01 \x01(\x0c\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobsBT\n\x08quire.v1B\x0cJournalProtoP\x01Z\x10quire/v1;quirev1\xa2\x02\x03QRE\xaa\x02\x08Quire.V1\xca\x02\x08Quire\\V1\xea\x02\tQuire::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/journal.proto\x12\x08quire.v1\x1a\x18quire/v1/inference.proto\"\xf4\x04\n\x0cJournalEntry\x12+\n\x0cleader_start\x18\x01 \x01(\x0b\x32\x15.quire.v1.LeaderStart\x12\'\n\nadmissions\x18\x02 \x03(\x0b\x32\x13.quire.v1.Admission\x12\x17\n\x0f\x64\x65lta_sequences\x18\t \x01(\x0c\x12\x14\n\x0c\x64\x65lta_tokens\x18\x04 \x01(\x0c\x12/\n\x0e\x64\x65lta_logprobs\x18\x05 \x03(\x0b\x32\x17.quire.v1.DeltaLogprobs\x12\"\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x10.quire.v1.Finish\x12&\n\nbeam_steps\x18\x07 \x03(\x0b\x32\x12.quire.v1.BeamStep\x12,\n\x0fsample_finishes\x18\x08 \x03(\x0b\x32\x13.quire.v1.SampleEnd\x12\x36\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1d.quire.v1.PromptTokenLogprobs\x12+\n\x0crestatements\x18\x0b \x03(\x0b\x32\x15.quire.v1.Restatement\x12)\n\x0bpreemptions\x18\x0c \x03(\x0b\x32\x14.quire.v1.Preemption\x12!\n\x04pins\x18\r \x03(\x0b\x32\x13.quire.v1.PinChange\x12%\n\x06pauses\x18\x0e \x03(\x0b\x32\x15.quire.v1.PauseChange\x12\'\n\nleader_end\x18\x0f \x01(\x0b\x32\x13.quire.v1.LeaderEnd\x12+\n\x0cleader_ready\x18\x10 \x01(\x0b\x32\x15.quire.v1.LeaderReadyJ\x04\x08\x03\x10\x04\"Q\n\x0bLeaderStart\x12\x11\n\tleader_id\x18\x01 \x01(\t\x12\x17\n\x0fstarted_unix_ns\x18\x02 \x01(\x03\x12\x16\n\x0esays_all_again\x18\x03 \x01(\x08\"\r\n\x0bLeaderReady\"\x1e\n\tLeaderEnd\x12\x11\n\tleader_id\x18\x01 \x01(\t\"\xe3\x01\n\tAdmission\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.quire.v1.GenerateRequest\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x17\n\x0f\x61rrived_unix_ns\x18\x04 \x01(\x03\x12\x1d\n\x10\x64\x65\x61\x64line_unix_ns\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0erequest_digest\x18\x06 \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x07 \x01(\tB\x13\n\x11_deadline_unix_ns\"R\n\x13PromptTokenLogprobs\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"I\n\rDeltaLogprobs\x12\r\n\x05\x64\x65lta\x18\x01 \x01(\r\x12)\n\x08logprobs\x18\x02 \x01(\x0b\x32\x17.quire.v1.TokenLogprobs\"\xf9\x01\n\x0bRestatement\x12&\n\tadmission\x18\x01 \x01(\x0b\x32\x13.quire.v1.Admission\x12)\n\x07samples\x18\x02 \x03(\x0b\x32\x18.quire.v1.RestatedSample\x12&\n\nbeam_steps\x18\x03 \x03(\x0b\x32\x12.quire.v1.BeamStep\x12\x30\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12$\n\x05pause\x18\x06 \x01(\x0b\x32\x15.quire.v1.PauseChange\"v\n\x0eRestatedSample\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x16.quire.v1.SampleFinish\"/\n\nPreemption\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0f\n\x07swapped\x18\x02 \x01(\x08\"/\n\x0bPauseChange\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"}\n\tPinChange\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08unpinned\x18\x03 \x01(\x08\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\x8a\x01\n\x08\x42\x65\x61mStep\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x16\n\x0enum_candidates\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12/\n\x0etoken_logprobs\x18\x05 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\"E\n\tSampleEnd\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12&\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x16.quire.v1.SampleFinish\"\xa2\x01\n\x06\x46inish\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.quire.v1.RequestState\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\twithdrawn\x18\x04 \x01(\x08\x12\x18\n\x10\x66inished_unix_ns\x18\x05 \x01(\x03\x12#\n\x07outcome\x18\x06 \x01(\x0b\x32\x12.quire.v1.Finished\"\x83\x02\n\rRequestRecord\x12.\n\x08response\x18\x01 \x01(\x0b\x32\x1c.quire.v1.GetRequestResponse\x12\x16\n\x0erequest_digest\x18\x02 \x01(\x0c\x12&\n\x06output\x18\x03 \x01(\x0b\x32\x16.quire.v1.OutputParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\'\n\x07samples\x18\x05 \x03(\x0b\x32\x16.quire.v1.SampleRecord\x12\x30\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x17.quire.v1.TokenLogprobs\x12\x13\n\x0bnum_samples\x18\x07 \x01(\r\"P\n\x0cSampleRecord\x12\x15\n\rreleased_ends\x18\x01 \x01(\x0c\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.quire.v1.TokenLogprobsBT\n\x08quire.v1B\x0cJournalProtoP\x01Z\x10quire/v1;quirev1\xa2\x02\x03QRE\xaa\x02\x08Quire.V1\xca\x02\x08Quire\\V1\xea\x02\tQuire::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010quire.v1B\014JournalProtoP\001Z\020quire/v1;quirev1\242\002\003QRE\252\002\010Quire.V1\312\002\010Quire\\V1\352\002\tQuire::V1'
   _globals['_JOURNALENTRY']._serialized_start=63
-  _globals['_JOURNALENTRY']._serialized_end=646
-  _globals['_LEADERSTART']._serialized_start=648
-  _globals['_LEADERSTART']._serialized_end=705
-  _globals['_LEADEREND']._serialized_start=707
-  _globals['_LEADEREND']._serialized_end=737
-  _globals['_ADMISSION']._serialized_start=740
-  _globals['_ADMISSION']._serialized_end=967
-  _globals['_PROMPTTOKENLOGPROBS']._serialized_start=969
-  _globals['_PROMPTTOKENLOGPROBS']._serialized_end=1051
-  _globals['_DELTALOGPROBS']._serialized_start=1053
-  _globals['_DELTALOGPROBS']._serialized_end=1126
-  _globals['_RESTATEMENT']._serialized_start=1129
-  _globals['_RESTATEMENT']._serialized_end=1378
-  _globals['_RESTATEDSAMPLE']._serialized_start=1380
-  _globals['_RESTATEDSAMPLE']._serialized_end=1498
-  _globals['_PREEMPTION']._serialized_start=1500
-  _globals['_PREEMPTION']._serialized_end=1547
-  _globals['_PAUSECHANGE']._serialized_start=1549
-  _globals['_PAUSECHANGE']._serialized_end=1596
-  _globals['_PINCHANGE']._serialized_start=1598
-  _globals['_PINCHANGE']._serialized_end=1723
-  _globals['_BEAMSTEP']._serialized_start=1726
-  _globals['_BEAMSTEP']._serialized_end=1864
-  _globals['_SAMPLEEND']._serialized_start=1866
-  _globals['_SAMPLEEND']._serialized_end=1935
-  _globals['_FINISH']._serialized_start=1938
-  _globals['_FINISH']._serialized_end=2100
-  _globals['_REQUESTRECORD']._serialized_start=2103
-  _globals['_REQUESTRECORD']._serialized_end=2362
-  _globals['_SAMPLERECORD']._serialized_start=2364
-  _globals['_SAMPLERECORD']._serialized_end=2444
+  _globals['_JOURNALENTRY']._serialized_end=691
+  _globals['_LEADERSTART']._serialized_start=693
+  _globals['_LEADERSTART']._serialized_end=774
+  _globals['_LEADERREADY']._serialized_start=776
+  _globals['_LEADERREADY']._serialized_end=789
+  _globals['_LEADEREND']._serialized_start=791
+  _globals['_LEADEREND']._serialized_end=821
+  _globals['_ADMISSION']._serialized_start=824
+  _globals['_ADMISSION']._serialized_end=1051
+  _globals['_PROMPTTOKENLOGPROBS']._serialized_start=1053
+  _globals['_PROMPTTOKENLOGPROBS']._serialized_end=1135
+  _globals['_DELTALOGPROBS']._serialized_start=1137
+  _globals['_DELTALOGPROBS']._serialized_end=1210
+  _globals['_RESTATEMENT']._serialized_start=1213
+  _globals['_RESTATEMENT']._serialized_end=1462
+  _globals['_RESTATEDSAMPLE']._serialized_start=1464
+  _globals['_RESTATEDSAMPLE']._serialized_end=1582
+  _globals['_PREEMPTION']._serialized_start=1584
+  _globals['_PREEMPTION']._serialized_end=1631
+  _globals['_PAUSECHANGE']._serialized_start=1633
+  _globals['_PAUSECHANGE']._serialized_end=1680
+  _globals['_PINCHANGE']._serialized_start=1682
+  _globals['_PINCHANGE']._serialized_end=1807
+  _globals['_BEAMSTEP']._serialized_start=1810
+  _globals['_BEAMSTEP']._serialized_end=1948
+  _globals['_SAMPLEEND']._serialized_start=1950
+  _globals['_SAMPLEEND']._serialized_end=2019
+  _globals['_FINISH']._serialized_start=2022
+  _globals['_FINISH']._serialized_end=2184
+  _globals['_REQUESTRECORD']._serialized_start=2187
+  _globals['_REQUESTRECORD']._serialized_end=2446
+  _globals['_SAMPLERECORD']._serialized_start=2448
+  _globals['_SAMPLERECORD']._serialized_end=2528
 # @@protoc_insertion_point(module_scope)

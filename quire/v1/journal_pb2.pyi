@@ -47,6 +47,7 @@ class JournalEntry(_message.Message):
     PINS_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
     LEADER_END_FIELD_NUMBER: _builtins.int
+    LEADER_READY_FIELD_NUMBER: _builtins.int
     delta_sequences: _builtins.bytes
     """delta_sequences, int64[n], little-endian: the sequence of each new token. A sequence may stand here several times,
     in order.
@@ -55,9 +56,10 @@ class JournalEntry(_message.Message):
     """delta_tokens, int32[n]: the tokens, beside delta_sequences."""
     @_builtins.property
     def leader_start(self) -> Global___LeaderStart:
-        """leader_start opens an epoch; always the first entry of it, alone. Later in an epoch (seq is not 0) it says that the
-        store had lost entries: the leader says everything again in the entries behind it that have restatements or pins,
-        and what it has not said by the first entry that has neither has ended.
+        """leader_start opens an epoch; always the first entry of it, alone. Where it has says_all_again (or, in journals of
+        earlier versions, stands later in an epoch: seq is not 0), the store had lost entries: the leader says everything
+        again in the entries behind it that have restatements or pins, and what it has not said by the first entry that has
+        neither has ended.
         """
 
     @_builtins.property
@@ -104,6 +106,14 @@ class JournalEntry(_message.Message):
     def leader_end(self) -> Global___LeaderEnd:
         """leader_end closes an epoch; always the last entry of it, alone."""
 
+    @_builtins.property
+    def leader_ready(self) -> Global___LeaderReady:
+        """leader_ready says that the leader of this epoch knows all that was in the journal before it, and has said all of it
+        again where it says_all_again: from here on it serves, and an earlier leader ends. Alone in its entry; absent in
+        journals of earlier versions. Who opens an epoch behind one without it waits one lease before it serves, since the
+        leader of that one may live and know more than the journal has.
+        """
+
     def __init__(
         self,
         *,
@@ -121,10 +131,11 @@ class JournalEntry(_message.Message):
         pins: _abc.Iterable[Global___PinChange] | None = ...,
         pauses: _abc.Iterable[Global___PauseChange] | None = ...,
         leader_end: Global___LeaderEnd | None = ...,
+        leader_ready: Global___LeaderReady | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["leader_end", b"leader_end", "leader_start", b"leader_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leader_end", b"leader_end", "leader_ready", b"leader_ready", "leader_start", b"leader_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_end", b"leader_end", "leader_start", b"leader_start", "pauses", b"pauses", "pins", b"pins", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "restatements", b"restatements", "sample_finishes", b"sample_finishes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_end", b"leader_end", "leader_ready", b"leader_ready", "leader_start", b"leader_start", "pauses", b"pauses", "pins", b"pins", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "restatements", b"restatements", "sample_finishes", b"sample_finishes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,23 +149,44 @@ class LeaderStart(_message.Message):
 
     LEADER_ID_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    SAYS_ALL_AGAIN_FIELD_NUMBER: _builtins.int
     leader_id: _builtins.str
     """leader_id of the process."""
     started_unix_ns: _builtins.int
     """started_unix_ns by its clock."""
+    says_all_again: _builtins.bool
+    """says_all_again: it led already, or has followed the one that did, and the store has lost some of what they know."""
     def __init__(
         self,
         *,
         leader_id: _builtins.str = ...,
         started_unix_ns: _builtins.int = ...,
+        says_all_again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_id", b"leader_id", "started_unix_ns", b"started_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_id", b"leader_id", "says_all_again", b"says_all_again", "started_unix_ns", b"started_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaderStart: _TypeAlias = LeaderStart  # noqa: Y015
+
+@_typing.final
+class LeaderReady(_message.Message):
+    """LeaderReady is empty: that it is there says everything."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaderReady: _TypeAlias = LeaderReady  # noqa: Y015
 
 @_typing.final
 class LeaderEnd(_message.Message):

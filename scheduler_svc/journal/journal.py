@@ -19,7 +19,7 @@ from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.journal_stats import JournalStats
-from scheduler_svc.journal.journal_writer import GaveUpError, JournalWriter
+from scheduler_svc.journal.journal_writer import UNREADY_S, GaveUpError, JournalWriter
 from scheduler_svc.journal.needed_entries import NeededEntries, Restate, restating_alone
 from scheduler_svc.journal.store import (
     JOURNAL_START,
@@ -50,6 +50,7 @@ class Journal:
         probe_every_s: float = 0.5,
         late_s: float = 0.4,
         close_timeout_s: float = 5.0,
+        unready_s: float = UNREADY_S,
     ) -> None:
         """Takes a store that is open.
 
@@ -63,10 +64,11 @@ class Journal:
             probe_every_s: how often the store is asked for the journal while nothing is written.
             late_s: a store that has not answered for so long is in trouble.
             close_timeout_s: how long `close` waits for what is pending.
+            unready_s: how long a later leader may take to become ready before this one goes on.
         """
         self._store = store
         self._leader_id = leader_id
-        self._writer = JournalWriter(store, leader_id, late_s=late_s)
+        self._writer = JournalWriter(store, leader_id, late_s=late_s, unready_s=unready_s)
         self._max_entry_bytes = max_entry_bytes
         self._trimmer = Trimmer(store, trim_every)
         self._needed = NeededEntries(restate_entries=restate_entries, restate_bytes=restate_bytes)
@@ -84,6 +86,11 @@ class Journal:
         self._closing = False
         self._is_handed_over = False  # the entry that ends the epoch is pending or written: nothing may follow it
         self._ended_by: StoreError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this leader may serve: see `begin`."""
+        return self._writer.is_ready
 
     @property
     def num_pending(self) -> int:
@@ -220,25 +227,43 @@ class Journal:
     async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
         """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.
 
-        Raises DataLossError at one that is damaged, StoreUnavailableError.
+        Raises DataLossError at one that is damaged, JournalLostError if the store loses the journal meanwhile,
+        FencedError if another leader has begun behind us, StoreUnavailableError.
         """
-        assert self._writer.epoch, "open() comes first"
+        epoch = self._writer.epoch
+        assert epoch, "open() comes first"
         async for entry_id, entry in read_journal(self._store, from_id):
-            if entry_id.epoch >= self._writer.epoch:
+            if entry_id.epoch > epoch:
+                raise FencedError(f"another scheduler began to lead: it wrote {entry_id}, we are of epoch {epoch}")
+            if entry_id.epoch == epoch:
                 return
             self._needed.note_read(entry.ByteSize())
             yield entry_id, entry
+        raise JournalLostError("the store lost the journal while it was read")
 
     def say_all_again(self) -> None:
-        """The store has lost some of what is kept: all of it is written before anything else. Before `run`."""
+        """The store has lost some of what is kept: all of it is written before anything else. Before `begin`."""
         self._is_whole = False
 
+    async def begin(self) -> None:
+        """Says that all is known that there is, after `read`: from now on, and not before, this leader may serve.
+
+        Raises FencedError if another one has begun to lead, JournalLostError if the store has lost what was read.
+        """
+        self._needed.sort()
+        if self._is_whole:
+            await self._writer.write_ready()
+        else:
+            await self._say_all_again()
+
     async def confirm_leading(self) -> None:
-        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell.
+        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell yet.
 
         Does not ask in the writer's way: a connection that breaks tells the writer to look for what was lost.
         """
         newer = await self._store.read_entries(EntryId(self._writer.epoch + 1, 0), 1)
+        if newer and self._writer.health.is_degraded:
+            raise StoreUnavailableError("another scheduler is about to lead")
         if newer:
             wrote = newer[0].entry_id
             raise FencedError(f"a newer scheduler took over: it wrote {wrote}, we are of epoch {self._writer.epoch}")
@@ -253,14 +278,13 @@ class Journal:
         self._wake.set()
 
     async def run(self) -> None:
-        """The one writer. Returns after `close`; raises FencedError when a newer leader has taken over."""
+        """The one writer, after `begin`. Returns after `close`; raises FencedError when a newer leader is ready."""
         assert self._writer.epoch, "open() comes first"
         self._stopped.clear()
-        self._needed.sort()
         reason: StoreError = StoreUnavailableError("the journal was closed")
         try:
-            if not self._is_whole:
-                await self._say_all_again()
+            if not self._writer.is_ready:
+                await self.begin()
             while await self._wait_for_pending():
                 await self._write_next()
         except GaveUpError:
@@ -362,7 +386,7 @@ class Journal:
                     entry_id = await self._writer.write(restated.SerializeToString())
                     self._needed.note_written(keys, entry_id, 0)
                     num_restated += len(keys)
-                self._writer.note_whole()
+                await self._writer.write_ready()
                 log.warning("all that is live was written into the journal again", num_restated=num_restated)
                 return
             except JournalLostError:

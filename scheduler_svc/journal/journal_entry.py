@@ -150,6 +150,19 @@ async def read_journal(
         from_id = EntryId(last.epoch, last.seq + 1)
 
 
+def is_news(entry: pb.JournalEntry) -> bool:
+    """Whether its leader was ready: an entry that is neither the beginning of an epoch nor says things again."""
+    if entry.HasField("leader_start"):
+        return False
+    is_new = bool(entry.admissions or entry.delta_tokens or entry.beam_steps)
+    return is_new or not (entry.restatements or entry.pins)
+
+
+def begins_again(entry_id: EntryId, entry: pb.JournalEntry) -> bool:
+    """Whether a leader begins here to say everything again, since the store had lost something."""
+    return entry.HasField("leader_start") and (entry.leader_start.says_all_again or entry_id.seq > 0)
+
+
 def decode(stored: StoredEntry) -> pb.JournalEntry:
     """What an entry says. Raises DataLossError if it is damaged."""
     if stored.payload is None or stored.checksum is None:

@@ -18,7 +18,12 @@ class Lease:
     epoch: int = 0
 
     def __str__(self) -> str:
-        return f"{self.epoch} {self.leader_id} {self.address}"
+        return f"{self.epoch} {self.holder}"
+
+    @property
+    def holder(self) -> str:
+        """Whose it is, whatever the epoch."""
+        return f"{self.leader_id} {self.address}"
 
     @classmethod
     def parse(cls, text: str) -> "Lease":
@@ -41,21 +46,15 @@ class Leases(Protocol):
         """The lease; None if nobody has it."""
 
     async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
-        """Takes the lease if nobody has it, or if it still is that of the leader of `ended_epoch`, which handed over.
+        """Takes the lease if nobody else has it, or if it is that of the leader of `ended_epoch`, which handed over.
 
         Returns None if it is ours now, else whose it is.
         """
 
-    async def claim(self, lease: Lease, ttl_ms: int) -> int:
-        """Makes the lease ours, whoever had it, unless an epoch later than ours was taken.
+    async def hold(self, lease: Lease, ttl_ms: int) -> Lease | None:
+        """Makes the lease ours, or prolongs it, unless it is held by who has a later epoch or is about to take one.
 
-        Returns the last epoch taken, which then is not ours but later.
-        """
-
-    async def renew(self, lease: Lease, ttl_ms: int) -> str:
-        """Prolongs our lease, or takes it again if nobody has it and no later epoch was taken.
-
-        Returns nothing but a reason if it is not ours any more.
+        Returns None if it is ours now, else whose it is.
         """
 
     async def release(self, lease: Lease) -> None:

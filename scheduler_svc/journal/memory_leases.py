@@ -21,13 +21,9 @@ class MemoryLeases:
         self._keep(lease, ttl_ms)
         return None
 
-    async def claim(self, lease: Lease, ttl_ms: int) -> int:
+    async def hold(self, lease: Lease, ttl_ms: int) -> Lease | None:
         self._keep(lease, ttl_ms)
-        return lease.epoch
-
-    async def renew(self, lease: Lease, ttl_ms: int) -> str:
-        self._keep(lease, ttl_ms)
-        return ""
+        return None
 
     async def release(self, lease: Lease) -> None:
         self._lease = None

@@ -20,18 +20,22 @@ class MemoryStore:
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._epoch = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """As FLUSHALL."""
+        self.epoch = 0  # the last one taken
         self._last: EntryId | None = None
         self._ids: list[EntryId] = []
         self._payloads: list[bytes] = []
         self._records: dict[str, tuple[float, bytes]] = {}  # until when (clock), payload
 
     async def next_epoch(self) -> int:
-        self._epoch += 1
-        return self._epoch
+        self.epoch += 1
+        return self.epoch
 
     async def raise_epoch(self, epoch: int) -> None:
-        self._epoch = max(self._epoch, epoch)
+        self.epoch = max(self.epoch, epoch)
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         if self._last is None:

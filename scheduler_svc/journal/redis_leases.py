@@ -11,32 +11,28 @@ from scheduler_svc.journal.redis_link import RedisLink, pack
 
 MAX_TIMEOUT_S = 0.5
 
-# Each changes the lease in one step. KEYS: lease, epoch counter. ARGV: value, time to live in ms, an epoch.
+# Each changes the lease in one step. KEYS: lease. ARGV: value, time to live in ms, an epoch, the holder.
 _TAKE = b"""
 local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] and string.match(held, '^%d+') ~= ARGV[3] then return held end
+if held then
+  local epoch, holder = string.match(held, '^(%d+) (.*)$')
+  if holder ~= ARGV[4] and epoch ~= ARGV[3] then return held end
+end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''
 """
-_CLAIM = b"""
-local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-if last > tonumber(ARGV[3]) then return last end
-if last < tonumber(ARGV[3]) then redis.call('SET', KEYS[2], ARGV[3]) end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return tonumber(ARGV[3])
-"""
-_RENEW = b"""
+_HOLD = b"""
 local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] then return 'it is held by ' .. held end
-if not held then
-  local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-  if last > tonumber(ARGV[3]) then return 'epoch ' .. last .. ' was taken' end
+if held then
+  local epoch, holder = string.match(held, '^(%d+) (.*)$')
+  if holder ~= ARGV[4] and (epoch == '0' or tonumber(epoch) > tonumber(ARGV[3])) then return held end
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''
 """
 _RELEASE = b"""
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+local held = redis.call('GET', KEYS[1])
+if held and string.match(held, '^%d+ (.*)$') == ARGV[4] then redis.call('DEL', KEYS[1]) end
 return ''
 """
 # KEYS: standbys. ARGV: address, time to live in ms. The server's clock is the only one that counts.
@@ -70,18 +66,13 @@ class RedisLeases:
         return HeldLease(Lease.parse(value.decode()), left_ms)
 
     async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
-        held: bytes = await self._change(_TAKE, lease, ttl_ms, ended_epoch or -1)
-        return Lease.parse(held.decode()) if held else None
+        return await self._change(_TAKE, lease, ttl_ms, ended_epoch or -1)
 
-    async def claim(self, lease: Lease, ttl_ms: int) -> int:
-        return int(await self._change(_CLAIM, lease, ttl_ms, lease.epoch))
-
-    async def renew(self, lease: Lease, ttl_ms: int) -> str:
-        reason: bytes = await self._change(_RENEW, lease, ttl_ms, lease.epoch)
-        return reason.decode()
+    async def hold(self, lease: Lease, ttl_ms: int) -> Lease | None:
+        return await self._change(_HOLD, lease, ttl_ms, lease.epoch)
 
     async def release(self, lease: Lease) -> None:
-        await self._link.call(pack("EVAL", _RELEASE, 1, self._keys.lease, str(lease)))
+        await self._change(_RELEASE, lease, 0, lease.epoch)
 
     async def announce(self, address: str, ttl_ms: int) -> None:
         await self._link.call(pack("EVAL", _ANNOUNCE, 1, self._keys.standbys, address, ttl_ms))
@@ -93,7 +84,8 @@ class RedisLeases:
     async def close(self) -> None:
         await self._link.close()
 
-    async def _change(self, script: bytes, lease: Lease, ttl_ms: int, epoch: int) -> bytes:
-        command = pack("EVAL", script, 2, self._keys.lease, self._keys.epoch, str(lease), ttl_ms, epoch)
-        reply: bytes = await self._link.call(command)
-        return reply
+    async def _change(self, script: bytes, lease: Lease, ttl_ms: int, epoch: int) -> Lease | None:
+        """Whose the lease is, if it is not ours."""
+        command = pack("EVAL", script, 1, self._keys.lease, str(lease), ttl_ms, epoch, lease.holder)
+        held: bytes = await self._link.call(command)
+        return Lease.parse(held.decode()) if held else None

@@ -7,11 +7,11 @@ leases.
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import structlog
 
-from scheduler_svc.journal.journal_entry import decode
-from scheduler_svc.journal.redis_tail import RedisTail
+from scheduler_svc.journal.journal_entry import begins_again, decode, is_news
 from scheduler_svc.journal.store import (
     JOURNAL_START,
     DataLossError,
@@ -30,11 +30,27 @@ _ANEW_S = 1.0  # before it is read anew after a fault of ours
 FORGET_EVERY_S = 5.0  # at least
 
 
+class JournalTail(Protocol):
+    """The end of a journal that another process writes. Every method may raise StoreUnavailableError."""
+
+    async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
+        """Up to `limit` entries behind `last`; none if none has come for a while."""
+
+    async def first(self) -> StoredEntry | None:
+        """The oldest entry that is not trimmed; None if there is none."""
+
+    async def has(self, entry_id: EntryId) -> bool:
+        """Whether this entry is there."""
+
+    async def close(self) -> None:
+        """Lets go of the connection."""
+
+
 class HotJournal:
     """Follows a journal. Invariant: `replay` has taken every entry up to `last`, but for what was trimmed before."""
 
     def __init__(
-        self, tail: RedisTail, store: Store, *, record_ttl_s: int, forget_every_s: float = FORGET_EVERY_S
+        self, tail: JournalTail, store: Store, *, record_ttl_s: int, forget_every_s: float = FORGET_EVERY_S
     ) -> None:
         """Takes a tail of its own, and the store for the records of what has ended."""
         self.replay = JournalReplay()
@@ -54,6 +70,9 @@ class HotJournal:
             try:
                 page = await self._tail.read_after(self.last, page_size)
                 if page and not await self._goes_on_with(page[0]):
+                    if not await self._is_led_without_ours():
+                        await asyncio.sleep(_RETRY_S)  # whoever begins there may know less than we do
+                        continue
                     log.warning("journal trimmed before it was read; reading it anew", last=str(self.last))
                     self._begin_again()
                     continue
@@ -75,26 +94,32 @@ class HotJournal:
                 await asyncio.sleep(_ANEW_S)
 
     async def begun(self, epoch: int) -> BegunReplay:
-        """Hands over what is read to a leader that has opened the journal at `epoch`, behind what was read.
+        """What is read, for a leader that has opened the journal at `epoch`, behind what was read.
 
-        What the store has lost of it is kept: it is history. What was trimmed before it was read is begun anew.
-        Raises StoreUnavailableError.
+        What the store has lost of it is kept: it is history. What was trimmed before it was read is begun anew. It
+        stays ours until `close`: that leader may fail to begin. Raises StoreUnavailableError.
         """
         first = await self._tail.first()
         is_whole = True
-        if first is not None and first.entry_id > self.last:
-            is_whole = not (first.entry_id.epoch >= epoch or _begins_again(first))  # else nothing was trimmed
+        if self.last == JOURNAL_START:
+            pass
+        elif first is None or first.entry_id > self.last:
+            is_new = first is None or first.entry_id.epoch >= epoch or _begins_again(first)
+            is_whole = not is_new and await self._is_led_without_ours()
             if is_whole:
                 self._begin_again()
-        elif self.last != JOURNAL_START:
+        else:
             is_whole = await self._tail.has(self.last)
-        begun = BegunReplay(self.replay, self._next(), is_whole or self.last == JOURNAL_START)
-        self._begin_again()  # let go of it
-        return begun
+        return BegunReplay(self.replay, self._next(), is_whole, self._note_read)
 
     async def close(self) -> None:
-        """Lets go of the connection."""
+        """Lets go of what was read, and of the connection."""
+        self._begin_again()
         await self._tail.close()
+
+    def _note_read(self, entry_id: EntryId) -> None:
+        """The replay has taken this entry, too."""
+        self.last = entry_id
 
     async def _goes_on_with(self, stored: StoredEntry) -> bool:
         """Whether nothing was trimmed, or lost, between what was read and this entry, the first behind it.
@@ -104,6 +129,10 @@ class HotJournal:
         if self.last == JOURNAL_START or stored.entry_id == self._next() or _begins_again(stored):
             return True
         return await self._tail.has(self.last)
+
+    async def _is_led_without_ours(self) -> bool:
+        """Whether a leader is ready in a journal that has nothing of what was read: it was trimmed, or is over."""
+        return any(is_news(decode(each)) for each in await self._tail.read_after(JOURNAL_START, _PAGE))
 
     def _next(self) -> EntryId:
         return EntryId(self.last.epoch, self.last.seq + 1) if self.last != JOURNAL_START else JOURNAL_START
@@ -137,5 +166,4 @@ class HotJournal:
 
 
 def _begins_again(stored: StoredEntry) -> bool:
-    """Whether a leader begins here to say everything again, since the store had lost something."""
-    return stored.entry_id.seq > 0 and decode(stored).HasField("leader_start")
+    return begins_again(stored.entry_id, decode(stored))

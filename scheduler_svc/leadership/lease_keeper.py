@@ -1,14 +1,17 @@
-"""A leader's lease: claimed when it leads, renewed as long as it does, and given up at its end.
+"""A leader's lease: held from when it begins to lead, as long as it does, and given up at its end.
 
-A store that does not answer ends no leader: the lease only says who may try to lead.
+A store that does not answer ends no leader, and neither does a lease that is lost: the lease only says who may try to
+lead. Who leads is said by the journal, which is looked at when somebody else has the lease.
 """
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
 from scheduler_svc.journal.leases import Lease, Leases
-from scheduler_svc.journal.store import FencedError, StoreUnavailableError
+from scheduler_svc.journal.store import StoreUnavailableError
 
 log = structlog.get_logger()
 
@@ -18,18 +21,26 @@ _RENEWALS = 4  # within the life of a lease
 class LeaseKeeper:
     """One per leader. `keep` is its one task."""
 
-    def __init__(self, leases: Leases, lease: Lease, *, lease_ms: int) -> None:
-        """`lease` has the epoch that the journal was opened with."""
+    def __init__(
+        self, leases: Leases, lease: Lease, *, lease_ms: int, epoch: Callable[[], int], on_doubt: Callable[[], None]
+    ) -> None:
+        """Takes whose lease it is, and what tells the epoch that we lead in; 0: we are about to lead.
+
+        `on_doubt` is called whenever somebody else has the lease.
+        """
         self._leases = leases
         self._lease = lease
         self._lease_ms = lease_ms
-        self._is_claimed = self._is_released = self._is_late = False
+        self._epoch = epoch
+        self._on_doubt = on_doubt
+        self._is_released = self._is_late = False
+        self._other: Lease | None = None  # who has it, as last seen
 
     async def keep(self) -> None:
-        """Claims the lease and renews it until cancelled. Raises FencedError when another scheduler leads."""
+        """Takes the lease, renews it, and takes it again where it was lost, until cancelled."""
         while True:
             if not self._is_released:
-                await self._renew()
+                await self._hold()
             await asyncio.sleep(self._lease_ms / 1000 / _RENEWALS)
 
     async def standbys(self) -> list[str]:
@@ -48,18 +59,18 @@ class LeaseKeeper:
         except StoreUnavailableError as error:
             log.warning("lease not given up", reason=error.message)
 
-    async def _renew(self) -> None:
+    async def _hold(self) -> None:
+        lease = replace(self._lease, epoch=self._epoch())
         try:
-            if self._is_claimed:
-                lost_by = await self._leases.renew(self._lease, self._lease_ms)
-            else:
-                last = await self._leases.claim(self._lease, self._lease_ms)
-                lost_by = f"epoch {last} was taken" if last > self._lease.epoch else ""
+            other = await self._leases.hold(lease, self._lease_ms)
         except StoreUnavailableError as error:
             if not self._is_late:
                 log.warning("lease not renewed", reason=error.message)
             self._is_late = True
             return
-        if lost_by and not self._is_released:
-            raise FencedError(f"another scheduler leads: we lost the lease of epoch {self._lease.epoch}, {lost_by}")
-        self._is_claimed, self._is_late = True, False
+        self._is_late = False
+        if other is not None and not self._is_released:
+            if self._other != other:
+                log.warning("another scheduler has the lease", epoch=lease.epoch, other=str(other))
+            self._on_doubt()
+        self._other = other

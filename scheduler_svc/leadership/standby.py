@@ -22,7 +22,10 @@ _AFTER_END_S = 0.002  # a lease is looked at again so soon after it must have en
 
 
 class Standby:
-    """Waits once. `on_leader` is told the leader's address whenever that changes; None: there is none."""
+    """Waits, as often as it is told to.
+
+    `on_leader` is told the leader's address whenever that changes; None: there is none.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,9 @@ class Standby:
         self._seen: Lease | None = None  # last of all, whether it still is there or not
         self._seen_until_s = 0.0  # it must not end before, unless it is given up
         self._could_not_look = False
-        # Until then nobody is followed: after a time without the store, or a loss of what it had, its leader may be
-        # fine, and about to renew.
+        self._is_new = True  # no lease was seen, and none waited for
+        # Until then nobody is followed: at our own start, after a time without the store, or after a loss of what it
+        # had, its leader may be fine, and about to renew.
         self._patient_until_s = 0.0
 
     async def wait(self) -> None:
@@ -65,16 +69,18 @@ class Standby:
         pause_s = self._lease_ms / 1000 / _LOOKS
         try:
             held = await self._leases.read()
-            if held is not None:
+            is_ours = held is not None and held.lease.holder == self._lease.holder  # since a time at which we led not
+            if held is not None and not is_ours:
                 self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
             is_over = self._seen is not None and self._seen.epoch > 0 and self._seen.epoch == self._journal.ended_epoch
-            if held is not None and not is_over:
-                self._could_not_look, self._patient_until_s = False, 0.0
+            if held is not None and not is_ours and not is_over:
+                self._could_not_look, self._is_new, self._patient_until_s = False, False, 0.0
                 self._note_leader(held.lease)
                 return min(pause_s, max(0, held.left_ms) / 1000 + _AFTER_END_S)
-            if self._could_not_look or (not is_over and loop.time() < self._seen_until_s):
-                log.warning("the lease may be lost; waiting for its leader", lease_ms=self._lease_ms)
-                self._could_not_look, self._seen_until_s = False, 0.0
+            is_doubtful = self._could_not_look or self._is_new or loop.time() < self._seen_until_s
+            if is_doubtful and not is_ours and not is_over:
+                log.warning("nobody has the lease; waiting for a leader that may have lost it", lease_ms=self._lease_ms)
+                self._could_not_look, self._is_new, self._seen_until_s = False, False, 0.0
                 self._patient_until_s = loop.time() + self._lease_ms / 1000
             if loop.time() < self._patient_until_s:
                 return pause_s

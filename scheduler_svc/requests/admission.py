@@ -173,10 +173,11 @@ class Admission:
     async def attach(self, request_id: str, from_positions: Sequence[int] = ()) -> tuple[OutputStream, pb.Accepted]:
         """As `find`, with what its reader is told first.
 
-        A reader that has more than was ever sent has it from our successor, if there is one: raises UnavailableError.
+        A reader that has more than we know of has it from our successor, if there is one: raises UnavailableError.
+        Else from an earlier leader, and the store has lost it: it is computed again.
         """
         stream = await self.find(request_id)
-        if self.readers.would_refuse(stream, from_positions):
+        if stream.is_behind(from_positions):
             await self._confirm_leading()
         accepted = pb.Accepted()
         accepted.CopyFrom(stream.accepted)

@@ -17,13 +17,15 @@ log = structlog.get_logger()
 async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
     """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too.
 
-    Raises DataLossError if an entry is damaged, StoreUnavailableError.
+    Raises DataLossError if an entry is damaged, JournalLostError if it is lost meanwhile, FencedError,
+    StoreUnavailableError.
     """
-    replay, from_id, _ = begun or BegunReplay(JournalReplay(), JOURNAL_START)
+    replay, from_id, _, note_read = begun or BegunReplay(JournalReplay(), JOURNAL_START)
     num_entries = 0
     try:
         async for entry_id, entry in journal.read(from_id):
             replay.apply(entry_id, entry)
+            note_read(entry_id)
             num_entries += 1
             if num_entries % 64 == 0:
                 await asyncio.sleep(0)  # signals

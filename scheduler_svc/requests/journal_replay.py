@@ -5,13 +5,14 @@ decisions that they are replayed from. A request, or a pin, that is said again i
 leader says everything again, what it does not say has ended.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.arrays import INT32_BYTES, pack_int32, unpack_int32, unpack_int64
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
+from scheduler_svc.journal.journal_entry import begins_again, is_news
 from scheduler_svc.journal.store import DataLossError, EntryId
 from scheduler_svc.requests.request_params import num_sequences_of
 
@@ -92,6 +93,9 @@ class BegunReplay(NamedTuple):
     replay: "JournalReplay"
     from_id: EntryId  # where the rest begins
     is_whole: bool = True  # False: the store has lost some of what was read
+    note_read: Callable[[EntryId], None] = lambda entry_id: (
+        None
+    )  # is told each entry that the replay takes from here on
 
 
 class JournalReplay:
@@ -102,9 +106,16 @@ class JournalReplay:
         self.pins: dict[tuple[str, str], JournaledPin] = {}  # by tenant and name
         self.highest_number = 0  # of any sequence
         self.num_unreadable = 0  # admissions by a version from which nobody can go on
+        self.is_settled = False  # its last leader had read, and written, all that it knew
+        self._was_cut_short = False  # a leader that said everything again was followed before it had said all
         self._sample_of: dict[int, JournaledSample] = {}  # by number of its sequence
         # While a leader says everything again: what it has not said yet. It is needed if it dies before the end.
         self._unsaid: set[int | tuple[str, str]] | None = None
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether a leader that had to say everything again has not come to its end, and nobody else since."""
+        return self._was_cut_short or self._unsaid is not None
 
     def apply(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
         """Takes the next entry. Raises DataLossError if it cannot follow those before it."""
@@ -204,10 +215,16 @@ class JournalReplay:
             self.pins[key] = JournaledPin(entry_id, change)
 
     def _note_saying_again(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
-        """Behind a LeaderStart that begins no epoch a leader says everything again, and then goes on."""
+        """Behind a LeaderStart that says so a leader says everything again, and then goes on."""
         if entry.HasField("leader_start"):
-            self._unsaid = {*self.requests, *self.pins} if entry_id.seq else None
-        elif self._unsaid is not None and (entry.restatements or entry.pins):
+            self.is_settled = False
+            if begins_again(entry_id, entry):
+                self._unsaid = {*self.requests, *self.pins}
+            elif self._unsaid is not None:
+                self._unsaid, self._was_cut_short = None, True
+            return
+        self.is_settled = self.is_settled or is_news(entry)
+        if self._unsaid is not None and (entry.restatements or entry.pins):
             self._unsaid.difference_update(each.admission.sequence for each in entry.restatements)
             self._unsaid.difference_update((each.tenant, each.name) for each in entry.pins)
         elif self._unsaid is not None:
@@ -216,7 +233,7 @@ class JournalReplay:
                     self._drop(key)
                 else:
                     del self.pins[key]
-            self._unsaid = None
+            self._unsaid, self._was_cut_short = None, False
 
     def _append(self, entry: journal_pb2.JournalEntry) -> None:
         sample_of = self._sample_of

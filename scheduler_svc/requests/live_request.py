@@ -39,7 +39,7 @@ class RequestTimes:
 
     def to_pb(self) -> pb.Timings:
         def since(moment_ns: int | None) -> int:
-            return moment_ns - self.arrived_ns if moment_ns is not None else 0
+            return max(0, moment_ns - self.arrived_ns) if moment_ns is not None else 0
 
         return pb.Timings(
             accepted_ns=since(self.accepted_ns),

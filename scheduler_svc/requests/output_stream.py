@@ -101,10 +101,10 @@ class _Place:
 
     __slots__ = ("index", "is_done", "position", "sample", "text_position")
 
-    def __init__(self, index: int, sample: SampleStream, position: int, *, may_be_ahead: bool) -> None:
-        if position > sample.num_released and not may_be_ahead:
+    def __init__(self, index: int, sample: SampleStream, position: int, max_tokens: int) -> None:
+        if position > max(max_tokens, sample.num_released):
             raise InvalidRequestError(
-                f"from_positions[{index}] is {position}, but only {sample.num_released} tokens were ever sent"
+                f"from_positions[{index}] is {position}, but the request has at most {max_tokens} tokens"
             )
         self.index = index
         self.is_done = False  # its end was taken
@@ -122,7 +122,7 @@ class Subscription:
     """
 
     __slots__ = (
-        *("_from_positions", "_may_be_ahead", "_notify", "_num_known", "_on_close", "_open", "_wants_token_ids"),
+        *("_from_positions", "_notify", "_num_known", "_on_close", "_open", "_wants_token_ids"),
         "stream",
     )
 
@@ -132,12 +132,10 @@ class Subscription:
         from_positions: Sequence[int],
         notify: "Callable[[Subscription], None]",
         on_close: Callable[[OutputStream], None],
-        *,
-        may_be_ahead: bool = False,
     ) -> None:
-        """Raises InvalidRequestError if one of `from_positions` lies beyond what was released of its sample.
+        """Raises InvalidRequestError if one of `from_positions` lies beyond all that its sample can have.
 
-        Unless the reader `may_be_ahead`: then it waits there.
+        A reader that is beyond what was released waits there.
         """
         self.stream = stream
         self._from_positions = from_positions
@@ -145,12 +143,14 @@ class Subscription:
         self._open: list[_Place] = []  # in samples whose end this reader has not taken
         self._notify = notify
         self._on_close = on_close
-        self._may_be_ahead = may_be_ahead
         self._wants_token_ids = stream.wanted.token_ids
         self._learn_samples()
-        beyond = next((i for i, each in enumerate(from_positions) if each and i >= self._num_known), None)
-        if beyond is not None and not may_be_ahead:
-            raise InvalidRequestError(f"from_positions[{beyond}] is of a sample of which nothing was ever sent")
+        num_samples = max(self._num_known, stream.accepted.num_samples)
+        beyond = next((i for i, each in enumerate(from_positions) if each and i >= num_samples), None)
+        if beyond is not None:
+            raise InvalidRequestError(
+                f"from_positions[{beyond}] is of a sample that the request does not have: {num_samples} come back"
+            )
         stream.subscriptions.add(self)
 
     def notify(self) -> None:
@@ -203,7 +203,7 @@ class Subscription:
         for index in range(self._num_known, len(self.stream.samples)):
             position = self._from_positions[index] if index < len(self._from_positions) else 0
             sample = self.stream.samples[index]
-            self._open.append(_Place(index, sample, position, may_be_ahead=self._may_be_ahead))
+            self._open.append(_Place(index, sample, position, self.stream.accepted.max_tokens))
         self._num_known = len(self.stream.samples)
 
     def _fill(self, chunk: pb.Chunk, place: _Place, max_tokens: int) -> int:

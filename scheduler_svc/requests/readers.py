@@ -20,30 +20,25 @@ log = structlog.get_logger()
 class Readers:
     """Opens places in outputs. Once `closed`, as in our own shutdown, no grace period is started.
 
-    `may_be_ahead`: readers may come back from a scheduler that let them see what the journal did not have yet. They
-    get nothing twice, and wait where they are for what is computed again.
+    Readers may come back from a scheduler that let them see what the journal does not have: by relaxed delivery, or
+    since the store has lost it. They get nothing twice, and wait where they are for what is computed again.
     """
 
-    def __init__(self, engine: Engine, *, grace_s: float, may_be_ahead: bool = False) -> None:
+    def __init__(self, engine: Engine, *, grace_s: float) -> None:
         self.closed = False
         self._engine = engine
         self._grace_s = grace_s
-        self._may_be_ahead = may_be_ahead
 
     def subscribe(
         self, stream: OutputStream, from_positions: Sequence[int], notify: Callable[[Subscription], None]
     ) -> Subscription:
-        """Opens a reader's place in an output, by sample. Raises InvalidRequestError for one beyond what was sent."""
-        subscription = Subscription(stream, from_positions, notify, self._left, may_be_ahead=self._may_be_ahead)
+        """Opens a reader's place in an output, by sample. Raises InvalidRequestError for one that it cannot have."""
+        subscription = Subscription(stream, from_positions, notify, self._left)
         live = self._engine.live.get(stream.accepted.request_id)
         if live is not None and live.abandonment is not None:
             live.abandonment.cancel()
             live.abandonment = None
         return subscription
-
-    def would_refuse(self, stream: OutputStream, from_positions: Sequence[int]) -> bool:
-        """Whether `subscribe` raises for these."""
-        return not self._may_be_ahead and stream.is_behind(from_positions)
 
     def watch(self, live: LiveRequest, *, at_least_s: float = 0.0) -> None:
         """Starts the grace period of a request without readers."""

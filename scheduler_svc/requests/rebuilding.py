@@ -54,7 +54,8 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
 
 def arrival_times(arrived_unix_ns: int) -> RequestTimes:
     """When it arrived, by this process's clock. What happened to it before this process is not known."""
-    arrived_ns = time.monotonic_ns() - (time.time_ns() - arrived_unix_ns)
+    age_ns = max(0, time.time_ns() - arrived_unix_ns)  # the time of day may have been set back
+    arrived_ns = time.monotonic_ns() - age_ns
     return RequestTimes(arrived_ns=arrived_ns, arrived_unix_ns=arrived_unix_ns, accepted_ns=arrived_ns)
 
 

@@ -101,14 +101,14 @@ class Recovery:
         waiting = self._waiting.get(request_id)
         return None if waiting is None else waiting.journaled
 
-    async def read(self, store: Store, record_ttl_s: int, begun: BegunReplay | None = None) -> None:
-        """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `run`.
+    async def read(self, store: Store, record_ttl_s: int, begun: BegunReplay | None = None) -> bool:
+        """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `begin`.
 
-        `begun` is what was read of it before. Raises DataLossError if an entry is damaged, StoreUnavailableError.
+        `begun` is what was read of it before. Returns whether the last leader had been ready: else it, or one before
+        it, may know more than its journal has. Raises DataLossError if an entry is damaged, JournalLostError if the
+        journal is lost meanwhile, FencedError if another one begins to lead, StoreUnavailableError.
         """
         started_s = time.monotonic()
-        if begun is not None and not begun.is_whole:
-            self._engine.journal.say_all_again()
         try:
             replay, num_entries = await replayed(self._engine.journal, begun)
         except DataLossError as error:
@@ -116,6 +116,8 @@ class Recovery:
                 f"{error}: restore the store from a copy, or begin a new journal with another `deployment` (what was "
                 "accepted and has not ended stays unfinished in this one)"
             ) from error
+        if begun is not None and (not begun.is_whole or replay.is_cut_short):
+            self._engine.journal.say_all_again()
         self._engine.count_sequences_from(replay.highest_number)
         needed, ends = await sorted_out(replay, store, record_ttl_s)
         for each in needed:
@@ -134,6 +136,7 @@ class Recovery:
             num_pins=len(self.pins),
             seconds=round(time.monotonic() - started_s, 3),
         )
+        return replay.is_settled
 
     async def settled(self, request_id: str) -> None:
         """Returns when the request waits no more."""

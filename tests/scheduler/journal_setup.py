@@ -44,6 +44,7 @@ async def running_journal(
     )
     await journal.open()
     writing = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready or journal.stats.degraded)
     try:
         yield journal
     finally:

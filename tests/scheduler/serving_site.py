@@ -93,7 +93,7 @@ class Site:
         self.engine = Engine(
             Scheduler(config), self.journal, self.records, delivery=delivery, stream_interval_s=stream_interval_s
         )
-        self.readers = Readers(self.engine, grace_s=grace_s, may_be_ahead=delivery == "relaxed")
+        self.readers = Readers(self.engine, grace_s=grace_s)
         limits = AdmissionLimits(
             max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens, max_queue_wait_s=max_queue_wait_s
         )

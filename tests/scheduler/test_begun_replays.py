@@ -78,9 +78,10 @@ async def test_a_new_leader_says_all_again_that_the_store_has_lost() -> None:
         await site.journal.open()
         await site.recovery.read(store, TTL_S, BegunReplay(replay, EntryId(1, 2), is_whole=False))
         site.writing = [asyncio.create_task(site.journal.run())]
-        await until(lambda: site.journal.stats.num_recreated > 0 and not site.journal.health.is_degraded)
-        last = (await entries_of(store))[-1][1]
-        assert [each.admission.sequence for each in last.restatements] == [1]
+        await until(lambda: site.journal.is_ready)
+        said, ready = [entry for _, entry in await entries_of(store)][-2:]
+        assert [each.admission.sequence for each in said.restatements] == [1]
+        assert ready.HasField("leader_ready")
 
 
 async def test_a_journal_that_does_not_go_on_with_what_was_followed_is_read_anew() -> None:

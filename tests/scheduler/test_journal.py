@@ -1,6 +1,7 @@
 """The journal's promises to the engine, on a store in memory that the test can hold back."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -72,11 +73,13 @@ async def test_an_epoch_begins_with_a_leader_start_alone() -> None:
     store = MemoryStore()
     async with running_journal(store, leader_id="me") as journal:
         await journal.admit(admission(1))
-    (first_id, first), (second_id, second) = await entries_of(store)
-    assert (first_id, first.leader_start.leader_id) == ("1-0", "me")
+    (first_id, first), (_, ready), (third_id, third) = await entries_of(store)
+    epoch = journal.stats.epoch
+    assert (first_id, first.leader_start.leader_id) == (f"{epoch}-0", "me")
     assert not first.admissions
-    assert (second_id, [each.sequence for each in second.admissions]) == ("1-1", [1])
-    assert not second.HasField("leader_start")
+    assert ready == pb.JournalEntry(leader_ready=pb.LeaderReady(), delta_sequences=b"", delta_tokens=b"")
+    assert (third_id, [each.sequence for each in third.admissions]) == (f"{epoch}-2", [1])
+    assert not third.HasField("leader_start")
 
 
 async def test_what_piles_up_while_an_entry_is_in_flight_becomes_the_next_one() -> None:
@@ -93,7 +96,11 @@ async def test_what_piles_up_while_an_entry_is_in_flight_becomes_the_next_one() 
         await writer.all_durable()
         await accepted
         stats = journal.stats
-    assert (stats.entries, stats.pending, stats.pending_bytes) == (3, 0, 0)  # LeaderStart, 1 token, 40 and 1
+    assert (stats.entries, stats.pending, stats.pending_bytes) == (
+        4,
+        0,
+        0,
+    )  # LeaderStart, LeaderReady, 1 token, 40 and 1
     assert store.most_in_flight == 1
     assert writer.durable == await tokens_of(store) == list(range(41))
 
@@ -155,7 +162,7 @@ async def test_a_long_pile_is_cut_into_several_entries() -> None:
         store.open_gate.set()
         await writer.all_durable()
     sizes = [len(entry.delta_tokens) // 4 for _, entry in await entries_of(store)]
-    assert sizes == [0, 1, 10, 10, 5]
+    assert sizes == [0, 0, 1, 10, 10, 5]
     assert writer.durable == list(range(26))
 
 
@@ -218,7 +225,7 @@ async def test_a_lost_acknowledgement_is_looked_up_before_anything_else_is_sent(
         writer.append()
         await writer.all_durable()
         assert not journal.stats.degraded
-    assert [entry_id for entry_id, _ in await entries_of(store)] == ["1-0", "1-1", "1-2"]
+    assert [entry_id.partition("-")[2] for entry_id, _ in await entries_of(store)] == ["0", "1", "2", "3"]
     assert writer.durable == await tokens_of(store) == [0, 1]
 
 
@@ -239,11 +246,11 @@ async def test_an_entry_that_did_not_arrive_is_sent_again() -> None:
 
 
 async def test_an_id_that_someone_else_wrote_is_not_taken_for_ours() -> None:
-    """After a flush two leaders can hold one epoch; a refusal without a lost reply tells them apart."""
+    """Should two leaders ever hold one epoch, a refusal without a lost reply tells them apart."""
     store = MemoryStore()
     journal = Journal(store, leader_id="first")
-    await journal.open()
-    await store.append(EntryId(1, 1), b"someone else's")
+    epoch = await journal.open()
+    await store.append(EntryId(epoch, 1), b"someone else's")
     accepted = journal.admit(admission(1))
     with pytest.raises(FencedError, match="newer scheduler took over"):
         await journal.run()
@@ -254,12 +261,12 @@ async def test_an_id_that_someone_else_wrote_is_not_taken_for_ours() -> None:
 async def test_a_newer_leader_ends_the_older_one_for_good() -> None:
     store = MemoryStore()
     older, newer = Journal(store, leader_id="older"), Journal(store, leader_id="newer")
-    assert await older.open() == 1
-    assert await newer.open() == 2
+    assert await older.open() < await newer.open()
+    await newer.begin()
     accepted = older.admit(admission(1))
     older_writer = Writer(older)
     older_writer.append()
-    with pytest.raises(FencedError, match="it wrote 2-0"):
+    with pytest.raises(FencedError, match=f"it wrote {newer.stats.epoch}-1"):
         await older.run()
     with pytest.raises(FencedError):
         await accepted
@@ -267,14 +274,80 @@ async def test_a_newer_leader_ends_the_older_one_for_good() -> None:
         await older.admit(admission(2))
     await older.close()
     assert older_writer.durable == []
-    assert [entry_id for entry_id, _ in await entries_of(store)] == ["1-0", "2-0"]
+    seen = [entry_id.split("-") for entry_id, _ in await entries_of(store)]
+    assert [(int(epoch) == newer.stats.epoch, seq) for epoch, seq in seen] == [(False, "0"), (True, "0"), (True, "1")]
 
 
 async def test_an_epoch_is_never_taken_twice_though_its_counter_is_lost() -> None:
     store = MemoryStore()
-    await store.append(EntryId(41, 7), b"", create=True)
-    journal = Journal(store, leader_id="test")
-    assert await journal.open() == 42
+    late = time.time_ns() << 2  # of a leader whose clock was far ahead of ours
+    await store.append(EntryId(late, 7), b"", create=True)
+    epoch = await Journal(store, leader_id="test").open()
+    assert epoch > late
+    assert await store.next_epoch() > epoch
+
+
+async def test_no_two_leaders_share_an_epoch_though_the_store_forgets_all_and_the_clock_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    epochs = [await Journal(MemoryStore(), leader_id=leader_id).open() for leader_id in ("a", "b", "c")]
+    assert len(set(epochs)) == 3
+    store = MemoryStore()
+    assert await Journal(store, leader_id="a").open() < await Journal(store, leader_id="b").open()
+    now_ns -= 3_600_000_000_000
+    assert await Journal(store, leader_id="c").open() > max(epochs)
+    first, second = [await Journal(MemoryStore(), leader_id=each).open(after_epoch=max(epochs)) for each in ("c", "d")]
+    assert min(first, second) > max(epochs)
+    assert first != second
+
+
+async def test_an_older_leader_goes_on_where_a_newer_one_began_in_an_empty_store() -> None:
+    """What the older one has acknowledged is nowhere but in its memory."""
+    store = MemoryStore()
+    async with running_journal(store) as older:
+        await older.admit(admission(1))
+        store.clear()
+        newer = Journal(store, leader_id="newer")
+        await newer.open()
+        await older.admit(admission(2))
+        with pytest.raises(FencedError):
+            await newer.begin()
+    entries = [entry for _, entry in await entries_of(store)]
+    restated = [each.admission.sequence for entry in entries for each in entry.restatements]
+    assert restated == [1]
+    assert [each.sequence for entry in entries for each in entry.admissions] == [2]
+
+
+async def test_an_older_leader_lives_until_the_newer_one_is_ready() -> None:
+    store = MemoryStore()
+    journal = Journal(store, leader_id="older", probe_every_s=0.001)
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await journal.admit(admission(1))
+    newer = Journal(store, leader_id="newer")
+    await newer.open()
+    await until(lambda: journal.stats.degraded)
+    with pytest.raises(StoreUnavailableError):
+        await journal.confirm_leading()
+    assert not running.done()
+    await newer.begin()
+    with pytest.raises(FencedError):
+        await running
+
+
+async def test_an_older_leader_goes_on_when_the_newer_one_does_not_become_ready() -> None:
+    store = MemoryStore()
+    journal = Journal(store, leader_id="older", probe_every_s=0.001, unready_s=0.0)
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await journal.admit(admission(1))
+    await Journal(store, leader_id="dies").open()
+    await journal.admit(admission(2))
+    assert journal.stats.num_recreated == 1
+    await journal.close()
+    await running
 
 
 async def test_opening_gives_up_when_other_leaders_are_always_faster() -> None:
@@ -288,11 +361,13 @@ async def test_opening_gives_up_when_other_leaders_are_always_faster() -> None:
 
 async def test_a_journal_that_was_flushed_is_begun_again() -> None:
     class Flushed(MemoryStore):
-        flush_at = EntryId(1, 2)
+        flush_at = 3
+        is_flushed = False
 
         async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
-            if entry_id == self.flush_at and not create:
-                await self.trim(EntryId(1 << 62, 0))
+            if entry_id.seq == self.flush_at and not self.is_flushed:
+                self.is_flushed = True
+                self.clear()
                 raise StoreFlushedError("gone")
             await super().append(entry_id, payload, create=create)
 
@@ -302,36 +377,38 @@ async def test_a_journal_that_was_flushed_is_begun_again() -> None:
             writer = Writer(journal)
             writer.append()
             await writer.all_durable()
+            epoch = journal.stats.epoch
             writer.append()
             await writer.all_durable()
             stats = journal.stats
     assert (stats.num_recreated, stats.degraded) == (1, False)
+    assert stats.epoch > epoch
     entries = await entries_of(store)
-    assert [entry_id for entry_id, _ in entries] == ["1-2", "1-3"]
-    assert entries[0][1].HasField("leader_start")
+    assert [entry_id for entry_id, _ in entries] == [f"{stats.epoch}-{seq}" for seq in range(3)]
+    assert entries[0][1].leader_start.says_all_again
     assert await tokens_of(store) == [1]
-    assert {"log_level": "error", "event": "the store lost the journal; beginning it again", "epoch": 1} in logs
+    assert {"log_level": "error", "event": "the store lost the journal; beginning it again", "epoch": epoch} in logs
 
 
 async def test_only_what_a_living_admission_needs_is_kept() -> None:
     store = MemoryStore()
     async with running_journal(store, trim_every=4) as journal:
         writer = Writer(journal)
-        for sequence in range(1, 7):  # entries 1 to 6
+        for sequence in range(1, 7):  # entries 2 to 7
             await journal.admit(admission(sequence))
         journal.forget(1)
         journal.forget(2)
         journal.forget(4)
-        for _ in range(4):  # entries 7 to 10: a trim comes along
+        for _ in range(4):  # entries 8 to 11: a trim comes along
             writer.append()
             await writer.all_durable()
-        assert await first_id(store) == EntryId(1, 3)
+        assert await first_id(store) == EntryId(journal.stats.epoch, 4)
         for sequence in (3, 5, 6):
             journal.forget(sequence)
         for _ in range(4):
             writer.append()
             await writer.all_durable()
-        assert await first_id(store) >= EntryId(1, 11)
+        assert await first_id(store) >= EntryId(journal.stats.epoch, 12)
 
 
 async def test_an_admission_forgotten_before_it_was_durable_holds_nothing() -> None:
@@ -347,26 +424,26 @@ async def test_an_admission_forgotten_before_it_was_durable_holds_nothing() -> N
         for _ in range(6):
             writer.append()
             await writer.all_durable()
-        assert await first_id(store) > EntryId(1, 1)
+        assert await first_id(store) > EntryId(journal.stats.epoch, 2)
 
 
 async def test_what_earlier_leaders_left_is_kept_from_the_oldest_on_in_whatever_order_it_was_found() -> None:
     store = MemoryStore()
     async with running_journal(store) as earlier:
-        for sequence in range(1, 7):  # entries 1-1 to 1-6
+        for sequence in range(1, 7):  # entries 2 to 7 of its epoch
             await earlier.admit(admission(sequence))
     journal = Journal(store, leader_id="next", trim_every=2)
     await journal.open()
     _ = [entry_id async for entry_id, _ in journal.read()]
     for sequence in (5, 2, 4):  # pins are kept after requests, and may be older
-        journal.keep(sequence, EntryId(1, sequence), lambda entry: None)
+        journal.keep(sequence, EntryId(earlier.stats.epoch, sequence + 1), lambda entry: None)
     writing = asyncio.create_task(journal.run())
     writer = Writer(journal)
     for oldest in (2, 4, 5):
         for _ in range(4):  # a trim comes along
             writer.append()
             await writer.all_durable()
-        assert journal.stats.oldest_needed == await first_id(store) == EntryId(1, oldest)
+        assert journal.stats.oldest_needed == await first_id(store) == EntryId(earlier.stats.epoch, oldest + 1)
         journal.forget(oldest)
     await journal.close()
     await writing

@@ -1,15 +1,15 @@
-"""The lease in a real store: one has it, whoever lost it is told, and an epoch that was taken settles every doubt."""
+"""The lease in a real store: one has it, the later epoch before the earlier, and its holder over all its epochs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.leases import Lease
-from scheduler_svc.journal.open_store import open_leases, open_store
 from scheduler_svc.journal.redis_leases import RedisLeases
-from scheduler_svc.journal.store import FencedError, StoreUnavailableError
+from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
@@ -44,6 +44,20 @@ def at(lease: Lease, epoch: int) -> Lease:
     return Lease(lease.leader_id, lease.address, epoch)
 
 
+def keeper_of(
+    leases: RedisLeases, epoch: Callable[[], int], on_doubt: Callable[[], None] = lambda: None, lease_ms: int = 200
+) -> LeaseKeeper:
+    return LeaseKeeper(leases, OURS, lease_ms=lease_ms, epoch=epoch, on_doubt=on_doubt)
+
+
+def leases_holder(leases: RedisLeases) -> Callable[[], Awaitable[Lease | None]]:
+    async def holder() -> Lease | None:
+        held = await leases.read()
+        return None if held is None else held.lease
+
+    return holder
+
+
 async def test_a_lease_is_taken_by_one(leases: RedisLeases) -> None:
     assert await leases.read() is None
     assert await leases.take(OURS, LONG_MS) is None
@@ -57,47 +71,47 @@ async def test_a_lease_is_taken_by_one(leases: RedisLeases) -> None:
 async def test_a_lease_ends_by_itself(leases: RedisLeases) -> None:
     await leases.take(OURS, SHORT_MS)
     await eventually(lambda: leases.take(THEIRS, LONG_MS), None)
-    assert await leases.renew(OURS, LONG_MS) == f"it is held by {THEIRS}"
+    assert await leases.hold(OURS, LONG_MS) == THEIRS
 
 
 async def test_the_lease_of_a_leader_that_handed_over_can_be_taken_and_no_other(leases: RedisLeases) -> None:
-    await leases.claim(at(OURS, 12), LONG_MS)
+    await leases.hold(at(OURS, 12), LONG_MS)
     assert await leases.take(THEIRS, LONG_MS, ended_epoch=1) == at(OURS, 12)
     assert await leases.take(THEIRS, LONG_MS, ended_epoch=12) is None
     await leases.release(at(OURS, 12))  # too late to take it away
     assert await leases.take(OURS, LONG_MS, ended_epoch=12) == THEIRS
 
 
-async def test_the_later_epoch_has_the_lease_whoever_claims_last(leases: RedisLeases) -> None:
-    assert await leases.claim(at(OURS, 2), LONG_MS) == 2
-    assert await leases.claim(at(THEIRS, 3), LONG_MS) == 3
-    assert await leases.claim(at(OURS, 2), LONG_MS) == 3
-    assert await leases.renew(at(OURS, 2), LONG_MS) == f"it is held by {at(THEIRS, 3)}"
+async def test_the_later_epoch_has_the_lease_whoever_asks_last(leases: RedisLeases) -> None:
+    """Also before one that is about to lead has an epoch."""
+    assert await leases.hold(at(OURS, 2), LONG_MS) is None
+    assert await leases.hold(at(THEIRS, 0), LONG_MS) == at(OURS, 2)
+    assert await leases.hold(at(THEIRS, 3), LONG_MS) is None
+    assert await leases.hold(at(OURS, 2), LONG_MS) == at(THEIRS, 3)
+    assert await leases.hold(at(OURS, 4), LONG_MS) is None
+    await leases.release(at(OURS, 4))
+    assert await leases.take(at(THEIRS, 0), LONG_MS) is None
+    assert await leases.hold(at(OURS, 4), LONG_MS) == at(THEIRS, 0)
 
 
-async def test_an_absent_lease_is_taken_again_unless_a_later_epoch_was_taken(
+async def test_epochs_of_sixteen_digits_are_told_apart(leases: RedisLeases) -> None:
+    """The store compares them as floating-point numbers."""
+    epoch = time.time_ns() // 1_000_000 << 11
+    assert await leases.hold(at(OURS, epoch + 1), LONG_MS) is None
+    assert await leases.hold(at(THEIRS, epoch), LONG_MS) == at(OURS, epoch + 1)
+    assert await leases.hold(at(THEIRS, epoch + 2), LONG_MS) is None
+
+
+async def test_a_holder_keeps_its_lease_over_its_epochs_and_a_loss_of_the_store(
     leases: RedisLeases, valkey: ValkeyProcess
 ) -> None:
-    lease = at(OURS, 4)
-    await leases.claim(lease, LONG_MS)
-    await leases.release(lease)
-    assert await leases.renew(lease, LONG_MS) == ""
+    assert await leases.take(OURS, LONG_MS) is None
+    assert await leases.hold(at(OURS, 4), LONG_MS) is None
+    assert await leases.take(OURS, LONG_MS) is None
     valkey.command("FLUSHALL")
-    assert await leases.renew(lease, LONG_MS) == ""
-    await leases.release(lease)
-    valkey.command("SET", "{quire:default}:epoch", "5")
-    assert await leases.renew(lease, LONG_MS) == "epoch 5 was taken"
+    assert await leases.hold(at(OURS, 4), LONG_MS) is None
+    await leases.release(at(OURS, 5))
     assert await leases.read() is None
-
-
-async def test_a_claim_lifts_the_count_of_epochs_that_the_store_had_lost(valkey: ValkeyProcess) -> None:
-    """The journal's ids had said that epoch 6 is the next."""
-    leases = open_leases(valkey.url, deployment="other", lease_ms=LONG_MS)
-    store = await open_store(valkey.url, deployment="other")
-    await leases.claim(at(OURS, 6), LONG_MS)
-    assert await store.next_epoch() == 7
-    await leases.close()
-    await store.close()
 
 
 async def test_standbys_are_known_while_they_say_so(leases: RedisLeases) -> None:
@@ -125,7 +139,7 @@ async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, val
 
 async def test_a_keeper_renews_the_lease_through_an_outage_of_the_store(valkey: ValkeyProcess) -> None:
     leases = RedisLeases(valkey.url)
-    keeping = asyncio.create_task(LeaseKeeper(leases, at(OURS, 1), lease_ms=200).keep())
+    keeping = asyncio.create_task(keeper_of(leases, lambda: 1).keep())
     with capture_logs() as logs:
         await until(lambda: valkey.num_calls("EVAL") > 2)
         valkey.kill()
@@ -140,23 +154,22 @@ async def test_a_keeper_renews_the_lease_through_an_outage_of_the_store(valkey: 
     await leases.close()
 
 
-async def test_a_keeper_ends_when_another_leads(leases: RedisLeases) -> None:
-    keeper = LeaseKeeper(leases, at(OURS, 1), lease_ms=200)
-    keeping = asyncio.create_task(keeper.keep())
+async def test_a_keeper_that_finds_another_says_so_and_goes_on(leases: RedisLeases) -> None:
+    """Who leads is for the journal to say."""
+    doubts: list[None] = []
+    epoch = 1
+    keeping = asyncio.create_task(keeper_of(leases, lambda: epoch, lambda: doubts.append(None)).keep())
     await is_held(leases)
-    await leases.claim(at(THEIRS, 2), LONG_MS)
-    with pytest.raises(FencedError, match=r"lost the lease of epoch 1.*them"):
-        await keeping
-
-
-async def test_a_keeper_that_was_followed_before_its_first_claim_ends(leases: RedisLeases) -> None:
-    await leases.claim(at(THEIRS, 2), LONG_MS)
-    with pytest.raises(FencedError, match="epoch 2 was taken"):
-        await LeaseKeeper(leases, at(OURS, 1), lease_ms=200).keep()
+    await leases.hold(at(THEIRS, 2), LONG_MS)
+    await until(lambda: len(doubts) > 1)
+    assert not keeping.done()
+    epoch = 3
+    await eventually(leases_holder(leases), at(OURS, 3))
+    keeping.cancel()
 
 
 async def test_a_released_lease_is_not_taken_again(leases: RedisLeases, valkey: ValkeyProcess) -> None:
-    keeper = LeaseKeeper(leases, at(OURS, 1), lease_ms=20)
+    keeper = keeper_of(leases, lambda: 1, lease_ms=20)
     keeping = asyncio.create_task(keeper.keep())
     await is_held(leases)
     await keeper.release()

@@ -122,7 +122,7 @@ async def test_a_deadline_passes_while_nobody_serves(lives: Lives) -> None:
     request = lasting("late")
     request.timeout_ms = 400
     _, site = await begun(lives, request)
-    await until(lambda: bool(site.journal.stats.entries > 1))
+    await until(lambda: bool(site.journal.stats.entries > 2))
     await lives.add_workers()
     await until(lambda: not site.recovery.num_waiting)
     record = await record_of(site, "late")
@@ -190,8 +190,8 @@ async def test_a_submission_that_was_told_to_come_back_leaves_its_id_to_the_one_
         pending = [entry.encode() for entry in [site.journal._in_flight, *site.journal._pending] if entry]
         await lives.die()
         store.may_append.set()
-        for seq, payload in enumerate(pending, start=1):
-            await store.append(EntryId(1, seq), payload)
+        for seq, payload in enumerate(pending, start=2):
+            await store.append(EntryId(site.journal.stats.epoch, seq), payload)
         site = await lives.begin()
         assert site.recovery.num_waiting == 1
         messages = asyncio.create_task(site.run(second))
@@ -220,9 +220,10 @@ async def test_numbers_go_on_from_the_highest_and_trimming_keeps_what_was_recove
 
 
 async def test_a_damaged_entry_keeps_the_scheduler_from_starting_and_says_what_to_do(lives: Lives) -> None:
-    await begun(lives, lasting("whole"))
+    _, site = await begun(lives, lasting("whole"))
+    epoch = site.journal.stats.epoch
     await lives.die()
     bad = journal_pb2.JournalEntry(delta_sequences=bytes(8), delta_tokens=bytes(8)).SerializeToString()
-    await lives.store.append(EntryId(2, 9), bad)
-    with pytest.raises(DataLossError, match=r"journal entry 2-9 contradicts itself.*restore the store"):
+    await lives.store.append(EntryId(epoch, 9), bad)
+    with pytest.raises(DataLossError, match=rf"journal entry {epoch}-9 contradicts itself.*restore the store"):
         await lives.begin()

@@ -206,7 +206,7 @@ async def test_an_idle_scheduler_finds_out_that_the_journal_is_gone() -> None:
         store.lose(0)
         await until(lambda: site.journal.stats.num_recreated == 1)
         await until(lambda: site.journal.stats.oldest_needed is not None and not site.journal.stats.degraded)
-        assert await store.next_epoch() == 2  # the first was not forgotten
+        assert await store.next_epoch() > site.journal.stats.epoch  # it was not forgotten
         await lives.die()
         lives.workers.append(speaking_worker(num_blocks=64))
         await run_through_deaths(lives, [client], [])

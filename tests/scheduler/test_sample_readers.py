@@ -66,9 +66,9 @@ async def test_a_reader_comes_back_to_its_place_in_each_sample(site: Site) -> No
     running = asyncio.create_task(see(site, request))
     await until(lambda: "back" in site.engine.live and num_released(site, "back") == [3, 3, 2])
     attached = Attached(site)
-    assert "from_positions[0] is 4, but only 3 tokens" in await attached.refusal("back", 4)
-    assert "from_positions[2] is 3, but only 2 tokens" in await attached.refusal("back", 0, 0, 3)
-    assert "from_positions[3] is of a sample of which nothing" in await attached.refusal("back", 0, 0, 0, 1)
+    assert "from_positions[0] is 9, but the request has at most 8" in await attached.refusal("back", 9)
+    assert "from_positions[2] is 9, but the request has at most 8" in await attached.refusal("back", 0, 0, 9)
+    assert "from_positions[3] is of a sample that the request does not" in await attached.refusal("back", 0, 0, 0, 1)
     coming = asyncio.create_task(attached.chunks("back", 2, 3, 1))
     await until(lambda: len(site.engine.live["back"].stream.subscriptions) == 2)
     worker.speak_again()
@@ -78,23 +78,23 @@ async def test_a_reader_comes_back_to_its_place_in_each_sample(site: Site) -> No
     assert await attached.chunks("back", 2, 3, 1) == expected
     assert await attached.chunks("back", 6, 3, 2, 0, 0) == [(0, 6, []), (1, 3, []), (2, 2, [])]
     assert await attached.chunks("back", 1) == [(0, 1, [2, 3, 4, 5, 6]), (1, 0, [2, 4, 6]), (2, 0, [3, 6])]
-    assert "from_positions[1] is 4, but only 3 tokens" in await attached.refusal("back", 0, 4)
-    assert "from_positions[3] is of a sample of which nothing" in await attached.refusal("back", 0, 0, 0, 1)
+    assert "from_positions[1] is 9, but the request has at most 8" in await attached.refusal("back", 0, 9)
+    assert "from_positions[3] is of a sample that the request does not" in await attached.refusal("back", 0, 0, 0, 1)
     await attached.session.close()
 
 
-async def test_nobody_can_have_read_of_a_ranked_request_before_its_end(site: Site) -> None:
+async def test_who_has_read_more_of_a_ranked_request_than_there_is_waits_for_its_end(site: Site) -> None:
     worker = await site.add_worker()
     worker.silence_after(3)
     running = asyncio.create_task(see(site, sampled(0, 8, 2, "best", best_of=3)))
     await until(lambda: "best" in site.engine.live and site.engine.live["best"].samples[0].stream.num_released == 3)
     attached = Attached(site)
-    assert "from_positions[0] is of a sample of which nothing" in await attached.refusal("best", 1)
-    coming = asyncio.create_task(attached.chunks("best", 0, 0))
+    assert "from_positions[2] is of a sample that the request does not" in await attached.refusal("best", 0, 0, 1)
+    coming = asyncio.create_task(attached.chunks("best", 1, 0))
     await until(lambda: len(site.engine.live["best"].stream.subscriptions) == 2)
     worker.speak_again()
     tokens = (await running).token_ids
-    assert await coming == [(0, 0, tokens[0]), (1, 0, tokens[1])]
+    assert await coming == [(0, 1, tokens[0][1:]), (1, 0, tokens[1])]
     assert await attached.chunks("best", 8, 3) == [(0, 8, []), (1, 3, tokens[1][3:])]
     await attached.session.close()
 

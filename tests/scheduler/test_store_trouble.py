@@ -133,7 +133,7 @@ async def test_an_emptied_store_has_all_that_lives_and_its_epoch_again(valkey: V
         rest = [message async for message in messages]
         assert rest[-1].finished.state == pb.REQUEST_STATE_FINISHED
         assert site.journal.stats.num_recreated == 1
-        assert await site.store.next_epoch() == 2
+        assert await site.store.next_epoch() > site.journal.stats.epoch
 
 
 async def test_a_record_that_is_not_read_in_time_is_a_refusal_and_brings_the_trouble_to_light() -> None:

@@ -14,6 +14,8 @@ Kind = Literal[
     "scheduler is told to end",
     "scheduler freezes",
     "second leader",
+    "standby starts",
+    "standby loses the store",
     "worker dies",
     "worker freezes",
     "worker is cut off",
@@ -23,12 +25,17 @@ Kind = Literal[
     "store is frozen",
     "store is down",
     "store is full",
+    "store is read only",
     "store loses replies",
     "store is slow",
     "store is flushed",
+    "store is flushed at death",
+    "store is flushed under a newcomer",
     "store fails over",
+    "clock jumps back",
 ]
 
+EMPTIED = 0.35  # probability that it is about an emptied store and standbys
 FAULTS_S = 6.0  # in which they begin
 _OF_SCHEDULERS: list[Kind] = [
     "scheduler dies",
@@ -53,10 +60,22 @@ _OF_STORE: list[Kind] = [
     "store is frozen",
     "store is down",
     "store is full",
+    "store is read only",
     "store loses replies",
     "store is slow",
 ]
 _OF_LOSSY_STORE: list[Kind] = ["store is flushed", "store fails over"]
+_OF_STANDBYS: list[Kind] = ["standby starts", "standby starts", "standby loses the store"]
+_OF_EMPTIED_STORE: list[Kind] = [
+    *_OF_STANDBYS,
+    "store is flushed",
+    "store is flushed",
+    "store is flushed at death",
+    "store is flushed under a newcomer",
+    "store is flushed under a newcomer",
+    "second leader",
+    "clock jumps back",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +89,17 @@ class Fault:
 
 
 def draw_faults(random_: Random) -> list[Fault]:
-    """In order of time. Where a store loses data, schedulers are killed, and do not have followers while they live."""
+    """In order of time. Where a store lags behind, schedulers are killed, and do not have followers while they live."""
     pools: list[list[Kind]] = []
     theme = random_.random()
-    if theme < 0.55:
+    if random_.random() < EMPTIED:
+        pools += [_OF_EMPTIED_STORE, _OF_EMPTIED_STORE, _OF_STORE] if theme < 0.6 else [_OF_EMPTIED_STORE]
+        if theme > 0.3:
+            pools.append(_OF_MORTAL_SCHEDULERS)
+    elif theme < 0.55:
         pools.append(_OF_SCHEDULERS)
+    if pools and pools[0] is _OF_EMPTIED_STORE:
+        return _drawn(random_, pools)
     if 0.15 < theme < 0.4 or 0.55 < theme < 0.9:
         pools.append(_OF_WORKERS)
     if 0.3 < theme < 0.5 or 0.7 < theme < 0.95:
@@ -83,6 +108,10 @@ def draw_faults(random_: Random) -> list[Fault]:
         pools.append(_OF_LOSSY_STORE)
     if theme > 0.9:
         pools.append(_OF_MORTAL_SCHEDULERS)
+    return _drawn(random_, pools)
+
+
+def _drawn(random_: Random, pools: list[list[Kind]]) -> list[Fault]:
     faults = []
     for _ in range(random_.randrange(1, 7) if pools else 0):
         kind = random_.choice(random_.choice(pools))

@@ -10,6 +10,8 @@ from tests.simulation.world import World
 POSTPONED_S = 0.7  # what would lose the only copy
 LEASE_S = 1.5  # after which a silent leader is followed by another
 RELEASE_S = 6.0  # after which somebody ends a leader that has a successor and does not notice
+CLOCK_JUMP_NS = 600_000_000_000
+NEWCOMERS_COMMANDS = 10  # at one of which the store is flushed
 HEALED_S = 20.0  # from then on nothing goes wrong any more
 
 
@@ -36,6 +38,8 @@ class Inflicting:
         self._end_slowness()
         for life in world.lives:
             life.process.thaw()
+        for life in world.standbys:
+            life.way.cut_at(0, 0.0)
         for life in world.lives[:-1]:
             world.kill_scheduler(life)
         world.is_spared = True
@@ -47,6 +51,10 @@ class Inflicting:
         subject, _, what = fault.kind.partition(" ")
         if subject == "store":
             self._do_to_store(fault, what)
+        elif subject == "standby":
+            self._do_to_standbys(fault, what)
+        elif subject == "clock":
+            self._world.loop.clock.wall_offset_ns -= fault.number * CLOCK_JUMP_NS
         elif subject in ("scheduler", "second"):
             self._do_to_scheduler(fault, what)
         else:
@@ -55,7 +63,12 @@ class Inflicting:
 
     def _do_to_store(self, fault: Fault, what: str) -> None:
         store = self._world.store
-        modes: dict[str, Mode] = {"is frozen": "frozen", "is down": "down", "is full": "full"}
+        modes: dict[str, Mode] = {
+            "is frozen": "frozen",
+            "is down": "down",
+            "is full": "full",
+            "is read only": "read only",
+        }
         if what in modes:
             self._end_mode()
             store.mode = modes[what]
@@ -66,12 +79,38 @@ class Inflicting:
         elif what == "is slow":
             store.delay_s = (0.02, 0.7)
             self._later(fault.lasts_s, self._end_slowness)
+        elif what == "is flushed at death":
+            self._flush_at_death()
+        elif what == "is flushed under a newcomer":
+            self._world.start_scheduler()
+            self._world.life.way.before_command = self._flush_at(fault.number % NEWCOMERS_COMMANDS + 1)
+            self._later(RELEASE_S, self._release_others)
         elif not self._world.has_memory():
             self._later(POSTPONED_S, self._do, fault)
         elif what == "is flushed":
             store.flush()
         else:
             store.fail_over(fault.number % 5 + 1)
+
+    def _flush_at_death(self) -> None:
+        """Where a standby has read all that has not ended, though perhaps not its last tokens."""
+        world = self._world
+        leader = world.holder()
+        if leader is not None and any(each.knows_all(world.truth) for each in world.standbys):
+            world.store.flush()
+            world.kill_memory(leader)
+
+    def _flush_at(self, num_commands: int) -> Callable[[], None]:
+        """Flushes the store at the last of so many calls, if a scheduler has in memory what is in it."""
+        num_left = num_commands
+
+        def count() -> None:
+            nonlocal num_left
+            num_left -= 1
+            if not num_left and self._world.has_memory():
+                self._world.store.flush()
+
+        return count
 
     def _end_mode(self) -> None:
         self._world.store.thaw()
@@ -102,6 +141,13 @@ class Inflicting:
             if fault.lasts_s > LEASE_S and fault.number % 2:
                 self._later(LEASE_S, self._follow, world.lives.index(life))
             self._later(fault.lasts_s, life.process.thaw)
+
+    def _do_to_standbys(self, fault: Fault, what: str) -> None:
+        """One that starts may lose the store at a command of its take-over, and so may any that is there."""
+        world = self._world
+        standby = world.start_standby() if what == "starts" or not world.standbys else world.standbys[0]
+        if what == "loses the store":
+            standby.cut_in_take_over(fault.number, fault.lasts_s)
 
     def _follow(self, place: int) -> None:
         """A standby takes over, unless somebody has already."""

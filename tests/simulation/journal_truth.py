@@ -34,10 +34,12 @@ class JournalTruth:
     by_number: dict[int, Admitted] = field(default_factory=dict)
     by_id: dict[str, list[Admitted]] = field(default_factory=dict)
     num_entries: int = 0
-    epoch: int = 0  # the highest
+    epoch: int = 0  # the highest that the store knows of
+    news_epoch: int = 0  # of the last entry that is more than the beginning of an epoch
     _last_payload: bytes = b""
     _unsure: set[bytes] = field(default_factory=set)  # perhaps lost before they were acknowledged: may come again
     has_loss: bool = False  # of entries that nobody may have been told of
+    _leader_of: dict[int, str] = field(default_factory=dict)  # by epoch, whatever the store has forgotten
     _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
 
     def take(self, entry_id: EntryId, payload: bytes) -> None:
@@ -50,6 +52,12 @@ class JournalTruth:
         if entry_id.epoch < self.epoch:
             self.history.violate(f"P4: entry {entry_id} was taken after epoch {self.epoch} had begun")
         self.epoch = max(self.epoch, entry_id.epoch)
+        if entry.HasField("leader_start"):
+            leader = self._leader_of.setdefault(entry_id.epoch, entry.leader_start.leader_id)
+            if leader != entry.leader_start.leader_id:
+                self.history.violate(f"P4: {leader} and {entry.leader_start.leader_id} share epoch {entry_id.epoch}")
+        if not entry.HasField("leader_start"):
+            self.news_epoch = entry_id.epoch
         for admission in entry.admissions:
             self._admit(admission)
         numbers, tokens = unpack_int64(entry.delta_sequences), unpack_int32(entry.delta_tokens)
@@ -61,9 +69,11 @@ class JournalTruth:
         for finish in entry.finishes:
             self._finish(finish, is_repeated=finish.sequence in restated)
 
-    def note_loss(self, is_last_unanswered: bool) -> None:
-        """The store has lost entries, perhaps the one that its writer still waits for."""
+    def note_loss(self, is_last_unanswered: bool, is_all: bool) -> None:
+        """The store has lost entries, perhaps the one that its writer still waits for; with all it knows no epoch."""
         self.has_loss = True
+        if is_all:
+            self.epoch = 0
         if is_last_unanswered:
             self._unsure.add(self._last_payload)
 

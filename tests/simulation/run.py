@@ -60,7 +60,7 @@ def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Out
             virtual_s = (clock.now_ns - START_NS) / 1e9
             keep_log(None)
             for process in [
-                *(life.process for life in world.lives),
+                *(life.process for life in [*world.lives, *world.standbys]),
                 *(each.process for each in world.workers.values()),
             ]:
                 process.bury()

@@ -15,8 +15,12 @@ from scheduler_svc.api.session import Session
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.records import Records
-from scheduler_svc.journal.store import FencedError, Store
+from scheduler_svc.journal.store import FencedError
+from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.standby import Standby
+from scheduler_svc.leadership.take_over import Attempt, TakeOver
 from scheduler_svc.requests.admission import Admission, AdmissionLimits
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
@@ -26,11 +30,16 @@ from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.workers.workers import Workers
 from tests.simulation.connection import Connection
 from tests.simulation.history import History
+from tests.simulation.journal_truth import JournalTruth
+from tests.simulation.lease_client import LeaseClient, TailClient
+from tests.simulation.store_client import StoreClient, Way
 from tests.simulation.toy_worker import ToyLine, ToyWorker
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 RECORD_TTL_S = 3600
 DRAIN_S = 0.3
+LEASE_MS = 1500
+STORE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +61,35 @@ class SchedulerLife:
         self,
         loop: VirtualLoop,
         number: int,
-        store: Store,
+        way: Way,
         workers: dict[str, ToyWorker],
         options: SchedulerOptions,
         history: History,
         on_end: Callable[["SchedulerLife"], None],
+        on_lead: Callable[["SchedulerLife"], None],
+        on_turn: Callable[["SchedulerLife"], None] | None = None,
     ) -> None:
+        """With `on_turn` it is a standby, which calls that when the lease is its own; perhaps several times."""
         self.number = number
         self.process = Process(loop, f"scheduler-{number}")
         self.serves = False
+        self.way = way
         self.connections: list[Connection] = []
-        self._store = store
+        self._store = StoreClient(way)
+        self._leases = LeaseClient(way, loop.time)
+        self._on_lead = on_lead
+        self._on_turn = on_turn
+        self._cut = (0, 0.0)
+        self._hot: HotJournal | None = None
         self._toy_workers = workers
         self._options = options
         self._history = history
         self._on_end = on_end
         self._told_to_end = asyncio.Event()
-        self.process.context.run(self._build)
+        self.process.context.run(self._new_attempt)
         self.process.spawn(self._run())
 
-    def _build(self) -> None:
+    def _new_attempt(self) -> Attempt:
         options = self._options
         self.journal = Journal(
             self._store,
@@ -85,6 +103,17 @@ class SchedulerLife:
         )
         self.readers = Readers(self.engine, grace_s=options.grace_s)
         self.recovery = Recovery(self.engine, self.readers)
+        return Attempt(
+            journal=self.journal,
+            records=self.records,
+            engine=self.engine,
+            readers=self.readers,
+            recovery=self.recovery,
+        )
+
+    def _build(self) -> None:
+        """What serves, once this leads."""
+        options = self._options
         limits = AdmissionLimits(max_queue_requests=options.max_queue_requests, max_queue_tokens=1_000_000)
         self.admission = Admission(self.engine, limits, self.readers, self.recovery)
         self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word)
@@ -130,6 +159,15 @@ class SchedulerLife:
         except QuireError as error:
             self._history.note(f"{self.process.name} has not unpinned {request.name}: {error.message}")
 
+    def cut_in_take_over(self, num_commands: int, cut_s: float) -> None:
+        """A standby whose way to the store breaks at a command that it sends once the lease is its own."""
+        self._cut = (num_commands, cut_s)
+
+    def knows_all(self, truth: JournalTruth) -> bool:
+        """Whether this standby has read of every request that has not ended."""
+        live = {each.number for each in truth.by_number.values() if each.state is None and not each.is_withdrawn}
+        return self._hot is not None and self.process.runs and live <= self._hot.replay.requests.keys()
+
     def tell_to_end(self) -> None:
         """SIGTERM."""
         self.process.call_later(0.0, self._told_to_end.set)
@@ -157,8 +195,10 @@ class SchedulerLife:
         self._on_end(self)
 
     async def _serve(self) -> None:
-        epoch = await self.journal.open()
-        await self.recovery.read(self._store, RECORD_TTL_S)
+        leading = await self._new_take_over().lead()
+        epoch, keeping_lease = leading.epoch, leading.keeping_lease
+        self._build()
+        self._on_lead(self)
         if self._options.config.enable_prefix_cache:
             self.keeper.restore(self.recovery.pins)
         fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -173,6 +213,7 @@ class SchedulerLife:
             make_link=lambda address: ToyLine(self._toy_workers[address], self.process),
         )
         running = [asyncio.create_task(each) for each in (self.journal.run(), self.records.run(), self.workers.watch())]
+        running.append(keeping_lease)
         self.serves = True
         self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
         try:
@@ -191,6 +232,31 @@ class SchedulerLife:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    def _new_take_over(self) -> TakeOver:
+        me = Lease(self.process.name, self.process.name)
+        standby = None
+        if self._on_turn is not None:
+            self._hot = HotJournal(TailClient(self.way), self._store, record_ttl_s=RECORD_TTL_S)
+            standby = Standby(self._leases, me, self._hot, lease_ms=LEASE_MS, on_leader=lambda leader: None)
+        return TakeOver(
+            self._begin_attempt,
+            self._store,
+            self._leases,
+            me,
+            lease_ms=LEASE_MS,
+            record_ttl_s=RECORD_TTL_S,
+            store_timeout_s=STORE_TIMEOUT_S,
+            standby=standby,
+            hot=self._hot,
+        )
+
+    def _begin_attempt(self) -> Attempt:
+        if self._on_turn is not None:
+            self._on_turn(self)
+            self.way.cut_at(*self._cut)
+            self._cut = (0, 0.0)
+        return self._new_attempt()
 
     async def _drain(self) -> None:
         self.readers.closed = True

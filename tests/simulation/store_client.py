@@ -1,7 +1,11 @@
-"""A scheduler's side of the simulated store: two connections, one command at a time on each, as RedisStore has them."""
+"""A scheduler's side of the simulated store: connections with one command at a time on each, as RedisStore has them.
+
+The way of one scheduler to the store can be cut at a command that is counted out, which then may have arrived or not.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -12,11 +16,43 @@ JOURNAL_TIMEOUT_S = 1.0
 SIDE_TIMEOUT_S = 5.0
 
 
-class _Link:
+@dataclass(slots=True)
+class Way:
+    """Of one scheduler to the store. Cut at the command that brings `num_left` to 0, for `cut_s`.
+
+    `before_command` is called before each.
+    """
+
+    server: StoreServer
+    num_left: int = 0
+    cut_s: float = 0.0
+    before_command: Callable[[], None] = lambda: None
+    _cut_until_s: float = 0.0
+
+    def cut_at(self, num_commands: int, cut_s: float) -> None:
+        self.num_left, self.cut_s = num_commands, cut_s
+
+    def lets_pass(self) -> bool:
+        """Whether one more command gets through and back."""
+        self.before_command()
+        now_s = asyncio.get_running_loop().time()
+        if self.num_left:
+            self.num_left -= 1
+            if not self.num_left:
+                self._cut_until_s = now_s + self.cut_s
+        return now_s >= self._cut_until_s
+
+    def is_cut_now(self) -> bool:
+        """Whether it was cut by the command that was counted last."""
+        return asyncio.get_running_loop().time() + self.cut_s == self._cut_until_s
+
+
+class Link:
     """Connects when it is used, and again after any failure. A command without a reply in time may still be done."""
 
-    def __init__(self, server: StoreServer, timeout_s: float) -> None:
-        self._server = server
+    def __init__(self, way: Way, timeout_s: float) -> None:
+        self._way = way
+        self._server = way.server
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()
         self._connected_to: int | None = None
@@ -31,6 +67,11 @@ class _Link:
     ) -> Any:
         async with self._lock:
             reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            if not self._way.lets_pass():
+                if self._way.is_cut_now():  # its reply is what is lost
+                    self._server.send(Command(name, work, is_write, reply, self._server.server, taken))
+                self._connected_to = None
+                raise StoreUnavailableError("connection reset by peer")
             server = self._server.server if self._connected_to is None else self._connected_to
             self._connected_to = None
             self._server.send(Command(name, work, is_write, reply, server, taken))
@@ -50,9 +91,9 @@ class StoreClient:
     durable = True
     durability = "simulated"
 
-    def __init__(self, server: StoreServer) -> None:
-        self._journal = _Link(server, JOURNAL_TIMEOUT_S)
-        self._side = _Link(server, SIDE_TIMEOUT_S)
+    def __init__(self, way: Way) -> None:
+        self._journal = Link(way, JOURNAL_TIMEOUT_S)
+        self._side = Link(way, SIDE_TIMEOUT_S)
 
     async def next_epoch(self) -> int:
         epoch: int = await self._side.call("incr", lambda store: store.next_epoch(), is_write=True)

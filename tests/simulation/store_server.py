@@ -9,17 +9,29 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
+from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StoreUnavailableError
 from tests.simulation.history import History
 from tests.simulation.virtual_loop import VirtualLoop
 
-Mode = Literal["up", "down", "frozen", "full"]
+Mode = Literal["up", "down", "frozen", "full", "read only"]
 MAX_BACKLOG = 10_000
 
 
+REFUSALS: dict[Mode, str] = {
+    "full": "OOM command not allowed when used memory > 'maxmemory'",
+    "read only": "READONLY You can't write against a read only replica",
+}
+
+
 class LossyStore(MemoryStore):
-    """What the server holds."""
+    """What the server holds: journal, epoch and records, the lease with its end, and standbys with theirs."""
+
+    def __init__(self, *, clock_s: Callable[[], float]) -> None:
+        super().__init__(clock_s=clock_s)
+        self.lease: tuple[Lease, float] | None = None
+        self.standbys: dict[str, float] = {}
 
     def lose_last(self, num_entries: int) -> None:
         """As after a failover to a replica that lagged behind."""
@@ -53,7 +65,7 @@ class StoreServer:
         self.delay_s = (0.0001, 0.001)  # of either way
         self.lost_replies = 0.0  # probability
         self.on_taken: Callable[[EntryId, bytes], None] = lambda entry_id, payload: None
-        self.on_loss: Callable[[bool], None] = lambda is_last_unanswered: None
+        self.on_loss: Callable[[bool, bool], None] = lambda is_last_unanswered, is_all: None
         self.server = 1  # who it is: after a failover another, to whom nobody is connected
         self.forgets = 0.0  # probability that an entry is acknowledged, and not kept: no promise survives that
         self.has_lost_data = False
@@ -79,21 +91,21 @@ class StoreServer:
             self._arrive(command)
 
     def flush(self) -> None:
-        """Journal, epoch and records are gone."""
-        self._note_loss()
+        """Journal, epoch, lease and records are gone."""
+        self._note_loss(is_all=True)
         self.flushed_s = self.lost_s
         self.content = LossyStore(clock_s=self._loop.time)
 
     def fail_over(self, num_entries: int) -> None:
         """The last entries are gone, and every connection breaks: what is on its way is lost with the old server."""
         if self.content.num_entries:
-            self._note_loss()
+            self._note_loss(is_all=False)
             self.content.lose_last(num_entries)
             self.server += 1
 
-    def _note_loss(self) -> None:
+    def _note_loss(self, *, is_all: bool) -> None:
         last = self._last_append
-        self.on_loss(last is not None and not last.is_answered)
+        self.on_loss(last is not None and not last.is_answered, is_all)
         self.has_lost_data = True
         self.lost_s = self._loop.time()
 
@@ -104,8 +116,8 @@ class StoreServer:
             self._reply(command, StoreUnavailableError("connection lost"))
         elif self.mode == "down":
             self._reply(command, StoreUnavailableError("connection refused"))
-        elif self.mode == "full" and command.is_write:
-            self._reply(command, StoreUnavailableError("OOM command not allowed when used memory > 'maxmemory'"))
+        elif self.mode in REFUSALS and command.is_write:
+            self._reply(command, StoreUnavailableError(REFUSALS[self.mode]))
         else:
             self._execute(command)
 

@@ -28,6 +28,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now_ns = START_NS
+        self.wall_offset_ns = 0  # of the time of day, which somebody may set back
 
     def monotonic(self) -> float:
         return self.now_ns / 1e9
@@ -39,7 +40,7 @@ class VirtualClock:
         return self.time_ns() / 1e9
 
     def time_ns(self) -> int:
-        return UNIX_NS + self.now_ns
+        return UNIX_NS + self.now_ns + self.wall_offset_ns
 
 
 class Process:

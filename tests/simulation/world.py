@@ -4,6 +4,7 @@ It starts what died, and knows who leads. What goes wrong is done elsewhere, and
 """
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 
 from quire.v1 import inference_pb2 as pb
@@ -15,7 +16,7 @@ from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
 from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, PinPlan, draw_load
 from tests.simulation.scheduler_life import SchedulerLife, SchedulerOptions
-from tests.simulation.store_client import StoreClient
+from tests.simulation.store_client import Way
 from tests.simulation.store_server import StoreServer
 from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
 from tests.simulation.verdict import fault_of_end
@@ -24,6 +25,7 @@ from tests.simulation.virtual_loop import VirtualLoop, until
 GRACE_S = 5.0
 RESUME_EVERY_S = 2.0
 RESTART_S = (0.1, 0.6)
+RESTART_BESIDE_STANDBYS_S = 5.0  # at most: mostly a standby is faster
 NEWEST_FIRST = 0.8  # probability that the youngest of several is asked, where one does not know of its successor
 HEALING_S = 2.0
 LIMIT_S = 240.0  # virtual time in which everybody is served
@@ -42,7 +44,9 @@ class World:
         self.store.on_loss = self.truth.note_loss
         self.options = _draw_options(draw)
         self.workers = self._draw_workers(draw)
-        self.lives: list[SchedulerLife] = []
+        self.lives: list[SchedulerLife] = []  # that lead, led or are about to
+        self.standbys: list[SchedulerLife] = []
+        self._num_lives = 0
         self._begun_s = loop.time()
         load = draw_load(draw)
         self._pins = load.pins
@@ -78,11 +82,32 @@ class World:
             await until(self.is_quiet, 0.5)
 
     def start_scheduler(self) -> None:
-        number = len(self.lives) + 1
-        self.history.note(f"scheduler-{number} starts")
-        client = StoreClient(self.store)
-        life = SchedulerLife(self.loop, number, client, self.workers, self.options, self.history, self._on_end)
-        self.lives.append(life)
+        self.lives.append(self._new_life(on_turn=None))
+
+    def start_standby(self) -> SchedulerLife:
+        life = self._new_life(on_turn=self._on_turn)
+        self.standbys.append(life)
+        return life
+
+    def _new_life(self, *, on_turn: Callable[[SchedulerLife], None] | None) -> SchedulerLife:
+        self._num_lives += 1
+        self.history.note(f"scheduler-{self._num_lives} starts{' as a standby' if on_turn is not None else ''}")
+        return SchedulerLife(
+            self.loop,
+            self._num_lives,
+            Way(self.store),
+            self.workers,
+            self.options,
+            self.history,
+            self._on_end,
+            self._on_lead,
+            on_turn,
+        )
+
+    def _on_lead(self, life: SchedulerLife) -> None:
+        if life in self.standbys:
+            self.standbys.remove(life)
+            self.lives.append(life)
 
     def kill_scheduler(self, life: SchedulerLife) -> None:
         """It is followed by another, if it was the youngest; after the end of all faults that one is spared."""
@@ -125,14 +150,24 @@ class World:
 
     def has_memory(self) -> bool:
         """Whether a scheduler lives that has all that is in the store."""
-        return self.life.serves and self.life.process.runs
+        return self.holder() is not None
+
+    def holder(self) -> SchedulerLife | None:
+        """The scheduler that wrote last, and runs: what it has is all there is."""
+        leading = [life for life in self.lives if life.serves and life.journal.stats.epoch == self.truth.news_epoch]
+        return leading[-1] if leading and leading[-1].process.runs else None
+
+    def kill_memory(self, life: SchedulerLife) -> None:
+        """As `kill_scheduler`, though the store has just lost all: a standby knows it."""
+        life.die()
+        self._on_end(life)
 
     def _is_healing(self) -> bool:
         """Nothing is promised of data that the store has lost, if memory is lost before it has said it again."""
-        store, life = self.store, self.life
-        if not store.has_lost_data:
+        if not self.store.has_lost_data:
             return False
-        return self.loop.time() < store.lost_s + HEALING_S or life.journal.stats.degraded or not self.has_memory()
+        holder = self.holder()
+        return self.loop.time() < self.store.lost_s + HEALING_S or holder is None or holder.journal.stats.degraded
 
     def _leader(self) -> SchedulerLife | None:
         serving = [life for life in self.lives if life.serves]
@@ -141,12 +176,24 @@ class World:
         life = serving[-1] if self.random.random() < NEWEST_FIRST else self.random.choice(serving)
         return life if life.process.runs else None
 
+    def _on_turn(self, life: SchedulerLife) -> None:
+        """A standby has the lease. Until it serves it stands by, and may have to do so again."""
+        self.history.note(f"{life.process.name} takes over")
+
     def _on_end(self, life: SchedulerLife) -> None:
-        if life is self.life:
-            self.loop.outside(self.random.uniform(*RESTART_S), self._restart_after, life)
+        if life in self.standbys:
+            self.standbys.remove(life)
+            self.history.violate(f"P4: {life.process.name} ended while it stood by")
+        elif life is self.life:
+            slowest_s = RESTART_BESIDE_STANDBYS_S if self.standbys else RESTART_S[1]
+            self.loop.outside(self.random.uniform(RESTART_S[0], slowest_s), self._restart_after, life)
 
     def _restart_after(self, life: SchedulerLife) -> None:
-        if life is self.life:
+        if life is not self.life:
+            return
+        if self.standbys and self.store.has_lost_data and any(each.process.runs for each in self.standbys):
+            self.loop.outside(RESTART_BESIDE_STANDBYS_S, self._restart_after, life)  # theirs may be the only memory
+        else:
             self.start_scheduler()
 
     def _note_silence(self, life: SchedulerLife) -> None:

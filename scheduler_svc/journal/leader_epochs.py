@@ -1,0 +1,43 @@
+"""Epochs of leaders: which one a leader takes, so that no two share one, and who has begun a later one.
+
+Pure but for the time of day. Knows what entries say of leaders, nothing else of them.
+"""
+
+import time
+from dataclasses import dataclass
+from zlib import crc32
+
+from scheduler_svc.journal.journal_entry import decode, is_news
+from scheduler_svc.journal.store import DataLossError, EntryId, StoredEntry
+
+_NONCE_BITS = 11  # with milliseconds in the other bits an epoch is exact in the store's floating-point scripts
+
+
+def epoch_after(floor: int, leader_id: str) -> int:
+    """An epoch later than `floor` that no other leader would take: milliseconds, at least, and a hash of who it is."""
+    nonce = crc32(leader_id.encode()) & ((1 << _NONCE_BITS) - 1)
+    epoch = (time.time_ns() // 1_000_000 << _NONCE_BITS) | nonce
+    return epoch if epoch > floor else ((floor >> _NONCE_BITS) + 1 << _NONCE_BITS) | nonce
+
+
+@dataclass(frozen=True, slots=True)
+class LaterLeader:
+    """The last of those that have begun behind our last entry."""
+
+    last_id: EntryId  # that was looked at
+    is_ready: bool  # or one before it was
+    says_all_again: bool
+    follows_ours: bool  # our last entry was there when it began
+
+    @classmethod
+    def of(cls, stored: StoredEntry, before: "LaterLeader | None", *, follows_ours: bool) -> "LaterLeader":
+        """As this entry shows, behind others. One that cannot be read is no beginning."""
+        try:
+            entry = decode(stored)
+        except DataLossError:
+            return cls(stored.entry_id, is_ready=True, says_all_again=False, follows_ours=follows_ours)
+        says_all_again = entry.leader_start.says_all_again if entry.HasField("leader_start") else False
+        if before is not None and not entry.HasField("leader_start"):
+            says_all_again = before.says_all_again
+        is_ready = is_news(entry) or (before is None and not entry.HasField("leader_start"))  # the rest was trimmed
+        return cls(stored.entry_id, is_ready, says_all_again, follows_ours)
