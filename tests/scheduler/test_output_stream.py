@@ -214,8 +214,9 @@ TestOutputStream.settings = settings(max_examples=250, stateful_step_count=40, d
 def test_who_is_ahead_of_an_output_that_ended_shorter_gets_its_end_and_nothing_again(num_tokens: int) -> None:
     text = GrowingText()
     sample = SampleStream(text)
-    stream = OutputStream(pb.Accepted(), pb.OutputParams(token_ids=True, logprobs=0), [sample])
-    place = Subscription(stream, [5], lambda _: None, lambda _: None, may_be_ahead=True)
+    accepted = pb.Accepted(max_tokens=8, num_samples=1)
+    stream = OutputStream(accepted, pb.OutputParams(token_ids=True, logprobs=0), [sample])
+    place = Subscription(stream, [5], lambda _: None, lambda _: None)
     for token_id in range(num_tokens):
         sample.token_ids.append(token_id)
         sample.add_logprobs([pb.TokenLogprobs(token_id=token_id)])
