@@ -11,6 +11,7 @@
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS, SEED   how long `make endurance` goes on, and what draws its faults. Default: 1800, 1.
 #   FUZZ_INPUTS, FUZZ_SEED  how many messages `make fuzz` sends, and from which seed. Default: 50000, 0.
+#   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
 #   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
@@ -19,6 +20,7 @@ VENV ?= .venv
 SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
 BENCH_PEERS_ARGS ?=
+MUTANTS_ARGS ?=
 SEEDS ?= 20000
 FUZZ_INPUTS ?= 50000
 FUZZ_SEED ?= 0
@@ -30,7 +32,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance simulate compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance simulate mutants compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -135,6 +137,10 @@ fuzz: $(VENV)/.dev
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
 simulate: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation --seeds 0:$(SEEDS)
+
+# Faults in the code, drawn with a seed and tried one at a time in a copy: docs/mutants.md. Hours; see MUTANTS_ARGS.
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev

@@ -1,0 +1,139 @@
+"""`make mutants`: draws faults with a seed, tries each against the related tests, writes docs/mutants.{json,md}."""
+
+import argparse
+import json
+import os
+import queue
+import random
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.mutants.operators import Mutant, is_python, mutants_of
+from tests.mutants.report import Equivalent, page, read_equivalents, summary
+from tests.mutants.running import Outcome, Sandbox
+from tests.mutants.targets import TARGETS, Target
+from tests.patience import patient
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUIVALENTS = ROOT / "tests/mutants/equivalents.json"
+LIMIT_S = 1200.0  # on an idle machine
+
+
+def drawn(possible: list[tuple[Target, Mutant]], seed: int, number: int) -> list[tuple[Target, Mutant]]:
+    """A sample, in the order of places."""
+    chosen = random.Random(seed).sample(range(len(possible)), min(number, len(possible)))
+    return [possible[index] for index in sorted(chosen)]
+
+
+def tryable(chosen: list[tuple[Target, Mutant]], root: Path) -> list[tuple[Target, Mutant]]:
+    """Those whose file still compiles."""
+    return [each for each in chosen if is_python(each[1], (root / each[1].path).read_text())]
+
+
+def possible_mutants(root: Path) -> list[tuple[Target, Mutant]]:
+    """All that there are."""
+    return [
+        (target, mutant)
+        for target in TARGETS
+        for path in target.source_paths(root)
+        for mutant in mutants_of(path, (root / path).read_text())
+    ]
+
+
+def reason_for(outcome: Outcome, equivalents: list[Equivalent], root: Path) -> str:
+    """Why a survivor is equivalent; empty if nobody has argued so."""
+    mutant = outcome.mutant
+    line = (root / mutant.path).read_text().splitlines()[mutant.line - 1]
+    for each in equivalents:
+        is_it = (each.path, each.before, each.after) == (mutant.path, mutant.before, mutant.after)
+        if outcome.status == "survived" and is_it and each.context in line:
+            return each.reason
+    return ""
+
+
+class Campaign:
+    """Tries mutants side by side, each in one of several copies of the project."""
+
+    def __init__(self, root: Path, folder: Path, num_jobs: int) -> None:
+        self._root = root
+        self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
+        for number in range(num_jobs):
+            self._free.put(Sandbox(root, folder / str(number)))
+        self._pool = ThreadPoolExecutor(num_jobs)
+
+    def outcomes(self, chosen: list[tuple[Target, Mutant]], limit_s: float) -> list[Outcome]:
+        """Beside `chosen`. `limit_s` is how long the tests of one mutant may take."""
+        found: list[Outcome] = []
+        for outcome in self._pool.map(lambda each: self._tried(each[0], each[1], limit_s), chosen):
+            found.append(outcome)
+            say(f"{len(found)}/{len(chosen)} {described(outcome)}")
+        return found
+
+    def _tried(self, target: Target, mutant: Mutant, limit_s: float) -> Outcome:
+        sandbox = self._free.get()
+        try:
+            return sandbox.try_mutant(mutant, target.test_paths(self._root, mutant.path), limit_s)
+        finally:
+            self._free.put(sandbox)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns the exit code: 1 if a fault survived that is not argued to be equivalent."""
+    possible = possible_mutants(ROOT)
+    chosen = tryable(drawn(possible, arguments.seed, arguments.num), ROOT)
+    chosen = [each for each in chosen if arguments.only in each[1].path]
+    with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
+        campaign = Campaign(ROOT, Path(folder), arguments.jobs)
+        outcomes = campaign.outcomes(chosen, patient(arguments.limit_s))
+    equivalents = read_equivalents(EQUIVALENTS)
+    reasons = [reason_for(each, equivalents, ROOT) for each in outcomes]
+    facts = {
+        "seed": arguments.seed,
+        "num_possible": len(possible),
+        "date": datetime.now(UTC).date().isoformat(),
+        "num_cpus": os.cpu_count(),
+    }
+    result = summary(outcomes, [target.name for target, _ in chosen], reasons, facts)
+    out = Path(arguments.out)
+    (out / "mutants.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    (out / "mutants.md").write_text(page(result))
+    say(json.dumps(result["score"]))
+    return int(
+        any(each.status in ("survived", "unconfirmed") and not why for each, why in zip(outcomes, reasons, strict=True))
+    )
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def described(outcome: Outcome) -> str:
+    """One line about a mutant."""
+    mutant = outcome.mutant
+    before, after = (" ".join(text.split())[:70] for text in (mutant.before, mutant.after))
+    place = f"{mutant.path}:{mutant.line}"
+    by = f" by {outcome.found_by}" if outcome.found_by else ""
+    return f"{place} {mutant.operator}: {before!r} -> {after!r}: {outcome.status}{by}, {outcome.seconds} s"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="which faults are drawn")
+    parser.add_argument("--num", type=int, default=400, help="how many")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried side by side")
+    parser.add_argument(
+        "--limit-s", type=float, default=LIMIT_S, help="seconds for the tests of one, on an idle machine"
+    )
+    parser.add_argument("--only", default="", help="of those drawn only such with this in their path")
+    parser.add_argument("--out", default=str(ROOT / "docs"), help="folder of mutants.json and mutants.md")
+    sys.exit(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

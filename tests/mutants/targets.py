@@ -1,0 +1,91 @@
+"""What is mutated, and which tests are related to it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Sources and the tests that are to find faults in them, both as globs from the root of the project."""
+
+    name: str
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def source_paths(self, root: Path) -> list[str]:
+        """Its files, in order."""
+        return _paths(root, self.sources)
+
+    def test_paths(self, root: Path, source_path: str) -> list[str]:
+        """Its tests in the order of its globs, but those first that import the module: most faults are found soon."""
+        module = source_path.removesuffix(".py").replace("/", ".")
+        imports = re.compile(rf"^(from|import) {re.escape(module)}\b", re.MULTILINE)
+        tests = _paths(root, self.tests)
+        return sorted(tests, key=lambda path: not imports.search((root / path).read_text()))
+
+
+TARGETS = (
+    Target(
+        name="scheduler_svc/core",
+        sources=("scheduler_svc/core/*.py",),
+        tests=(
+            "tests/scheduler/test_scheduler_*.py",
+            "tests/scheduler/test_block_manager.py",
+            "tests/scheduler/test_beam_search*.py",
+            "tests/scheduler/test_sequence.py",
+            "tests/scheduler/test_waiting_*.py",
+            "tests/memory/test_memory_properties.py",
+            "tests/memory/test_failed_steps.py",
+            "tests/memory/test_no_deadlock.py",
+        ),
+    ),
+    Target(
+        name="scheduler_svc/requests",
+        sources=("scheduler_svc/requests/*.py",),
+        tests=("tests/scheduler/test_[!s]*.py", "tests/scheduler/test_s[!ct]*.py", "tests/scheduler/test_st[!a]*.py"),
+    ),
+    Target(
+        name="scheduler_svc/journal",
+        sources=("scheduler_svc/journal/*.py",),
+        tests=(
+            "tests/scheduler/test_journal*.py",
+            "tests/scheduler/test_record*.py",
+            "tests/scheduler/test_restate*.py",
+            "tests/scheduler/test_begun_replays.py",
+            "tests/scheduler/test_leases.py",
+            "tests/scheduler/test_store*.py",
+            "tests/scheduler/test_durable_answers.py",
+            "tests/scheduler/test_recovery*.py",
+            "tests/scheduler/test_standby*.py",
+        ),
+    ),
+    Target(
+        name="worker_svc slots and steps",
+        sources=(
+            "worker_svc/slot_table.py",
+            "worker_svc/step_*.py",
+            "worker_svc/batch_builder.py",
+            "worker_svc/candidates.py",
+            "worker_svc/runner.py",
+            "worker_svc/trial_steps.py",
+            "worker_svc/executor.py",
+        ),
+        tests=(
+            "tests/worker/test_slot_table.py",
+            "tests/worker/test_step_*.py",
+            "tests/worker/test_trial_steps.py",
+            "tests/worker/test_candidates.py",
+            "tests/worker/test_executor*.py",
+            "tests/worker/test_runner.py",
+            "tests/worker/test_runner_*.py",
+            "tests/worker/test_servicer.py",
+        ),
+    ),
+)
+
+
+def _paths(root: Path, globs: Sequence[str]) -> list[str]:
+    found = (path.relative_to(root).as_posix() for each in globs for path in sorted(root.glob(each)))
+    return [path for path in dict.fromkeys(found) if not path.endswith("__init__.py")]
