@@ -75,7 +75,8 @@ class Campaign:
     def _tried(self, target: Target, mutant: Mutant, limit_s: float) -> Outcome:
         sandbox = self._free.get()
         try:
-            return sandbox.try_mutant(mutant, target.test_paths(self._root, mutant.path), limit_s)
+            tests, num_near = target.test_paths(self._root, mutant.path)
+            return sandbox.try_mutant(mutant, tests, limit_s, num_near)
         finally:
             self._free.put(sandbox)
 

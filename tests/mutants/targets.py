@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_LEAST_NEAR = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -18,12 +20,21 @@ class Target:
         """Its files, in order."""
         return _paths(root, self.sources)
 
-    def test_paths(self, root: Path, source_path: str) -> list[str]:
-        """Its tests in the order of its globs, but those first that import the module: most faults are found soon."""
+    def test_paths(self, root: Path, source_path: str) -> tuple[list[str], int]:
+        """Its tests, and how many of them are the nearest, which come first: they find most faults soon.
+
+        Near are those that import the module and those that its own tests are named after; else the first few.
+        """
         module = source_path.removesuffix(".py").replace("/", ".")
         imports = re.compile(rf"^(from|import) {re.escape(module)}\b", re.MULTILINE)
-        tests = _paths(root, self.tests)
-        return sorted(tests, key=lambda path: not imports.search((root / path).read_text()))
+        stem = Path(source_path).stem
+        near: list[str] = []
+        far: list[str] = []
+        for path in _paths(root, self.tests):
+            is_near = stem in Path(path).stem or imports.search((root / path).read_text()) is not None
+            (near if is_near else far).append(path)
+        tests = near + far
+        return tests, min(len(tests) - 1, max(len(near), _LEAST_NEAR))
 
 
 TARGETS = (

@@ -83,9 +83,10 @@ def test_every_fault_changes_its_file_in_one_place_and_is_python() -> None:
 def test_every_target_has_tests_and_those_that_import_the_module_come_first() -> None:
     for target in TARGETS:
         for source in target.source_paths(ROOT):
-            assert target.test_paths(ROOT, source), source
-    core = TARGETS[0]
-    assert core.test_paths(ROOT, "scheduler_svc/core/block_manager.py")[0] == "tests/scheduler/test_block_manager.py"
+            tests, num_near = target.test_paths(ROOT, source)
+            assert 0 < num_near < len(tests) == len(set(tests)), source
+    tests, num_near = TARGETS[0].test_paths(ROOT, "scheduler_svc/core/waiting_queue.py")
+    assert "tests/scheduler/test_waiting_queue.py" in tests[:num_near]
 
 
 def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:
@@ -124,6 +125,15 @@ def tried(project: Path, tmp_path: Path, operator: str, before: str, limit_s: fl
 
 def test_a_fault_that_a_test_sees_is_found_by_that_test(project: Path, tmp_path: Path) -> None:
     outcome = tried(project, tmp_path, "arithmetic", "+=", patient(60))
+    assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_three")
+
+
+def test_a_fault_that_only_a_far_test_sees_is_found(project: Path, tmp_path: Path) -> None:
+    (project / "test_near.py").write_text("def test_nothing(): pass\n")
+    source = (project / "sums.py").read_text()
+    mutant = next(each for each in mutants_of("sums.py", source) if each.before == "+=")
+    sandbox = Sandbox(project, tmp_path / "copy")
+    outcome = sandbox.try_mutant(mutant, ["test_near.py", "test_sums.py"], patient(60), num_near=1)
     assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_three")
 
 
