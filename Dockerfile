@@ -6,12 +6,14 @@
 #
 # Build arguments:
 #   BASE          image with Python 3.11 or later and its venv module.
+#   BUILDER       image with the same and a C++ compiler, which builds the native kernels. The others need no compiler.
 #   TORCH_INDEX   package index to take torch from, e.g. PyTorch's index of CPU builds. Default: pip's own.
 #   PIP_NO_INDEX  1: install from nothing but the wheels in the folder `wheels/` beside this file.
 #
 # What is installed and what is ours are layers of their own, so that a change of code moves a megabyte, not torch.
 
 ARG BASE=docker.io/library/python:3.11-slim
+ARG BUILDER=docker.io/library/python:3.11
 
 FROM ${BASE} AS base
 # The number, not the name, lets an orchestrator see that this is not root.
@@ -26,7 +28,7 @@ ENV PIP_NO_INDEX=${PIP_NO_INDEX} PIP_FIND_LINKS=/tmp/wheels PIP_DISABLE_PIP_VERS
 RUN python3 -m venv /opt/venv
 # The glob lets the folder be absent.
 COPY constraints.txt wheel[s] /tmp/wheels/
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt hatch_build.py ./
 
 # Only the metadata is here yet: the distribution that comes along with its dependencies is empty, and removed.
 FROM venv AS scheduler-venv
@@ -37,13 +39,20 @@ ARG TORCH_INDEX
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
 RUN pip install -c constraints.txt '.[cli,worker]' && pip uninstall -y quire-llm
 
-FROM venv AS code
+# Ours, with the native kernels in a variant for each usual kind of processor.
+FROM ${BUILDER} AS code
+ARG PIP_NO_INDEX
+ENV PIP_NO_INDEX=${PIP_NO_INDEX} PIP_FIND_LINKS=/tmp/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /srv/quire
+RUN python3 -m venv /opt/venv
+COPY constraints.txt wheel[s] /tmp/wheels/
+COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY common common
 COPY kernels kernels
 COPY quire quire
 COPY scheduler_svc scheduler_svc
 COPY worker_svc worker_svc
-RUN pip install --no-deps --target /opt/quire .
+RUN QUIRE_BUILD_KERNELS=required /opt/venv/bin/pip install --no-deps --target /opt/quire .
 
 FROM base AS scheduler
 COPY --from=scheduler-venv /opt/venv /opt/venv

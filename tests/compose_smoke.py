@@ -21,6 +21,7 @@ from tests.compose.load import PROMPTS, Reference, run_reference, running_load, 
 from tests.compose.stack import IMAGES, Stack, wait_until
 
 SMALL_WORKERS = {"QUIRE_WORKER_THREADS": "1", "QUIRE_WORKER_KV_MEMORY_BYTES": str(64 * 2**20)}
+STOP_S = 3.0
 HEALTH = ("quire", "health", "127.0.0.1:7847")
 
 
@@ -50,6 +51,7 @@ def smoke(engine: Engine, model: Path) -> None:
     stack.tear_down()  # of a run that could not
     try:
         start_in_the_wrong_order(stack)
+        check_kernels(stack)
         asyncio.run(serve_and_disturb(stack))
         stop(stack)
     except Exception:
@@ -64,11 +66,13 @@ def prepare(engine: Engine) -> dict[str, str]:
     """Base images and wheels. Gives the variables of compose.yaml that name them."""
     python = base_images.provide(engine, base_images.PYTHON_IMAGE)
     base_images.check_python(engine, python)
+    builder = base_images.provide(engine, base_images.BUILDER_IMAGE)
     redis = base_images.provide(engine, base_images.REDIS_IMAGE)
-    say(f"base images: {python}, {redis}")
+    say(f"base images: {python}, {builder}, {redis}")
     wheels.gather()
     return {
         base_images.PYTHON_IMAGE.variable: python,
+        base_images.BUILDER_IMAGE.variable: builder,
         base_images.REDIS_IMAGE.variable: redis,
         "PIP_NO_INDEX": "1",
         "TORCH_INDEX": "",
@@ -76,7 +80,7 @@ def prepare(engine: Engine) -> dict[str, str]:
 
 
 def check_images(engine: Engine) -> None:
-    """No root, a health check, and torch in the worker's alone."""
+    """No root, a health check, torch in the worker's alone, and no compiler in any."""
     for service, image in IMAGES.items():
         config = engine.ask("image", "inspect", "--format={{.Config.User}} {{.Config.Healthcheck}}", image)
         if not config.startswith("10001") or "quire health" not in config:
@@ -86,6 +90,8 @@ def check_images(engine: Engine) -> None:
         has_torch = result.returncode == 0
         if has_torch != (service == "worker") or not (has_torch or "No module named 'torch'" in result.stderr):
             raise SmokeError(f"`import torch` in {image} exits with {result.returncode}: {result.stderr}")
+        if engine.run("run", "--rm", "--network=none", "--entrypoint=g++", image, "--version").returncode == 0:
+            raise SmokeError(f"{image} has a compiler, so that nobody would see native kernels that are not built in")
         say(f"{image}: {size_mb:.0f} MB, {'with' if has_torch else 'without'} torch")
 
 
@@ -150,18 +156,29 @@ def kill(stack: Stack, worker: quire.WorkerStats) -> None:
     say(f"killed {container.name}, which ran {worker.num_running} sequences")
 
 
+def check_kernels(stack: Stack) -> None:
+    """Workers compute with the native kernels that were built into the image."""
+    for worker in stack.containers("worker"):
+        if "built for " not in stack.logs(worker):
+            raise SmokeError(f"{worker.name} does not compute with the kernels of its image:\n{stack.logs(worker)}")
+
+
 def stop(stack: Stack) -> None:
-    """SIGTERM ends every container that was not killed, with exit code 0."""
-    began_s = time.monotonic()
-    codes = {}
+    """SIGTERM ends every container that was not killed, with exit code 0 and soon, though those before it are gone."""
+    codes, times = {}, {}
     for service in ("scheduler", "worker", "redis"):
         for container in stack.containers(service):
             if stack.exit_code(container) is None:
+                began_s = time.monotonic()
                 stack.stop(container)
+                times[container.name] = time.monotonic() - began_s
                 codes[container.name] = stack.exit_code(container)
     if any(code != 0 for code in codes.values()):
         raise SmokeError(f"exit codes after SIGTERM must be 0: {codes}")
-    say(f"{len(codes)} containers stopped by SIGTERM in {time.monotonic() - began_s:.1f} s, each with exit code 0")
+    said = ", ".join(f"{name} {time_s:.1f} s" for name, time_s in times.items())
+    if max(times.values()) > STOP_S:
+        raise SmokeError(f"a container must end within {STOP_S:g} s of SIGTERM when nothing runs: {said}")
+    say(f"stopped by SIGTERM, each with exit code 0: {said}")
 
 
 def show_logs(stack: Stack) -> None:

@@ -19,6 +19,7 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.pinned_prefix import PinnedPrefix
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prompt_checks import SERVE_WITH_MORE_MEMORY
 from scheduler_svc.requests.prompt_tokenizer import prefix_of
 from scheduler_svc.requests.request_checks import check_prefix
 from scheduler_svc.requests.served_model import ServedModel
@@ -111,7 +112,7 @@ class Prefixes:
             most = (prefix.num_blocks - num_too_many) * prefix.block_size
             raise _refusal(
                 f"has {len(token_ids):,} tokens, and a request that begins with it would not fit beside it: "
-                f"shorten it to at most {most:,}, or serve with more KV memory"
+                f"shorten it to at most {most:,}, or {SERVE_WITH_MORE_MEMORY}"
             )
         self._keeper.add(prefix)
         return prefix, True

@@ -10,6 +10,8 @@ from common.violations import Violations
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 
+# What an operator changes for a request that the KV pool does not hold.
+SERVE_WITH_MORE_MEMORY = "serve with more KV memory (--kv-memory-bytes, --num-blocks, or --kv-dtype int8 on a CPU)"
 _SHORT_TEXT_CHARS = 65_536  # tokenised in some tens of milliseconds, whatever it is
 _MOST_CHARS_A_TOKEN = 16  # on the average of a text; human languages and programs have 1 to 6
 

@@ -13,7 +13,7 @@ from common.slot_sampling import SlotSampling
 from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
-from scheduler_svc.requests.prompt_checks import ModelLimits
+from scheduler_svc.requests.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
 from scheduler_svc.requests.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
 
 __all__ = ["ModelLimits", "RequestParams", "num_sequences_of", "request_digest", "settle", "settle_length", "validate"]
@@ -204,7 +204,7 @@ def settle_length(
     longest = min(limits.max_model_len, max_tokens_that_fit)
     room = longest - num_prompt_tokens
     which, num_sequences = _width(params)
-    more_memory = "or serve with more KV memory"
+    more_memory = f"or {SERVE_WITH_MORE_MEMORY}"
     if num_pinned_blocks:
         more_memory = f"unpin prefixes, which hold {num_pinned_blocks:,} blocks, {more_memory}"
     if longest == limits.max_model_len:

@@ -45,6 +45,12 @@ PYTHON_IMAGE = BaseImage(
     stand_in=f"localhost/quire-stand-in/python:{PYTHON}",
     packages=("ca-certificates", "python3", "python3-venv"),
 )
+BUILDER_IMAGE = BaseImage(
+    variable="BUILDER_IMAGE",
+    reference=f"docker.io/library/python:{PYTHON}",
+    stand_in=f"localhost/quire-stand-in/python-builder:{PYTHON}",
+    packages=(*PYTHON_IMAGE.packages, "g++"),
+)
 REDIS_IMAGE = BaseImage(
     variable="REDIS_IMAGE",
     reference="docker.io/library/redis:8-alpine",
