@@ -342,9 +342,9 @@ def test_the_output_is_bounded_by_what_context_or_memory_leave() -> None:
         (5000, {}, 10_000, "prompt", ["5,000 tokens", "at most 255", "context"]),
         (100, {}, 100, "prompt", ["100 tokens", "at most 99", "KV memory"]),
         (100, {"max_tokens": 157}, 10_000, "stopping.max_tokens", ["157", "100 tokens", "at most 156", "context"]),
-        (100, {"max_tokens": 21}, 120, "stopping.max_tokens", ["21", "at most 20", "more KV memory (--kv-memory-bytes"]),
+        (100, {"max_tokens": 21}, 120, "stopping.max_tokens", ["21", "at most 20", "(--kv-memory-bytes"]),
         (100, {"min_tokens": 157}, 10_000, "stopping.min_tokens", ["157", "at most 156"]),
-        (100, {"min_tokens": 21}, 120, "stopping.min_tokens", ["21", "at most 20", "more KV memory (--kv-memory-bytes"]),
+        (100, {"min_tokens": 21}, 120, "stopping.min_tokens", ["21", "at most 20", "(--kv-memory-bytes"]),
     ],
 )
 def test_lengths_that_can_never_work_are_refused_with_the_largest_that_would(
