@@ -23,7 +23,6 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from common.step_wire import REQUEST_TAG
-from quire.rpc import channel_options
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
 from tests.chaos_input.fuzzed_messages import fuzzed
@@ -121,7 +120,8 @@ async def send_all(address: str, made: Iterator[FuzzedCall]) -> Answers:
 
 def _send_some(address: str, planned: "queue.SimpleQueue[FuzzedCall | None]") -> Answers:
     answers: Answers = Counter()
-    options = [*channel_options(_MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)]
+    # No keepalive: a busy machine may be slow to answer it.
+    options = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(address, options=options) as channel:
         while (call := planned.get()) is not None:
             _send(channel, call, answers)
