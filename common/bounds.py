@@ -67,6 +67,7 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.RegisterRequest.address": Bound(max_chars=260),  # a host name has at most 253
     "quire.v1.RegisterRequest.incarnation": NAME,
     "quire.v1.RegisterRequest.model_fingerprint": NAME,
+    "quire.v1.RegisterRequest.step_key": NAME,
     "quire.v1.DrainWorkerRequest.worker_id": NAME,
     "quire.v1.DescribeRequest.known_tokenizer_fingerprint": NAME,
     "quire.v1.StepRequest.whole": Bound(max_items=MOST_SLOTS),

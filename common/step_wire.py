@@ -14,6 +14,7 @@ from common.bounds_check import check_of
 from quire.errors import DataLossError
 from quire.v1 import worker_pb2 as pb
 
+STEP_KEY = "quire-step-key"  # metadata: the secret that a worker told the schedulers that it registers with
 STEP_STREAM = f"/{pb.DESCRIPTOR.services_by_name['Worker'].full_name}/StepStream"
 
 _STEP_CHECK = check_of(pb.StepRequest.DESCRIPTOR)
@@ -60,9 +61,11 @@ def open_any_request(data: bytes) -> pb.StepRequest:
     return message
 
 
-def open_step_stream(channel: grpc.aio.Channel) -> "grpc.aio.StreamStreamCall[pb.StepRequest, bytes]":
-    """A stream of steps to a worker. Its answers come as bytes, for `open_response`."""
-    return channel.stream_stream(STEP_STREAM, request_serializer=seal_request)()
+def open_step_stream(
+    channel: grpc.aio.Channel, step_key: str = ""
+) -> "grpc.aio.StreamStreamCall[pb.StepRequest, bytes]":
+    """A stream of steps to a worker, with the key that it asks for. Its answers come as bytes, for `open_response`."""
+    return channel.stream_stream(STEP_STREAM, request_serializer=seal_request)(metadata=((STEP_KEY, step_key),))
 
 
 def _sealed(data: bytes, tag: int) -> bytes:

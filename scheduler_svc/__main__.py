@@ -166,7 +166,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
     inference = InferenceServicer(admission, prefixes, RequestList(engine, admission), stats)
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, gate.services)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, epoch), gate.services)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers), gate.services)
     gate.open()
     if hot is None:
         await server.start()

@@ -71,7 +71,10 @@ class StepExecutor:
         return await future
 
     def follow(self, epoch: int) -> None:
-        """Executes no step of an earlier epoch any more, but for what is queued already."""
+        """Executes no step of an earlier epoch any more, but for what is queued already.
+
+        The epoch may be lower than the highest seen, if nobody leads at that any more.
+        """
         self._thread.submit(lambda: self._fence.follow(epoch))
 
     async def drain(self) -> None:

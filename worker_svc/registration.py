@@ -19,6 +19,7 @@ from quire.errors import NotLeaderError, QuireError
 from quire.rpc import channel_options, error_of
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
+from worker_svc.followed_epoch import FORGET_AFTER_S, FollowedEpoch
 
 _ATTEMPT_TIMEOUT_S = 2.0
 _PATIENCE_WITHOUT_LEADER_S = 0.5  # at the end: nobody keeps what runs here, or somebody takes over in this moment
@@ -39,6 +40,7 @@ class WorkerIdentity:
     incarnation: str
     address: str
     model_fingerprint: str
+    step_key: str = ""  # what schedulers must show to send steps
 
 
 class _Door:
@@ -54,7 +56,7 @@ class _Door:
 
 
 class Registration:
-    """The lease of one worker with whoever leads. `on_epoch` is told each higher epoch."""
+    """The lease of one worker with whoever leads. `on_epoch` is told each epoch to follow, mostly a higher one."""
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class Registration:
         identity: WorkerIdentity,
         on_epoch: Callable[[int], None] = lambda epoch: None,
         resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = resolve,
+        *,
+        forget_epoch_s: float = FORGET_AFTER_S,
     ) -> None:
         """`schedulers` are addresses, with commas between; `resolve` gives all that they stand for."""
         self._given = split_addresses(schedulers)
@@ -72,7 +76,7 @@ class Registration:
         self._doors: dict[str, _Door] = {}
         self._resolved = self._given  # what they stand for, as last seen
         self._hint: str | None = None  # where the leader was said to be
-        self._epoch = 0  # the highest that a leader answered with
+        self._followed = FollowedEpoch(forget_epoch_s)
         self._knock_now = asyncio.Event()
         self._state = ""  # as last logged
         self._is_draining = False
@@ -190,10 +194,12 @@ class Registration:
         for other in others:
             other.epoch = 0
         door.epoch = response.epoch
-        if response.epoch > self._epoch:
-            self._epoch = response.epoch
+        if self._followed.note(response.epoch, asyncio.get_running_loop().time()):
             self._on_epoch(response.epoch)
-        self._note("registered", scheduler=door.address, epoch=response.epoch)
+        if response.out_of_service:
+            self._note("out of service", refused="OUT_OF_SERVICE", reason=response.out_of_service)
+        else:
+            self._note("registered", scheduler=door.address, epoch=response.epoch)
 
     def _refused(self, code: str, reason: QuireError) -> None:
         if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._hint):
@@ -216,6 +222,8 @@ class Registration:
             address=identity.address,
             model_fingerprint=identity.model_fingerprint,
             draining=self._is_draining,
+            epoch=self._followed.epoch,
+            step_key=identity.step_key,
         )
         return await door.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import secrets
 import socket
 import uuid
 from collections.abc import Callable, Coroutine
@@ -48,7 +49,8 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
     server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
     bound = server.bind(options.listen)
     worker_id = options.worker_id or f"{socket.gethostname()}:{bound.rpartition(':')[2]}"
-    servicer = WorkerServicer(worker_id, uuid.uuid4().hex)
+    step_key = secrets.token_hex(16) if options.scheduler is not None else ""
+    servicer = WorkerServicer(worker_id, uuid.uuid4().hex, step_key)
     add_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=bound, worker_id=worker_id)
@@ -68,6 +70,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
             incarnation=servicer.incarnation,
             address=advertised_address(bound, options.advertise),
             model_fingerprint=engine.description.model.fingerprint,
+            step_key=step_key,
         )
         registration = None
         if options.scheduler is not None:

@@ -1,9 +1,10 @@
 """The gRPC service `Worker`: between the wire and the executor.
 
-It decides one thing: which of several streams is the scheduler's. While the model is being loaded it answers every
-call with UNAVAILABLE.
+It decides two things: who may send steps, and which of several streams is the scheduler's. While the model is being
+loaded it answers every call with UNAVAILABLE.
 """
 
+import hmac
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import grpc
 
 from common.step_codec import result_to_pb
-from common.step_wire import open_any_request, open_request, seal_response
-from quire.errors import UnavailableError
+from common.step_wire import STEP_KEY, open_any_request, open_request, seal_response
+from quire.errors import QuireError, UnavailableError
 from quire.v1 import inference_pb2, worker_pb2_grpc
 from quire.v1 import worker_pb2 as pb
 from worker_svc.description import TokenizerFiles, WorkerDescription
@@ -26,6 +27,13 @@ _DRAINING_RETRY_S = 1.0
 Context = grpc.aio.ServicerContext[object, object]
 
 
+class UnknownCallerError(QuireError):
+    """Steps came from somebody with whom this worker is not registered."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "UNKNOWN_CALLER"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedWorker:
     """What can be served once the model is loaded."""
@@ -37,8 +45,10 @@ class LoadedWorker:
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """One worker. `worker` is given when it is loaded."""
 
-    def __init__(self, worker_id: str, incarnation: str) -> None:
+    def __init__(self, worker_id: str, incarnation: str, step_key: str = "") -> None:
+        """Takes steps only of calls that carry `step_key`; of anybody if it is empty."""
         self._worker_id = worker_id
+        self._step_key = step_key
         self.incarnation = incarnation
         self.on_left: Callable[[], None] = lambda: None  # when a scheduler's stream ends that was the current one
         self._worker: LoadedWorker | None = None
@@ -81,6 +91,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def StepStream(
         self, request_iterator: AsyncIterator[pb.StepRequest], context: Context
     ) -> AsyncIterator[pb.StepResponse]:
+        self._check_key(context)
         stream = SchedulerStream(self._accepting().executor, self._claim)
         self._streams.add(stream)
         try:
@@ -93,7 +104,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 self.on_left()
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
+        self._check_key(context)
         return result_to_pb(await self._accepting().executor.answer(decode(request)))
+
+    def _check_key(self, context: Context) -> None:
+        """Raises UnknownCallerError: an epoch or a snapshot of somebody else would leave the scheduler without us."""
+        given = dict(context.invocation_metadata() or ()).get(STEP_KEY, "")
+        if self._step_key and not hmac.compare_digest(str(given).encode(), self._step_key.encode()):
+            raise UnknownCallerError(
+                "this worker executes the steps of the scheduler that it is registered with; to send it steps, start "
+                "one without --scheduler"
+            )
 
     def _claim(self, stream: SchedulerStream, epoch: int) -> None:
         """Makes a stream the current one at its first step, unless the current one has a higher epoch."""

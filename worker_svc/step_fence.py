@@ -11,8 +11,8 @@ class StepFence:
         self._next_step_id: int | None = None
 
     def follow(self, epoch: int) -> None:
-        """Steps of earlier epochs are refused from now on: their leader has been followed by another."""
-        if epoch > self.epoch:
+        """Refuse steps of earlier epochs from now on; this one may be lower than the highest seen."""
+        if epoch != self.epoch:
             self.epoch = epoch
             self._next_step_id = None
 
@@ -25,7 +25,7 @@ class StepFence:
                 status=StepStatus.STALE_EPOCH,
                 error=f"epoch {step.epoch} has been followed by {self.epoch}",
             )
-        self.follow(step.epoch)
+        self.follow(step.epoch)  # a higher one: its sender was let in, and the registration has yet to hear of it
         if step.snapshot or step.step_id == self._next_step_id:
             return None
         return StepResult(

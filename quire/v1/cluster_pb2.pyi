@@ -27,6 +27,8 @@ class RegisterRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STEP_KEY_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker_id is stable over restarts; unique in the deployment. 1 to 128 characters."""
     address: _builtins.str
@@ -37,6 +39,14 @@ class RegisterRequest(_message.Message):
     """model_fingerprint of the model it serves. 1 to 128 characters."""
     draining: _builtins.bool
     """draining: it wants no new work and will leave."""
+    epoch: _builtins.int
+    """epoch is the highest of a scheduler that it follows: it refuses steps of lower ones. 0: it follows none yet. It is
+    given no work by a scheduler of a lower epoch, until it follows that.
+    """
+    step_key: _builtins.str
+    """step_key is a secret of this incarnation, at most 128 characters, letters and digits. A worker that has a scheduler executes steps only
+    of calls that carry it as metadata "quire-step-key". Empty: it executes whatever comes.
+    """
     def __init__(
         self,
         *,
@@ -45,10 +55,12 @@ class RegisterRequest(_message.Message):
         incarnation: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,
         draining: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
+        step_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint", "step_key", b"step_key", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -62,19 +74,25 @@ class RegisterResponse(_message.Message):
 
     LEASE_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """lease_ms after which a silent worker is forgotten."""
     epoch: _builtins.int
     """epoch of the scheduler."""
+    out_of_service: _builtins.str
+    """out_of_service says why the scheduler gives this worker no work; empty: it does. The worker comes back into service
+    as a new process, or when an administrator takes it back (DrainWorker with undo).
+    """
     def __init__(
         self,
         *,
         lease_ms: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        out_of_service: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_ms", b"lease_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_ms", b"lease_ms", "out_of_service", b"out_of_service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

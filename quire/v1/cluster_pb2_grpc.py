@@ -56,8 +56,8 @@ class ClusterServicer(object):
     def Register(self, request, context):
         """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
         dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-        FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
-        live worker holds the worker_id.
+        FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
+        the worker_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,6 +66,7 @@ class ClusterServicer(object):
     def DrainWorker(self, request, context):
         """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
         to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
+        `undo` also takes back a worker that the scheduler has put out of service for its answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,12 +38,13 @@ class ClusterStub:
     Register: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.RegisterRequest, _cluster_pb2.RegisterResponse]
     """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
     dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-    FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
-    live worker holds the worker_id.
+    FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
+    the worker_id.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.DrainWorkerResponse]
     """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
     to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
+    `undo` also takes back a worker that the scheduler has put out of service for its answers.
     """
 
 @_typing.type_check_only
@@ -56,12 +57,13 @@ class ClusterAsyncStub(ClusterStub):
     Register: _aio.UnaryUnaryMultiCallable[_cluster_pb2.RegisterRequest, _cluster_pb2.RegisterResponse]  # type: ignore[assignment]
     """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
     dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-    FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
-    live worker holds the worker_id.
+    FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
+    the worker_id.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
     to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
+    `undo` also takes back a worker that the scheduler has put out of service for its answers.
     """
 
 class ClusterServicer(metaclass=_abc_1.ABCMeta):
@@ -77,8 +79,8 @@ class ClusterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.RegisterResponse, _abc.Awaitable[_cluster_pb2.RegisterResponse]]:
         """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
         dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-        FAILED_PRECONDITION if the model's fingerprint differs from that of the workers already present, or if another
-        live worker holds the worker_id.
+        FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
+        the worker_id.
         """
 
     @_abc_1.abstractmethod
@@ -89,6 +91,7 @@ class ClusterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.DrainWorkerResponse, _abc.Awaitable[_cluster_pb2.DrainWorkerResponse]]:
         """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
         to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
+        `undo` also takes back a worker that the scheduler has put out of service for its answers.
         """
 
 def add_ClusterServicer_to_server(servicer: ClusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2391,6 +2391,7 @@ class WorkerStats(_message.Message):
     SWAP_BLOCKS_PER_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker_id of the worker."""
     address: _builtins.str
@@ -2425,6 +2426,10 @@ class WorkerStats(_message.Message):
     """prefill_tokens_per_s is the moving average of the speed of prefill. 0: not known yet."""
     draining: _builtins.bool
     """draining: it gets nothing new."""
+    out_of_service: _builtins.str
+    """out_of_service says why it gets no work at all: its answers could not be believed, or it follows another scheduler.
+    Empty: it is in service. It is taken back as a new process, or by DrainWorker with undo.
+    """
     @_builtins.property
     def blocks(self) -> Global___BlockStats:
         """blocks of its KV pool."""
@@ -2450,10 +2455,11 @@ class WorkerStats(_message.Message):
         swap_blocks_per_s: _builtins.float = ...,
         prefill_tokens_per_s: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        out_of_service: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "draining", b"draining", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "draining", b"draining", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "out_of_service", b"out_of_service", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

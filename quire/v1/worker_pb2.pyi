@@ -586,7 +586,9 @@ class StepResponse(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """epoch of the step; with STALE_EPOCH, the highest seen."""
+    """epoch of the step; with STALE_EPOCH, the highest seen. An answer with another one is not believed. STALE_EPOCH ends
+    no scheduler: it asks its store whether a newer scheduler leads, and else gives this worker no work.
+    """
     step_id: _builtins.int
     """step_id of the step."""
     status: Global___StepStatus.ValueType

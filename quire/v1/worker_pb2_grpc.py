@@ -27,6 +27,8 @@ if _version_not_supported:
 
 class WorkerStub(object):
     """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
+    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
     """
 
     def __init__(self, channel):
@@ -54,6 +56,8 @@ class WorkerStub(object):
 
 class WorkerServicer(object):
     """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
+    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
     """
 
     def Describe(self, request, context):
@@ -108,6 +112,8 @@ def add_WorkerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
     """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
+    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
     """
 
     @staticmethod

@@ -32,7 +32,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerStub:
-    """Worker executes steps on one device. It knows sequences only as slots and block tables."""
+    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
+    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -52,7 +55,10 @@ class WorkerStub:
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables."""
+    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
+    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]  # type: ignore[assignment]
@@ -68,7 +74,10 @@ class WorkerAsyncStub(WorkerStub):
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables."""
+    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
+    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
+    """
 
     @_abc_1.abstractmethod
     def Describe(

@@ -11,9 +11,8 @@ from scheduler_svc.workers.workers import LEASE_MS, Workers
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     """Answers `Register` and `DrainWorker`."""
 
-    def __init__(self, workers: Workers, epoch: int) -> None:
+    def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._epoch = epoch
 
     async def Register(
         self,
@@ -28,8 +27,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         ]
         if violations:
             raise InvalidRequestError.of(violations)
-        self._workers.register(request)
-        return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._epoch)
+        reason = self._workers.register(request)
+        return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._workers.epoch, out_of_service=reason)
 
     async def DrainWorker(
         self,

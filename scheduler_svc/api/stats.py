@@ -35,7 +35,14 @@ class StatsReporter:
         engine, journal = self._engine, self._engine.journal.stats
         scheduler = engine.scheduler.stats()
         return pb.GetStatsResponse(
-            workers=[_worker_stats(self._workers.members[each.worker_id], each) for each in scheduler.workers],
+            workers=[
+                *(_worker_stats(self._workers.members[each.worker_id], each) for each in scheduler.workers),
+                *(
+                    pb.WorkerStats(worker_id=each.worker_id, address=each.address, out_of_service=each.out_of_service)
+                    for each in self._workers.members.values()
+                    if each.out_of_service and each.loop is None
+                ),
+            ],
             num_waiting=scheduler.num_waiting_groups,
             num_paused=scheduler.num_paused_groups + self._admission.recovery.num_paused,
             num_running=sum(each.num_running_groups for each in scheduler.workers),

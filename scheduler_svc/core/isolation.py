@@ -4,9 +4,10 @@ Groups in a step that failed are suspects. So are those in flight on a worker th
 are nobody's fault, and who had yet to come back to where it was the first time had no part in the second. Suspects are
 tried in cohorts, and a step with a suspect has rows of its cohort alone. A cohort that fails is halved; who has come
 past the place where it happened is cleared; who fails alone for the third time in all is guilty. The fault may be the
-worker's: who failed on one is tried on another that could hold it, where there is one, and is guilty of failed steps
-only after it has failed there as well. And where workers are lost without it, too, one loss with it alone says little,
-since somebody is always alone: it takes two in a row.
+worker's: who failed on one is tried on others that could hold it, where there are any, and is guilty of failed steps
+only after it has failed on each of them, or on four. Where the answer to a step could not be believed, and who was in
+it comes past the place on another worker, the one that answered is at fault. And where workers are lost without it,
+too, one loss with it alone says little, since somebody is always alone: it takes two in a row.
 
 Trials and everybody else take turns on a worker. A trial begins with nothing in flight, once the others have had as
 many steps as the trial before took, or have nothing to do; it ends when its suspects are cleared, have failed, or can
@@ -16,7 +17,7 @@ any worker are tried on one worker at a time: the others serve.
 Pure; it knows nothing of requests, and decides nothing of memory.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
 MAX_FAILED_STEPS = 3
+MAX_WORKERS_TRIED = 4  # on so many a group fails steps at most, if there are so many
 MAX_LOSSES = 3
 NUM_LOSSES_OF_SUSPECTS = 2
 LATELY_S = 60.0  # losses of this time say whether workers are lost for other reasons, too
@@ -37,12 +39,16 @@ LATELY_S = 60.0  # losses of this time say whether workers are lost for other re
 class Incidents:
     """What happened to a group since it last came on."""
 
-    num_failed_steps: int = 0
-    failed_on: set[str] = field(default_factory=set)  # workers of those steps
+    failed_on: Counter[str] = field(default_factory=Counter)  # failed steps by worker
+    disbelieved_on: set[str] = field(default_factory=set)  # of those workers, where the answer could not be believed
     num_losses: int = 0  # of workers
     num_lone_losses: int = 0  # of those the last ones, in which it was alone
     marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the place
     places: dict[Sequence, int] = field(default_factory=dict)  # the first position that may have ended a worker
+
+    @property
+    def num_failed_steps(self) -> int:
+        return self.failed_on.total()
 
 
 class Verdict(NamedTuple):
@@ -68,21 +74,30 @@ class Isolation:
     def may_pass_elsewhere(self, group: SequenceGroup, worker: WorkerState, workers: Iterable[WorkerState]) -> bool:
         """Whether another worker that serves could hold it, and has not failed it."""
         incidents = self._incidents.get(group)
-        failed_on = incidents.failed_on if incidents is not None else ()
+        failed_on = incidents.failed_on if incidents is not None else {}
         others = [other for other in workers if other.worker_id not in failed_on]
         return has_other_place(worker, group, others, self._limits)
 
-    def note_failed_step(self, plans: Collection[StepPlan], workers: Collection[WorkerState]) -> list[Verdict]:
+    def note_failed_step(
+        self,
+        plans: Collection[StepPlan],
+        workers: Collection[WorkerState],
+        *,
+        suspects: Collection[SequenceGroup] | None = None,
+        is_disbelieved: bool = False,
+    ) -> list[Verdict]:
         """What these plans of one worker were to do failed, and was taken back.
 
-        The verdict is on a group that failed alone.
+        The verdict is on a group that failed alone. `suspects`: who of them is concerned; None: everybody.
+        `is_disbelieved`: the worker says that it was done, and its answer cannot be believed.
         """
-        groups = list(self._note(plans))
+        groups = list(self._note(plans, suspects))
         failed_on = {plan.worker_id for plan in plans}
         for group in groups:
             incidents = self._of(group)
-            incidents.num_failed_steps += 1
-            incidents.failed_on |= failed_on
+            incidents.failed_on.update(failed_on)
+            if is_disbelieved:
+                incidents.disbelieved_on |= failed_on
         if len(groups) == 1 and self._is_guilty(groups[0], workers):
             return [self._verdict(groups[0])]
         middle = (len(groups) + 1) // 2
@@ -109,17 +124,32 @@ class Isolation:
                 self._suspect([group])
         return []
 
-    def note_executed(self, plan: StepPlan) -> None:
-        """Clears who has come past the place where something happened."""
+    def forgive(self, worker_id: str) -> None:
+        """What failed on this worker was its own fault, or that of a process which is gone: it counts no more."""
+        for incidents in (*self._incidents.values(), *self._of_paused.values()):
+            incidents.failed_on.pop(worker_id, None)
+            incidents.disbelieved_on.discard(worker_id)
+        for group, incidents in list(self._incidents.items()):
+            if not incidents.failed_on and not incidents.num_losses:
+                self._clear(group)
+
+    def note_executed(self, plan: StepPlan) -> set[str]:
+        """Clears who has come past the place where something happened.
+
+        Returns other workers, whose answers about such a place could not be believed: they are at fault.
+        """
+        at_fault: set[str] = set()
         if not self._incidents:
-            return
+            return at_fault
         for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
             incidents = self._incidents.get(sequence.group)
             if incidents is None or position + num_tokens < incidents.marks.get(sequence, 0):
                 continue
             incidents.marks.pop(sequence, None)
             if not any(member.is_live for member in incidents.marks):
+                at_fault |= incidents.disbelieved_on - {plan.worker_id}
                 self._clear(sequence.group)
+        return at_fault
 
     def forget(self, group: SequenceGroup) -> None:
         """It has ended."""
@@ -181,12 +211,14 @@ class Isolation:
                 assert group.cohort is cohort and not group.is_finished and group in self._incidents
                 assert group.swap_step is None, "a suspect is swapped"
 
-    def _note(self, plans: Iterable[StepPlan]) -> dict[SequenceGroup, dict[Sequence, range]]:
+    def _note(
+        self, plans: Iterable[StepPlan], suspects: Collection[SequenceGroup] | None = None
+    ) -> dict[SequenceGroup, dict[Sequence, range]]:
         """Marks where they are. Returns the positions that these plans compute, of groups that have not ended."""
         spans: dict[SequenceGroup, dict[Sequence, range]] = {}
         for plan in plans:
             for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
-                if sequence.group.is_finished:
+                if sequence.group.is_finished or (suspects is not None and sequence.group not in suspects):
                     continue
                 there = spans.setdefault(sequence.group, {})
                 there[sequence] = range(there[sequence].start if sequence in there else position, position + num_tokens)
@@ -209,11 +241,11 @@ class Isolation:
         return (self._of_paused if group.is_paused else self._incidents).setdefault(group, Incidents())
 
     def _is_guilty(self, group: SequenceGroup, workers: Collection[WorkerState]) -> bool:
-        """Of a step that failed with it alone. Not yet where it may be one worker's fault, and another can tell."""
+        """Of a step that failed with it alone. Not yet where it may be the workers' fault, and another can tell."""
         incidents = self._of(group)
         if incidents.num_failed_steps < MAX_FAILED_STEPS:
             return False
-        return len(incidents.failed_on) > 1 or not any(
+        return len(incidents.failed_on) >= MAX_WORKERS_TRIED or not any(
             may_take(worker, group, workers, self._limits)
             for worker in workers
             if worker.worker_id not in incidents.failed_on

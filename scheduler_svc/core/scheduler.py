@@ -325,25 +325,44 @@ class Scheduler:
             self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
         self._unpark_all(worker)
 
-    def note_executed(self, plan: StepPlan) -> None:
-        """This plan was executed, and its result taken: who has come past the place of an incident is cleared."""
-        self._isolation.note_executed(plan)
+    def note_executed(self, plan: StepPlan) -> set[str]:
+        """This plan was executed, and its answer believed: who has come past the place of an incident is cleared.
 
-    def note_failed_step(self, plans: Iterable[StepPlan]) -> list[Verdict]:
+        Returns other workers whose answers about such a place could not be believed: they are at fault.
+        """
+        return self._isolation.note_executed(plan)
+
+    def note_failed_step(
+        self,
+        plans: Iterable[StepPlan],
+        *,
+        suspects: Collection[SequenceGroup] | None = None,
+        is_disbelieved: bool = False,
+    ) -> list[Verdict]:
         """These plans of a worker failed in the model, and were rolled back: who was in them is tried apart.
 
         If another worker could hold it, and has not failed it, it is tried there: all workers should be asked.
+        `suspects`: who of them is concerned; None: everybody. `is_disbelieved`: the worker's answer cannot be believed,
+        so what it has computed of them is computed again, wherever that is.
         The groups of the verdicts are for the caller to end.
         """
         plans, workers = list(plans), self._workers.values()
         for plan in plans:
             worker = self._workers[plan.worker_id]
             for group in dict.fromkeys(sequence.group for sequence in plan.sequences):
+                if suspects is not None and group not in suspects:
+                    continue
                 is_there = group.worker_id == worker.worker_id and any(s.slot is not None for s in group.unfinished)
-                if is_there and self._isolation.may_pass_elsewhere(group, worker, workers):
+                if is_there and (is_disbelieved or self._isolation.may_pass_elsewhere(group, worker, workers)):
+                    if is_disbelieved:
+                        worker.forget_offered_blocks(group)
                     worker.preempt(group)
                     self._unpark(worker, group)
-        return self._isolation.note_failed_step(plans, workers)
+        return self._isolation.note_failed_step(plans, workers, suspects=suspects, is_disbelieved=is_disbelieved)
+
+    def forgive(self, worker_id: str) -> None:
+        """What failed on this worker counts against nobody any more: it is out of service, or another process."""
+        self._isolation.forgive(worker_id)
 
     def note_loss(self, worker_id: str, now_s: float = 0.0) -> list[Verdict]:
         """This worker is lost at `now_s`, perhaps by what is in flight there; to be told before it is removed.

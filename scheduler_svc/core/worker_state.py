@@ -192,6 +192,13 @@ class WorkerState:
                 step.registered.append(block)
         sequence.num_offered_blocks = num_full
 
+    def forget_offered_blocks(self, group: SequenceGroup) -> None:
+        """Make its blocks unfindable: what is in them may be wrong. Pinned ones stay as they are."""
+        pinned = {block for blocks in self.pins.values() for block in blocks}
+        for block in {block for sequence in group.unfinished for block in blocks_held(sequence)} - pinned:
+            if self.blocks.is_findable(block):
+                self.blocks.unregister(block)
+
     def hold_copy_source(self, block: int, step: PlannedStep) -> None:
         """It is copied in `step`: until that is done it is not given to anybody else."""
         if block not in step.copy_sources:

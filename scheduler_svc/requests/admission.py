@@ -110,6 +110,7 @@ class Admission:
     def serve(self, model: ServedModel) -> None:
         """From now on this is the model; requests of earlier schedulers that wait for it go on."""
         self.model = model
+        self._engine.vocab_size = model.limits.vocab_size
         self.recovery.model_known(model)
 
     async def close(self) -> None:

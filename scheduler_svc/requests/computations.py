@@ -44,22 +44,12 @@ class Computations:
         if group in self._computations:
             self._end(group)
 
-    def take(
-        self, worker_id: str, appended: list[tuple[Sequence, int]], invalid: set[int]
-    ) -> list[tuple[Sequence, int]]:
-        """Ends those that got their token, and returns the tokens of everybody else.
-
-        `invalid`: seq_ids of tokens from logits that were not finite.
-        """
+    def take(self, worker_id: str, appended: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Ends those that got their token, and returns the tokens of everybody else."""
         others = []
         for sequence, token_id in appended:
             if sequence.group not in self._computations:
                 others.append((sequence, token_id))
-            elif sequence.seq_id in invalid:
-                self.fail(
-                    sequence.group,
-                    "the model's logits were not finite for this prefix: check the model's weights and dtype",
-                )
             else:
                 self._end(sequence.group).on_computed(worker_id)
         return others

@@ -6,7 +6,7 @@ readers are the publisher's. It knows no gRPC; workers and readers come to it.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
@@ -15,6 +15,7 @@ from common.slot_sampling import SlotSampling
 from common.step import StepResult
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
+from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.memory_use import group_blocks
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -28,7 +29,7 @@ from scheduler_svc.requests.live_sample import LiveSample
 from scheduler_svc.requests.publisher import Delivery, Publisher
 from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.recent_latency import RecentLatency
-from scheduler_svc.requests.result_check import check_result
+from scheduler_svc.requests.result_check import MAX_VOCAB_SIZE, check_result
 from scheduler_svc.requests.result_logprobs import keep_logprobs, keep_prompt_logprobs
 from scheduler_svc.requests.settle_pace import SettlePace
 from scheduler_svc.requests.slot_releases import SlotReleases
@@ -37,9 +38,6 @@ log = structlog.get_logger()
 
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
 MAX_PENDING_BYTES = 64 << 20  # of those: a decision among 64 beams with log-probabilities is one record of 20 kB
-NOT_FINITE = (
-    "the model's logits were not finite for this request: check the model's weights and dtype, or change the prompt"
-)
 NO_TOKEN_LEFT = "no token was left to choose for any beam: relax allowed_token_ids, logit_bias or min_tokens"
 HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
@@ -67,6 +65,8 @@ class Engine:
         self.live: dict[str, LiveRequest] = {}  # by request_id, until the end is durable
         self.sampling_of: dict[int, SlotSampling] = {}  # by seq_id
         self.on_result: Callable[[StepPlan], None] | None = None  # once a result is with its sequences
+        self.on_worker_at_fault: Callable[[str], None] = lambda worker_id: None
+        self.vocab_size = MAX_VOCAB_SIZE  # of the model being served
         self.num_admitted = 0
         self.num_finished = 0
         self.prompt_tokens = 0
@@ -85,6 +85,7 @@ class Engine:
         self._request_of: dict[SequenceGroup, LiveRequest] = {}
         self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of those that are drawn
         self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
+        self._with_logprobs: dict[int, SlotSampling] = {}  # by seq_id, of those that asked for any
         self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
         self._paused: set[LiveRequest] = set()
         self._wakers: list[Callable[[], None]] = []
@@ -142,7 +143,10 @@ class Engine:
         self.prompt_tokens += request.num_prompt_tokens
         self._request_of[request.group] = request
         for index, sequence in enumerate(request.group.sequences):
-            self.sampling_of[sequence.seq_id] = request.params.slot_sampling(request.num_prompt_tokens, index)
+            sampling = request.params.slot_sampling(request.num_prompt_tokens, index)
+            self.sampling_of[sequence.seq_id] = sampling
+            if sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None:
+                self._with_logprobs[sequence.seq_id] = sampling
         for sample in request.samples:
             if sample.sequence is not None:
                 self._sample_of[sample.sequence.seq_id] = sample
@@ -262,21 +266,22 @@ class Engine:
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
         """First half of a result: tokens go to their sequences, and those that end leave the scheduler.
 
-        Raises ImpossibleAnswerError, and has changed nothing, if the result does not fit the plan.
+        Raises, and has changed nothing, ImpossibleAnswerError if the result does not fit the plan, NotFiniteError if
+        logits were not finite.
         """
-        check_result(plan, result)
+        check_result(plan, result, self.vocab_size, self.sampling_of, self._with_logprobs)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
-        invalid = {plan.sampled_sequences[sample].seq_id for sample in result.invalid_samples}
+        for worker_id in self.scheduler.note_executed(plan):
+            self.on_worker_at_fault(worker_id)
         if self._computations:
-            appended = self._computations.take(plan.worker_id, appended, invalid)
+            appended = self._computations.take(plan.worker_id, appended)
         self.output_tokens += len(appended)
         if result.prompt_logprobs:
             keep_prompt_logprobs(plan, result, self._request_of)
         if result.logprobs:
-            counting = {sequence.seq_id for sequence, _ in appended} - invalid
+            counting = {sequence.seq_id for sequence, _ in appended}
             keep_logprobs(plan, result, self._sample_of, counting)
         self._appended += appended
-        suspects = self._with_stop_strings | invalid if invalid else self._with_stop_strings
         for sequence, token_id in appended:  # the next step waits for this loop
             num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
             if num_output_tokens == 1:
@@ -284,12 +289,11 @@ class Engine:
             if (
                 token_id in sequence.stop_token_ids
                 or num_output_tokens >= sequence.max_tokens
-                or sequence.seq_id in suspects
+                or sequence.seq_id in self._with_stop_strings
             ):
-                self._end_if_due(sequence, token_id, is_valid=sequence.seq_id not in invalid)
+                self._end_if_due(sequence, token_id)
         if result.candidates:
             self._take_candidates(plan, result)
-        self.scheduler.note_executed(plan)
         if self.on_result is not None:
             self.on_result(plan)
 
@@ -334,7 +338,16 @@ class Engine:
 
         What had been planned is taken back already, or its worker is about to be removed.
         """
-        for guilty in self.scheduler.note_failed_step(plans):
+        self._fail_guilty(self.scheduler.note_failed_step(plans), error)
+
+    def note_disbelieved_step(
+        self, plans: Iterable[StepPlan], error: str, suspects: Collection[SequenceGroup] | None = None
+    ) -> None:
+        """As `note_failed_step`, of steps whose answers cannot be believed; of them only `suspects` are concerned."""
+        self._fail_guilty(self.scheduler.note_failed_step(plans, suspects=suspects, is_disbelieved=True), error)
+
+    def _fail_guilty(self, verdicts: Iterable[Verdict], error: str) -> None:
+        for guilty in verdicts:
             attempts = counted(guilty.num_failed_steps, "attempt")
             self._fail_alone(
                 guilty.group, f"the request made the model fail in {attempts}, the last while running alone: {error}"
@@ -363,14 +376,9 @@ class Engine:
         else:
             self.end(request, pb.REQUEST_STATE_FAILED, error)
 
-    def _end_if_due(self, sequence: Sequence, token_id: int, *, is_valid: bool) -> None:
+    def _end_if_due(self, sequence: Sequence, token_id: int) -> None:
         request, sample = self._request_of[sequence.group], self._sample_of[sequence.seq_id]
-        if not is_valid:
-            sequence.token_ids.pop()
         if sample.finish is not None:  # its request was broken off by another sample in this very result
-            return
-        if not is_valid:
-            self._break_off(request, pb.REQUEST_STATE_FAILED, NOT_FINITE)
             return
         is_last = sequence.num_output_tokens >= sequence.max_tokens
         finish = pb.SampleFinish(sample_index=sample.sample_index)
@@ -399,15 +407,12 @@ class Engine:
             request = self._request_of.get(sequence.group)
             if request is None or request.ended_state is not None:
                 continue
-            if not candidates.token_ids:
-                self._break_off(request, pb.REQUEST_STATE_FAILED, NOT_FINITE)
-                continue
             assert request.beams is not None
             request.beams.keep(sequence, candidates)
             groups[sequence.group] = None
         for group in groups:
             request = self._request_of[group]
-            if request.ended_state is None and group.awaits_decision:  # another of its beams may have failed it
+            if request.ended_state is None and group.awaits_decision:
                 self._decide_beams(request)
 
     def _decide_beams(self, request: LiveRequest) -> None:
@@ -492,6 +497,7 @@ class Engine:
             del self.sampling_of[sequence.seq_id]
             self._sample_of.pop(sequence.seq_id, None)
             self._with_stop_strings.discard(sequence.seq_id)
+            self._with_logprobs.pop(sequence.seq_id, None)
         self._note_emptiness()
         if request.closed is not None:
             request.closed.set()

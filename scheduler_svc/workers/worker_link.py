@@ -14,13 +14,15 @@ from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
 from common.step_wire import open_response, open_step_stream
-from quire.errors import DataLossError, QuireError, UnavailableError
+from quire.errors import DataLossError, UnavailableError
 from quire.rpc import channel_options, error_of
 from quire.v1 import worker_pb2, worker_pb2_grpc
 
 log = structlog.get_logger()
 
 DESCRIBE_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 16 << 20  # of one step: log-probabilities of many thousand tokens, 20 each, have some megabytes
+_MAX_ERROR_CHARS = 500  # of what a worker says went wrong: it comes to stand in logs and in the ends of requests
 
 
 class WorkerLink:
@@ -32,6 +34,7 @@ class WorkerLink:
         self.results: deque[StepResult] = deque()
         self.broken: str | None = None  # why
         self.is_damaged = False  # bytes were changed on the way: that is neither the worker's doing nor a request's
+        self.is_unreadable = False  # it broke by an answer that came as it was sent, and is none
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._reading: asyncio.Task[None] | None = None
@@ -46,9 +49,9 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"worker at {self.address}: {error_of(error).message}") from error
 
-    def open(self) -> None:
-        """Opens the stream of steps."""
-        self._call = open_step_stream(self._channel)
+    def open(self, step_key: str = "") -> None:
+        """Opens the stream of steps, with the key that the worker asks for."""
+        self._call = open_step_stream(self._channel, step_key)
         self._reading = asyncio.create_task(self._read(), name=f"results from {self.address}")
 
     async def send(self, step: Step) -> None:
@@ -69,13 +72,16 @@ class WorkerLink:
     async def _read(self) -> None:
         try:
             while isinstance(data := await self._call.read(), bytes):
-                self.results.append(result_from_pb(open_response(data)))
+                self.results.append(_result(data))
                 self.news.set()
             code = await self._call.code()
             self.is_damaged |= code is grpc.StatusCode.DATA_LOSS
             self._break(f"{code.name}: {await self._call.details()}")
-        except (QuireError, DecodeError, ValueError) as error:
-            self.is_damaged |= isinstance(error, DataLossError)
+        except DataLossError as error:
+            self.is_damaged = True
+            self._break(f"unreadable answer: {error}")
+        except (DecodeError, ValueError) as error:
+            self.is_unreadable = True
             self._break(f"unreadable answer: {error}")
         except grpc.RpcError as rpc_error:
             cause = error_of(rpc_error)
@@ -84,5 +90,14 @@ class WorkerLink:
 
     def _break(self, reason: str) -> None:
         if self.broken is None:
-            self.broken = reason
+            self.broken = reason[:_MAX_ERROR_CHARS]
         self.news.set()
+
+
+def _result(data: bytes) -> StepResult:
+    """Raises DataLossError if the bytes are not those that were sent, DecodeError or ValueError if they are none."""
+    if len(data) > MAX_ANSWER_BYTES:
+        raise ValueError(f"it has {len(data):,} bytes, and may have {MAX_ANSWER_BYTES:,}")
+    result = result_from_pb(open_response(data))
+    result.error = result.error[:_MAX_ERROR_CHARS]
+    return result

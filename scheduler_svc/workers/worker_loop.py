@@ -8,24 +8,26 @@ Workers step unsynchronised: each has a loop of its own, and a slow one holds up
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import structlog
 
 from common.native_faults import CONTROL_FLOW
 from common.step import StepResult, StepStatus
 from quire.errors import FailedPreconditionError, QuireError
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.engine import Engine
+from scheduler_svc.requests.result_check import ImpossibleAnswerError, NotFiniteError
 from scheduler_svc.workers.decision_time import DecisionTime
 from scheduler_svc.workers.step_builder import build_step
 from scheduler_svc.workers.step_costs import StepCosts
 from scheduler_svc.workers.step_expectations import StepExpectations
+from scheduler_svc.workers.step_times import StepTimes, plausible_times
 from scheduler_svc.workers.worker_link import WorkerLink
 
 log = structlog.get_logger()
-
-AVERAGE_WEIGHT = 0.05  # of the newest value in a moving average
 
 # A step hangs that takes longer than both: so long at least, and so many times what is expected of it.
 HUNG_AFTER_S = 5.0
@@ -41,21 +43,31 @@ class SupersededError(FailedPreconditionError):
     reason = "SUPERSEDED"
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Moving averages over a worker's steps, in nanoseconds."""
+class StaleEpochError(QuireError):
+    """A worker refuses our steps for a scheduler of a higher epoch. Whether there is one the store knows, not it."""
 
-    num_steps: int = 0
-    exec_ns: float = 0.0
-    overhead_ns: float = 0.0  # of an iteration, the part in which the worker did not execute
+    reason = "STALE_EPOCH"
 
-    def add(self, exec_ns: int, iteration_ns: int | None) -> None:
-        """Counts a step; `iteration_ns` since the result before it, None if the worker had been idle."""
-        self.num_steps += 1
-        weight = max(AVERAGE_WEIGHT, 1 / self.num_steps)
-        self.exec_ns += (exec_ns - self.exec_ns) * weight
-        if iteration_ns is not None:
-            self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * weight
+    def __init__(self, worker_id: str, epoch: int) -> None:
+        super().__init__(f"worker {worker_id} follows a scheduler of epoch {epoch}")
+        self.epoch = epoch
+
+
+class SentStep(NamedTuple):
+    """A step on its way, with the epoch that it was sent at."""
+
+    plan: StepPlan
+    epoch: int
+
+
+class RefusedStep(NamedTuple):
+    """A step that counts as not executed, and why."""
+
+    plan: StepPlan
+    status: str
+    error: str
+    is_failure: bool = False  # of what it was to do: who was in it is under suspicion
+    disbelieved: Collection[SequenceGroup] | None = None  # who is, of a step whose answer is not believed
 
 
 class WorkerLoop:
@@ -67,7 +79,7 @@ class WorkerLoop:
         link: WorkerLink,
         engine: Engine,
         *,
-        epoch: int,
+        current_epoch: Callable[[], int],
         send_whole: bool,
         decides_late: bool = True,
         expectations: StepExpectations | None = None,
@@ -80,11 +92,11 @@ class WorkerLoop:
         self._expectations = expectations or StepExpectations()
         self._engine = engine
         self._scheduler = engine.scheduler
-        self._epoch = epoch
+        self._current_epoch = current_epoch
         self._send_whole = send_whole  # the paper's form: every step describes every slot
         self._decision_time = DecisionTime() if decides_late else None
-        self._in_flight: deque[StepPlan] = deque()
-        self._refused: list[tuple[StepPlan, StepResult]] = []
+        self._in_flight: deque[SentStep] = deque()
+        self._refused: list[RefusedStep] = []
         self._is_delaying = False  # the next step was put off
         self._last_result_ns: int | None = None
         self._executing_since_ns = 0  # when the first step in flight was sent, or the one before it was answered
@@ -94,7 +106,7 @@ class WorkerLoop:
         """The monotonic time after which the step being executed will never end; None while none is waited for."""
         if not self._in_flight or self.link.results:
             return None
-        expected_s = self._expectations.expected_s(self._in_flight[0])
+        expected_s = self._expectations.expected_s(self._in_flight[0].plan)
         if expected_s is None:
             patience_s = max(HUNG_AFTER_UNKNOWN_S, HUNG_AFTER_TIMES * self.times.exec_ns / 1e9)
         else:
@@ -113,7 +125,10 @@ class WorkerLoop:
         self._executing_since_ns += int(pause_s * 1e9)
 
     async def run(self) -> str:
-        """Returns why the link broke. Raises SupersededError if a newer scheduler leads this worker."""
+        """Returns why the link broke.
+
+        Raises ImpossibleAnswerError for an answer that cannot be one, and StaleEpochError; neither is a request's loss.
+        """
         self._engine.add_waker(self.link.news.set)
         try:
             while self.link.broken is None:
@@ -127,8 +142,14 @@ class WorkerLoop:
                 self.link.news.clear()
                 while self.link.results:
                     self._take(self.link.results.popleft())
+            if self.link.is_unreadable:
+                raise ImpossibleAnswerError(self.link.broken)
+        except ImpossibleAnswerError as error:
+            due = [self._in_flight[0].plan] if self._in_flight else []
+            self._engine.note_disbelieved_step(due, error.message)
+            raise
         except (QuireError, *CONTROL_FLOW):
-            raise  # the worker's doing, or a newer scheduler's
+            raise  # the worker's doing, or our own end
         except BaseException as error:
             self._blame(error)
             raise
@@ -148,7 +169,7 @@ class WorkerLoop:
         """How long the step behind the running one may still wait to be decided; 0: it is due."""
         if self._decision_time is None or len(self._in_flight) != 1:
             return 0
-        return self._decision_time.delay_ns(self._in_flight[0], time.monotonic_ns() - self._executing_since_ns)
+        return self._decision_time.delay_ns(self._in_flight[0].plan, time.monotonic_ns() - self._executing_since_ns)
 
     async def _send_what_is_due(self) -> int:
         """Returns after how many nanoseconds the next step has to be decided; 0: when there is news."""
@@ -172,34 +193,52 @@ class WorkerLoop:
                 self._decision_time.note_delayed(plan.step_id)
             if not self._in_flight:
                 self._executing_since_ns = time.monotonic_ns()
-            self._in_flight.append(plan)
-            step = build_step(plan, self._epoch, self._engine.sampling_of)
+            epoch = self._current_epoch()
+            self._in_flight.append(SentStep(plan, epoch))
+            step = build_step(plan, epoch, self._engine.sampling_of)
             self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
             await self.link.send(step)
         return 0
 
     def _take(self, result: StepResult) -> None:
-        if not self._in_flight or result.step_id != self._in_flight[0].step_id:
-            self.link.broken = f"answered step {result.step_id}, which was not the next"
-            return
-        plan = self._in_flight.popleft()
-        now_ns = self._executing_since_ns = time.monotonic_ns()
+        if not self._in_flight or result.step_id != self._in_flight[0].plan.step_id:
+            raise ImpossibleAnswerError(f"answered step {result.step_id}, which was not the next")
+        plan, epoch = self._in_flight[0]
         if result.status is StepStatus.STALE_EPOCH:
-            raise SupersededError(f"worker {self.worker_id} follows a newer scheduler (epoch {result.epoch})")
-        if result.status is StepStatus.NEED_SNAPSHOT and plan.snapshot:
-            self.link.broken = f"asked for a snapshot in answer to one: {result.error}"
-            return
+            self._check_stale(result, epoch)
+        elif result.epoch != epoch:
+            raise ImpossibleAnswerError(f"answered a step of epoch {epoch} as one of epoch {result.epoch}")
+        elif result.status is StepStatus.NEED_SNAPSHOT and plan.snapshot:
+            raise ImpossibleAnswerError(f"asked for a snapshot in answer to one: {result.error}")
+        now_ns = time.monotonic_ns()
+        plausible_times(result, now_ns - self._executing_since_ns)
+        self._executing_since_ns = now_ns
         if result.status is not StepStatus.OK or self._refused:
-            self._refused.append((plan, result))
+            self._in_flight.popleft()
+            is_failure = result.status in (StepStatus.FAILED, StepStatus.INVALID)
+            self._refused.append(RefusedStep(plan, result.status.name, result.error, is_failure))
             return
+        try:
+            self._engine.take_result(plan, result)
+        except NotFiniteError as error:
+            self._in_flight.popleft()
+            self._refused.append(RefusedStep(plan, error.reason, error.message, disbelieved=error.groups))
+            return
+        self._in_flight.popleft()
+        self._learn(plan, result, now_ns)
+
+    def _check_stale(self, result: StepResult, epoch: int) -> None:
+        """Passes if the refused step is of an earlier epoch of our own: it is sent again."""
+        if result.epoch <= epoch:
+            raise ImpossibleAnswerError(f"refused epoch {epoch} for epoch {result.epoch}, which is not higher")
+        if result.epoch > self._current_epoch():
+            raise StaleEpochError(self.worker_id, result.epoch)
+
+    def _learn(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
+        """From a result that was taken: how long steps take, and what they cost."""
         iteration_ns = None if self._last_result_ns is None else now_ns - self._last_result_ns
         self.times.add(result.exec_ns, iteration_ns)
         self._last_result_ns = now_ns
-        try:
-            self._engine.take_result(plan, result)
-        except BaseException:
-            self._in_flight.appendleft(plan)  # for `_blame`: what cannot be taken is in this one
-            raise
         self._expectations.learn(plan, result.exec_ns / 1e9)
         if self._decision_time is not None:
             self._decision_time.learn(plan, result.exec_ns, result.queue_ns)
@@ -215,20 +254,23 @@ class WorkerLoop:
             self._engine.wake_workers()  # what waits may have been left to another worker
 
     def _heal(self) -> None:
-        """After steps that were not executed: undo them, and describe every slot anew."""
-        plan, result = self._refused[0]
+        """After steps that were not executed, or are not believed: undo them, and describe every slot anew."""
+        first = self._refused[0]
         log.warning(
-            "step not executed",
+            "step not executed" if first.disbelieved is None else "step not believed",
             worker_id=self.worker_id,
-            step_id=plan.step_id,
-            status=result.status.name,
-            error=result.error,
+            step_id=first.plan.step_id,
+            status=first.status,
+            error=first.error,
         )
         self._refused.clear()
         self._scheduler.rollback(self.worker_id)
-        if result.status in (StepStatus.FAILED, StepStatus.INVALID):
-            self._engine.note_failed_step([plan], result.error)
+        if first.is_failure:
+            self._engine.note_failed_step([first.plan], first.error)
+        elif first.disbelieved is not None:
+            self._engine.note_disbelieved_step([first.plan], first.error, first.disbelieved)
 
     def _blame(self, error: BaseException) -> None:
         """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
-        self._engine.note_failed_step(list(self._in_flight), f"{type(error).__name__} in the scheduler")
+        plans = [sent.plan for sent in self._in_flight]
+        self._engine.note_failed_step(plans, f"{type(error).__name__} in the scheduler")

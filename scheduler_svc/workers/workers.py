@@ -1,6 +1,7 @@
 """The workers that are here: they announce themselves, are dialled back, driven, and given up when they are gone.
 
-Nothing is configured: who registers is known, who falls silent is forgotten.
+Nothing is configured: who registers is known, who falls silent is forgotten. No worker's word counts against anybody
+else: whose answers cannot be believed, or who follows another scheduler than the store knows, is put out of service.
 """
 
 import asyncio
@@ -11,23 +12,27 @@ from dataclasses import dataclass
 import structlog
 
 from common.native_faults import CONTROL_FLOW
-from quire.errors import FailedPreconditionError, NotFoundError, QuireError, UnavailableError
+from quire.errors import FailedPreconditionError, NotFoundError, OverloadedError, QuireError, UnavailableError
 from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.journal.store import FencedError, StoreUnavailableError
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.result_check import ImpossibleAnswerError
 from scheduler_svc.requests.served_model import ServedModel, served_model
 from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.memory_log import MemoryLog
+from scheduler_svc.workers.out_of_service import OutOfService
 from scheduler_svc.workers.step_expectations import StepExpectations
 from scheduler_svc.workers.worker_link import WorkerLink
-from scheduler_svc.workers.worker_loop import SupersededError, WorkerLoop
+from scheduler_svc.workers.worker_loop import StaleEpochError, SupersededError, WorkerLoop
 
 log = structlog.get_logger()
 
 LEASE_MS = 6000
 WATCH_EVERY_S = 0.5
+MAX_WORKERS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +43,14 @@ class Member:
     address: str
     incarnation: str
     link: WorkerLink
-    task: "asyncio.Task[None] | None" = None
+    step_key: str = ""
+    task: "asyncio.Task[None] | None" = None  # none while it is out of service
     loop: WorkerLoop | None = None  # while it is being driven
     block_size: int = 0
     seen_s: float
     is_leaving: bool = False  # by itself: when it hangs up nothing is wrong
     given_up: str | None = None  # why
+    out_of_service: str = ""  # why it gets no work; empty: it does
 
 
 class Workers:
@@ -66,7 +73,7 @@ class Workers:
         self._engine = engine
         self._admission = admission
         self._prefixes = prefixes
-        self._epoch = epoch
+        self.epoch = epoch  # that steps are sent at; one that rises counts for the next step of each worker
         self._send_whole = send_whole
         self._decide = decide
         self._on_change = on_change
@@ -76,25 +83,36 @@ class Workers:
         self._drained: dict[str, str] = {}  # by worker_id the incarnation that was taken out of service, here or not
         # By worker_id its incarnation and what was learnt of its steps, also while its link is broken.
         self._expectations: dict[str, tuple[str, StepExpectations]] = {}
+        self._out_of_service = OutOfService()
         self._closed = False
+        engine.on_worker_at_fault = self._put_at_fault
 
-    def register(self, request: cluster_pb2.RegisterRequest) -> None:
-        """A sign of life. Raises FailedPreconditionError if this worker cannot serve here."""
+    def register(self, request: cluster_pb2.RegisterRequest) -> str:
+        """A sign of life. Returns why the worker gets no work; nothing if it does.
+
+        Raises FailedPreconditionError if this worker cannot serve here.
+        """
         if self._closed:
             raise UnavailableError("the scheduler is shutting down", 1.0)
+        reason = self._out_of_service.reason(request, self.epoch)
         member = self.members.get(request.worker_id)
-        if member is not None and member.incarnation == request.incarnation:
+        if member is not None and member.incarnation == request.incarnation and (member.task is not None or reason):
             member.seen_s = time.monotonic()
+            if member.task is None:
+                member.out_of_service = reason
             if request.draining and not member.is_leaving:
                 member.is_leaving = True
                 self._settle_drain(member, is_draining=True)
-            return
+            return member.out_of_service
         if member is not None and member.loop is not None:
             raise FailedPreconditionError(
                 f"worker_id {request.worker_id!r} is held by a live worker at {member.address}; choose another"
             )
         if request.draining:
-            return
+            self.members.pop(request.worker_id, None)
+            return ""
+        if member is None and len(self.members) >= MAX_WORKERS:
+            raise OverloadedError(f"{len(self.members)} workers are here, the most that one scheduler takes", 10.0)
         self._check_model(request.worker_id, request.model_fingerprint)
         if self._drained.get(request.worker_id) != request.incarnation:
             self._drained.pop(request.worker_id, None)
@@ -105,18 +123,29 @@ class Workers:
             address=request.address,
             incarnation=request.incarnation,
             link=self._make_link(request.address),
+            step_key=request.step_key,
             seen_s=time.monotonic(),
+            out_of_service=reason,
         )
         self.members[request.worker_id] = member
-        member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")
+        if reason:
+            log.warning("worker out of service", worker_id=member.worker_id, address=member.address, reason=reason)
+        else:
+            member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")
+        return reason
 
     def drain(self, worker_id: str, *, undo: bool) -> int:
         """Takes a worker out of service, or back into it. Returns how many sequences are still there.
 
-        It stays so when its link breaks and it comes back, until it is started anew.
+        It stays so when its link breaks and it comes back, until it is started anew. One that was put out of service
+        for its answers serves again after its next sign of life.
         Raises NotFoundError if it is not here, FailedPreconditionError to take back one that leaves by itself.
         """
         member = self.members.get(worker_id)
+        if member is not None and member.out_of_service:
+            if undo:
+                self._out_of_service.take_back(worker_id)
+            return 0
         if member is None or member.loop is None:
             raise NotFoundError(f"no worker {worker_id!r} is here")
         if undo and member.is_leaving:
@@ -171,7 +200,7 @@ class Workers:
 
     def give_up_silent(self, now_s: float) -> None:
         """Gives up workers without a sign of life during their lease, and those that hang in a step."""
-        for member in self.members.values():
+        for member in list(self.members.values()):
             if member.given_up is not None:
                 continue  # told once: a second time would break off what it has yet to clear away
             silent_s = now_s - member.seen_s
@@ -181,7 +210,9 @@ class Workers:
                 reason = "it hangs in a step"
             else:
                 continue
-            if member.task is not None and member.task.cancel():
+            if member.task is None:
+                del self.members[member.worker_id]
+            elif member.task.cancel():
                 member.given_up = reason
                 log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=reason)
 
@@ -210,8 +241,8 @@ class Workers:
                 log.info("worker left", worker_id=worker_id, address=member.address)
             else:
                 log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
-        except SupersededError as error:
-            self._on_fatal(error)
+        except StaleEpochError as error:
+            await self._question(member, error)
         except QuireError as error:
             log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=str(error))
         except CONTROL_FLOW:
@@ -220,14 +251,48 @@ class Workers:
             log.exception("worker given up", worker_id=worker_id, address=member.address)
         finally:
             await link.close()
-            if self.members.get(worker_id) is member:
+            member.task = None
+            if self.members.get(worker_id) is member and not member.out_of_service:
                 del self.members[worker_id]  # its next sign of life starts it anew
+
+    async def _question(self, member: Member, error: StaleEpochError) -> None:
+        """Asks the store whether we still lead: a worker that follows a higher epoch may have been told anything."""
+        try:
+            await self._engine.journal.confirm_leading()
+        except FencedError as fenced:
+            self._on_fatal(SupersededError(f"{error.message}: {fenced}"))
+        except StoreUnavailableError as unavailable:
+            reason = f"{error.message}, and the store does not say whether there is one: {unavailable.message}"
+            log.warning("worker not usable", worker_id=member.worker_id, address=member.address, reason=reason)
+        else:
+            reason = f"it follows a scheduler of epoch {error.epoch}, which the store does not know: start it again"
+            self._put_out_of_service(member.worker_id, reason)
+
+    def _put_at_fault(self, worker_id: str) -> None:
+        """A request that it could not compute was computed by another."""
+        reason = "its answers could not be believed, and another worker computed the same request: start it again"
+        self._put_out_of_service(worker_id, reason)
+
+    def _put_out_of_service(self, worker_id: str, reason: str) -> None:
+        """Until it is started anew, or an administrator takes it back. What runs there moves, and is not to blame."""
+        incarnation, _ = self._expectations.get(worker_id, ("", None))
+        if not incarnation:
+            return
+        self._out_of_service.put(worker_id, incarnation, reason)
+        self._engine.scheduler.forgive(worker_id)
+        member = self.members.get(worker_id)
+        log.error("worker out of service", worker_id=worker_id, reason=reason)
+        if member is not None and member.incarnation == incarnation and not member.out_of_service:
+            member.out_of_service = reason
+            if member.task is not None and member.task is not asyncio.current_task():
+                member.task.cancel()
+        self._engine.wake_workers()
 
     def _take_in(self, member: Member, description: worker_pb2.DescribeResponse, known: ServedModel | None) -> None:
         """Raises FailedPreconditionError if its tokenizer cannot be read, or it does not fit beside the others."""
         try:
             model = served_model(description, known)
-            member.link.open()
+            member.link.open(member.step_key)
             self._add_to_scheduler(member, description)
         except ValueError as error:
             raise FailedPreconditionError(str(error)) from error
@@ -247,12 +312,13 @@ class Workers:
         incarnation, expectations = self._expectations.get(member.worker_id, ("", StepExpectations()))
         if incarnation != member.incarnation:  # another process, which may have to compile first
             expectations = StepExpectations()
+            self._engine.scheduler.forgive(member.worker_id)
         self._expectations[member.worker_id] = member.incarnation, expectations
         member.loop = WorkerLoop(
             member.worker_id,
             member.link,
             self._engine,
-            epoch=self._epoch,
+            current_epoch=lambda: self.epoch,
             send_whole=self._send_whole,
             decides_late=self._decide == "late" or (self._decide == "auto" and description.device.startswith("cpu")),
             expectations=expectations,
@@ -278,6 +344,8 @@ class Workers:
             self._engine.wake_workers()
             lost_by = await member.loop.run()
             return lost_by
+        except (ImpossibleAnswerError, StaleEpochError):
+            raise  # no loss by what was in flight: that is known by now, or was not executed
         except QuireError as error:
             lost_by = str(error)
             raise

@@ -57,6 +57,7 @@ DOCUMENTED = {
     "UNAVAILABLE",
     "ABORTED",
     "DATA_LOSS",
+    "PERMISSION_DENIED",  # of a worker that is registered with a scheduler, to strangers
 }
 _SUBMITTED = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), stopping=pb.StoppingParams(max_tokens=4))
 # What is let in, from which some inputs differ in a field or two.

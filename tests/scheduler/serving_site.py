@@ -125,7 +125,7 @@ class Site:
             self.admission, self.prefixes, RequestList(self.engine, self.admission), self.stats
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
-        cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers, epoch), self.server.grpc)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers), self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")
         self._channel = grpc.aio.insecure_channel(self.address, options=channel_options(PUBLIC_MESSAGE_BYTES))
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)

@@ -76,6 +76,7 @@ async def test_a_search_that_is_allowed_nothing_and_has_found_nothing_fails_alon
     answer_candidates(worker, num_good_steps, allow_nothing)
     request = searching(100, 9, 4, "stuck")
     request.stopping.ignore_eos = True
+    request.sampling.logit_bias[1] = -100.0
     common = list(search_of(request).run(num_good_steps).common_prefix())
     good = asyncio.create_task(see(site, counting(500, 12)))
     seen = await see(site, request)
@@ -89,6 +90,7 @@ async def test_a_search_that_is_allowed_nothing_and_has_found_nothing_fails_alon
 async def test_a_search_that_is_allowed_nothing_more_ends_with_what_it_has_found(site: Site) -> None:
     worker = await site.add_worker()
     request = searching(7, 9, 4, early_stopping=pb.EARLY_STOPPING_NEVER)
+    request.sampling.logit_bias[1] = -100.0
     search = search_of(request)
     while not any(each.finish for each in search.search.finish()):
         search.step()

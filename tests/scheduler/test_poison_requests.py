@@ -1,16 +1,14 @@
 """Requests that fail steps or end workers, through engine and wire: they fail alone, and say why."""
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Callable
-from zlib import crc32
 
 import grpc
 import pytest
 import structlog
 
 from common.arrays import unpack_int32
-from common.step_wire import RESPONSE_TAG
+from quire.errors import UnavailableError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from tests.scheduler.journal_setup import until
@@ -92,7 +90,7 @@ async def test_of_twelve_requests_only_the_one_that_ends_workers_is_failed(site:
     def die(request: worker_pb2.StepRequest) -> Answer:
         nonlocal num_deaths
         num_deaths += 1
-        return b"\xff\xff\xff" + struct.pack("<BI", RESPONSE_TAG, crc32(b"\xff\xff\xff"))  # its line breaks
+        raise UnavailableError("the process has gone", 1.0)  # its line breaks
 
     for worker in workers:
         on_poison(worker, die)

@@ -12,11 +12,12 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.requests.result_check import ImpossibleAnswerError, check_result
+from scheduler_svc.requests.result_check import ImpossibleAnswerError, NotFiniteError, check_result
 from scheduler_svc.workers.step_builder import build_step
 
 PROMPT = [11, 12, 13, 14, 15, 16]
 NUM_CANDIDATES = 4
+VOCAB_SIZE = 1000
 GOOD = Candidates(token_ids=[7, 3, 9, 1], logprobs=[-0.5, -1.0, -2.0, -math.inf])
 
 
@@ -74,7 +75,7 @@ def test_a_beam_whose_prompt_is_not_done_is_asked_for_nothing() -> None:
     add(scheduler, 0, 2, is_beam=True)
     plan, step = next_step(scheduler)
     assert (step.samples, step.candidates, list(step.num_tokens)) == ([], [], [5])
-    check_result(plan, StepResult(epoch=1, step_id=plan.step_id))
+    check_result(plan, StepResult(epoch=1, step_id=plan.step_id), VOCAB_SIZE, {}, {})
 
 
 def test_without_beams_nothing_is_said_of_candidates() -> None:
@@ -89,6 +90,11 @@ def beam_plan() -> StepPlan:
     scheduler = make_scheduler()
     add(scheduler, 0, 2, is_beam=True)
     return next_step(scheduler)[0]
+
+
+def asked_by(plan: StepPlan) -> dict[int, SlotSampling]:
+    """Each beam wants two log-probabilities beside its own."""
+    return {sequence.seq_id: SlotSampling(seed=0, num_logprobs=2) for sequence in plan.sequences}
 
 
 def answer(*candidates: Candidates) -> StepResult:
@@ -110,13 +116,19 @@ def rows_of(num_rows: int) -> LogprobRows:
     "candidates",
     [
         GOOD,
-        replace(GOOD, rows=rows_of(4)),
+        replace(GOOD, rows=rows_of(4)),  # asked for
         Candidates(token_ids=[7, 3], logprobs=[-0.5, -1.0]),  # the vocabulary has no more
-        Candidates(token_ids=[], logprobs=[]),  # logits that were not finite
     ],
 )
 def test_an_answer_with_candidates_of_every_beam_is_believed(beam_plan: StepPlan, candidates: Candidates) -> None:
-    check_result(beam_plan, answer(candidates))
+    asked = asked_by(beam_plan) if candidates.rows else {}
+    check_result(beam_plan, answer(candidates), VOCAB_SIZE, asked, asked)
+
+
+def test_without_candidates_the_logits_of_a_beam_were_not_finite(beam_plan: StepPlan) -> None:
+    with pytest.raises(NotFiniteError) as caught:
+        check_result(beam_plan, answer(Candidates(token_ids=[], logprobs=[])), VOCAB_SIZE, {}, {})
+    assert caught.value.groups == [beam_plan.sequences[0].group]
 
 
 @pytest.mark.parametrize(
@@ -128,18 +140,28 @@ def test_an_answer_with_candidates_of_every_beam_is_believed(beam_plan: StepPlan
         ([replace(GOOD, logprobs=[-1.0])], "without a log-probability each"),
         ([replace(GOOD, token_ids=[])], "without a log-probability each"),
         ([replace(GOOD, logprobs=[-1.0, math.nan, -2.0, -3.0])], "without a log-probability each"),
-        ([replace(GOOD, token_ids=[7, 3, -1, 1])], "a candidate of row 0 is negative"),
+        ([replace(GOOD, token_ids=[7, 3, -1, 1])], "a candidate of row 0 is beyond the vocabulary of 1000"),
+        ([replace(GOOD, token_ids=[7, 3, 1000, 1])], "a candidate of row 0 is beyond the vocabulary of 1000"),
+        ([replace(GOOD, logprobs=[math.inf, -1.0, -2.0, -3.0])], "without a log-probability each"),
         ([replace(GOOD, token_ids=[7, 3, 7, 1])], "a candidate of row 0 came twice"),
         ([replace(GOOD, logprobs=[-1.0, -0.5, -2.0, -3.0])], "do not come best first"),
-        ([replace(GOOD, rows=rows_of(3))], "ragged"),
-        ([replace(GOOD, rows=replace(rows_of(4), ranks=[1]))], "ragged"),
+        ([replace(GOOD, rows=rows_of(3))], "rows of log-probabilities are not 4"),
+        ([replace(GOOD, rows=replace(rows_of(4), ranks=[1]))], "rows of log-probabilities are not 4"),
+        ([replace(GOOD, rows=replace(rows_of(4), ranks=[0, 1, 1, 1]))], "a rank or a likely token"),
+        ([replace(GOOD, rows=replace(rows_of(4), ranks=[1001, 1, 1, 1]))], "a rank or a likely token"),
+        ([replace(GOOD, rows=replace(rows_of(4), top_token_ids=[1000] * 8))], "a rank or a likely token"),
+        ([replace(GOOD, rows=replace(rows_of(4), logprobs=[0.5] * 4))], "not a number up to 0"),
+        ([replace(GOOD, rows=replace(rows_of(4), top_logprobs=[math.nan] * 8))], "not a number up to 0"),
+        ([replace(GOOD, rows=replace(rows_of(4), top_logprobs=[-2.0, -1.0] * 4))], "do not come best first"),
+        ([replace(GOOD, logprobs=[-math.inf] * 4, rows=rows_of(4))], "no candidate of row 0 is possible"),
+        ([GOOD], "with log-probabilities that were not asked, or without"),
     ],
 )
 def test_candidates_that_cannot_be_the_answer_are_refused(
     beam_plan: StepPlan, candidates: list[Candidates], reason: str
 ) -> None:
     with pytest.raises(ImpossibleAnswerError, match=reason):
-        check_result(beam_plan, answer(*candidates))
+        check_result(beam_plan, answer(*candidates), VOCAB_SIZE, asked_by(beam_plan), asked_by(beam_plan))
 
 
 def test_candidates_for_a_step_without_beams_are_refused() -> None:
@@ -147,4 +169,4 @@ def test_candidates_for_a_step_without_beams_are_refused() -> None:
     add(scheduler, 0, 1, is_beam=False)
     plan, _ = next_step(scheduler)
     with pytest.raises(ImpossibleAnswerError, match="candidates of 1 rows came for 0"):
-        check_result(plan, StepResult(epoch=1, step_id=1, token_ids=[5], candidates=[GOOD]))
+        check_result(plan, StepResult(epoch=1, step_id=1, token_ids=[5], candidates=[GOOD]), VOCAB_SIZE, {}, {})

@@ -10,7 +10,7 @@ import pytest
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.workers.worker_link import WorkerLink
-from scheduler_svc.workers.worker_loop import HUNG_AFTER_UNKNOWN_S, SupersededError
+from scheduler_svc.workers.worker_loop import HUNG_AFTER_UNKNOWN_S
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
@@ -275,20 +275,6 @@ async def test_an_idle_worker_hangs_in_no_step(site: Site) -> None:
     await site.idle()
     loop = site.workers.driven[0].loop
     assert loop is not None and not loop.is_hung(time.monotonic() + 10 * HUNG_AFTER_UNKNOWN_S)
-
-
-async def test_a_worker_that_follows_a_newer_scheduler_ends_this_one(site: Site) -> None:
-    worker = await site.add_worker()
-
-    def script(request: worker_pb2.StepRequest) -> Answer:
-        return worker_pb2.StepResponse(epoch=7, step_id=request.step_id, status=worker_pb2.STEP_STATUS_STALE_EPOCH)
-
-    worker.script = script
-    running = asyncio.create_task(site.run(counting(10)))
-    await until(lambda: bool(site.fatal))
-    assert isinstance(site.fatal[0], SupersededError) and "epoch 7" in site.fatal[0].message
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_nobody_registers_once_the_workers_are_closed(site: Site) -> None:

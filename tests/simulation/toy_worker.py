@@ -217,6 +217,7 @@ class ToyLine(WorkerLink):
         self.results: deque[StepResult] = deque()
         self.broken: str | None = None
         self.is_damaged = False
+        self.is_unreadable = False
         self._worker = worker
         self._owner = owner
         self._process: Process | None = None  # the incarnation at the other end
@@ -230,7 +231,7 @@ class ToyLine(WorkerLink):
         self._process = self._worker.process
         return self._worker.describe()
 
-    def open(self) -> None:
+    def open(self, step_key: str = "") -> None:
         if self._worker.process is not self._process or not self._worker.answers:
             self.break_soon("connection refused")
             return

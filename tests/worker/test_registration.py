@@ -15,6 +15,7 @@ from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from tests.patience import patient
 from tests.services import free_address
+from worker_svc.followed_epoch import FollowedEpoch
 from worker_svc.registration import Registration, WorkerIdentity
 
 IDENTITY = WorkerIdentity(worker_id="w1", incarnation="i1", address="10.0.0.1:7000", model_fingerprint="f1")
@@ -79,13 +80,12 @@ async def test_a_worker_that_was_first_is_found_and_found_again(registration: tu
             await scheduler.start(address)
             signs = [await scheduler.requests.get() for _ in range(4)]
             await scheduler.server.stop(0)
-    assert all(
-        sign
-        == pb.RegisterRequest(
+            assert [sign.epoch for sign in signs] == [epoch - 1, epoch, epoch, epoch]
+    for sign in signs:
+        sign.ClearField("epoch")
+        assert sign == pb.RegisterRequest(
             worker_id="w1", address="10.0.0.1:7000", incarnation="i1", model_fingerprint="f1", draining=False
         )
-        for sign in signs
-    )
     registered = [line["epoch"] for line in logs if line["event"] == "registered"]
     assert registered == [1, 2]  # once each, not once for each sign of life
 
@@ -275,3 +275,29 @@ async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
     await registration.close()
     assert 0 < num_asked[-2] == num_asked[-1]
     await asyncio.gather(*(each.server.stop(0) for each in (leader, lost, first)))
+
+
+async def test_an_epoch_that_no_scheduler_answers_with_any_more_is_followed_no_more() -> None:
+    """As after a loss of the store, which counts epochs anew."""
+    address, epochs = free_address(), list[int]()
+    registration = Registration(address, IDENTITY, epochs.append, forget_epoch_s=0.3)
+    keeping = asyncio.create_task(registration.keep())
+    for epoch in (7, 1):
+        scheduler = Scheduler(epoch)
+        await scheduler.start(address)
+        while not epochs or epochs[-1] != epoch:
+            sign = await scheduler.requests.get()
+        while sign.epoch != epoch:
+            sign = await scheduler.requests.get()
+        await scheduler.server.stop(0)
+    assert epochs == [7, 1]
+    keeping.cancel()
+    await registration.close()
+
+
+def test_a_lower_epoch_is_not_followed_while_the_higher_one_is_fresh() -> None:
+    followed = FollowedEpoch(forget_after_s=10)
+    assert followed.note(7, 100.0) and not followed.note(7, 104.0)
+    assert not followed.note(5, 113.0) and followed.epoch == 7
+    assert followed.note(5, 114.1) and followed.epoch == 5
+    assert followed.note(8, 114.2) and followed.epoch == 8

@@ -15,11 +15,11 @@ from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from common.step import Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, step_to_pb
-from common.step_wire import REQUEST_TAG, open_response, open_step_stream, seal_request
+from common.step_wire import REQUEST_TAG, STEP_KEY, open_response, open_step_stream, seal_request
 from quire.errors import DataLossError, InvalidRequestError, UnavailableError
 from quire.rpc import channel_options, error_of
+from quire.v1 import inference_pb2, worker_pb2_grpc
 from quire.v1 import worker_pb2 as pb
-from quire.v1 import worker_pb2_grpc
 from tests.worker.steps import LIMITS
 from worker_svc.description import ModelDescription, PhaseTime, TokenizerFiles, WorkerDescription
 from worker_svc.executor import StepExecutor
@@ -63,8 +63,8 @@ class Connection:
         self.channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
         self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)
 
-    def open(self) -> "Stream":
-        return Stream(open_step_stream(self.channel))
+    def open(self, step_key: str = "") -> "Stream":
+        return Stream(open_step_stream(self.channel, step_key))
 
     def open_raw(self) -> "Stream":
         """One that sends bytes as they are."""
@@ -104,11 +104,11 @@ class Stream:
 class Worker:
     """A served worker and the parts behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_key: str = "") -> None:
         self.runner = GatedRunner()
         self.thread = TaskThread("execution")
         self.executor = StepExecutor(self.runner, self.thread, abandon=pytest.fail)
-        self.servicer = WorkerServicer("w1", "i1")
+        self.servicer = WorkerServicer("w1", "i1", step_key)
         self.server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
         add_to_server(self.servicer, self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")
@@ -159,6 +159,7 @@ async def test_describe_says_what_the_worker_is(worker: Worker, client: Connecti
         vocab_size=100,
         max_model_len=40,
         eos_token_ids=[2, 3],
+        sampling_defaults=inference_pb2.SamplingDefaults(),
     )
     assert answer.pool == pb.PoolInfo(
         num_blocks=32, block_size=4, num_host_blocks=4, bytes_per_block=4096, dtype="float32"
@@ -357,3 +358,26 @@ async def test_draining_answers_what_was_taken_and_refuses_the_rest(worker: Work
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await client.stub.Step(pb.StepRequest(epoch=1, step_id=3))
     assert isinstance(error_of(refusal.value), UnavailableError)
+
+
+async def test_a_worker_with_a_key_takes_steps_of_who_has_it_and_no_stranger_can_move_its_epoch() -> None:
+    worker = Worker("secret")
+    await worker.server.start()
+    worker.runner.gate.set()
+    worker.load()
+    try:
+        async with worker.connect() as ours, worker.connect() as stranger:
+            stream = ours.open("secret")
+            assert await stream.ask(1, 1, snapshot=True) is StepStatus.OK
+            for key in ("", "wrong", "Secret"):
+                assert await stranger.open(key).error() is grpc.StatusCode.PERMISSION_DENIED
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    request = step_to_pb(Step(epoch=2**64 - 1, step_id=1, snapshot=True))
+                    await stranger.stub.Step(request, metadata=((STEP_KEY, key),))
+                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert (await stranger.stub.Describe(pb.DescribeRequest())).worker_id == "w1"
+            assert await stream.ask(1, 2) is StepStatus.OK
+    finally:
+        await worker.server.stop(0)
+        await worker.executor.close()
+        await worker.thread.close()

@@ -1,0 +1,37 @@
+"""How long steps take: moving averages, and what of a worker's own times can be true."""
+
+from dataclasses import dataclass
+
+from common.step import StepResult
+
+AVERAGE_WEIGHT = 0.05  # of the newest value in a moving average
+CLOCK_MARGIN_NS = 1_000_000_000  # by which a worker's clock may differ from ours over one step
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Moving averages over a worker's steps, in nanoseconds."""
+
+    num_steps: int = 0
+    exec_ns: float = 0.0
+    overhead_ns: float = 0.0  # of an iteration, the part in which the worker did not execute
+
+    def add(self, exec_ns: int, iteration_ns: int | None) -> None:
+        """Counts a step; `iteration_ns` since the result before it, None if the worker had been idle."""
+        self.num_steps += 1
+        weight = max(AVERAGE_WEIGHT, 1 / self.num_steps)
+        self.exec_ns += (exec_ns - self.exec_ns) * weight
+        if iteration_ns is not None:
+            self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * weight
+
+
+def plausible_times(result: StepResult, waited_ns: int) -> None:
+    """Cuts the times of an answer down to what is possible: no step took longer than it was waited for.
+
+    Averages, expectations and costs are learnt from them: one answer with 2^64 would stand in them for ever.
+    """
+    most_ns = max(0, waited_ns) + CLOCK_MARGIN_NS
+    result.exec_ns = min(result.exec_ns, most_ns)
+    result.swap_ns = min(result.swap_ns, most_ns)
+    result.queue_ns = min(result.queue_ns, most_ns)
+    result.total_ns = min(result.total_ns, most_ns)
