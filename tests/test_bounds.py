@@ -22,6 +22,7 @@ from common.step_wire import open_request, seal_request
 from quire.errors import InvalidRequestError
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
+from scheduler_svc.requests.admission import MOST_PARAMETER_BYTES
 from tests.bounded_fields import beyond, bounded_paths, is_map, message_at
 from tests.chaos_input.fuzzed_messages import fuzzed
 
@@ -212,3 +213,19 @@ def test_what_the_quick_look_lets_through_is_within_every_bound(request_name: st
             num_quick += 1
             check_of(descriptor).check(message)
     assert num_quick
+
+
+def test_the_largest_parameters_within_bounds_fit_into_what_the_journal_keeps_of_a_request() -> None:
+    request = pb.GenerateRequest(
+        request_id="r" * 128,
+        tenant="👋" * 128,
+        cache_salt="👋" * 128,
+        sampling=pb.SamplingParams(
+            logit_bias={2**31 - 1 - i: 1.5 for i in range(1024)},
+            allowed_token_ids=[2**31 - 1 - i for i in range(65_536)],
+            seed=2**64 - 1,
+        ),
+        stopping=pb.StoppingParams(stop=["x" * 256] * 16, stop_token_ids=[2**31 - 1] * 256, max_tokens=2**32 - 1),
+    )
+    check_of(pb.GenerateRequest.DESCRIPTOR).check(request)
+    assert request.ByteSize() < MOST_PARAMETER_BYTES // 2
