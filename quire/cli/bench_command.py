@@ -22,6 +22,7 @@ from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fai
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 DEFAULT_NUM_REQUESTS = 100
+DEFAULT_PROMPT_LEN = "32-128"
 
 
 def bench(
@@ -33,7 +34,9 @@ def bench(
     duration_s: Annotated[
         float | None, typer.Option("--duration", "--duration-s", help="Seconds during which they arrive.")
     ] = None,
-    prompt_len: Annotated[str, typer.Option(help="Tokens: 128, 64-256 or normal:128:32.")] = "32-128",
+    prompt_len: Annotated[
+        str | None, typer.Option(help="Tokens: 128, 64-256 or normal:128:32. Default: 32-128.")
+    ] = None,
     output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "32-128",
     prompt: Annotated[str | None, typer.Option(help="This text, instead of random tokens.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths, prompts and sampling.")] = 0,
@@ -54,12 +57,17 @@ def bench(
     params["cache_salt"] = uuid.uuid4().hex
     with errors_explained():
         _check(rate, duration_s, json_file)
+        if prompt is not None and prompt_len is not None:
+            fail(
+                "--prompt-len is the length of random prompts, and --prompt gives one: leave one of them out",
+                EXIT_USAGE,
+            )
         load = Load(
             rate=rate,
             num_requests=num_requests or (DEFAULT_NUM_REQUESTS if duration_s is None else None),
             duration_s=duration_s,
             output_len=Lengths.parse(output_len),
-            prompt_len=Lengths.parse(prompt_len),
+            prompt_len=Lengths.parse(prompt_len or DEFAULT_PROMPT_LEN),
             prompt=prompt,
             seed=seed,
         )

@@ -63,7 +63,7 @@ def serve(
     except OSError as error:
         fail(f"the data folder {data_dir} cannot be used: {error}; choose another with --data-dir", EXIT_USAGE)
     try:
-        code = asyncio.run(_serve(settled, folder, Announcer()))
+        code = asyncio.run(_serve(settled, folder, Announcer(settled.scheduler.log_format)))
     finally:
         folder.close()
     raise typer.Exit(code)

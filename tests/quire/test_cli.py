@@ -296,6 +296,7 @@ async def test_bench_counts_failures_and_fails_if_nothing_worked(server: Scripte
     [
         *(["--rate", "0"], ["--rate", "nan"], ["--prompt-len", "many"], ["--output-len", "0"], ["--duration", "-1"]),
         ["--json", "/no/such/folder/file"],
+        ["--prompt", "hello", "--prompt-len", "7"],
     ],
 )
 def test_bench_refuses_a_load_that_makes_no_sense(flags: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import shutil
 import socket
@@ -192,6 +193,21 @@ def test_a_store_that_cannot_be_used_is_named_without_its_password(guarded: str,
         assert "Traceback" not in processes_and_logs(serve, data_dir)
     finally:
         serve.clean_up()
+
+
+@pytest.mark.parametrize(("form", "is_json"), [("auto", False), ("json", True), ("console", False)])
+def test_logs_are_lines_to_read_on_a_terminal_unless_json_is_asked_for(form: str, is_json: bool) -> None:
+    ours, theirs = pty.openpty()
+    code = (
+        "from quire.cli.supervisor.announcer import Announcer\n"
+        f'Announcer({form!r}).echo(\'{{"event": "listening", "level": "info", "service": "s"}}\')'
+    )
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, stderr=theirs, check=True)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert shown.startswith("{") is is_json
+    assert is_json or "info    s: listening" in shown
 
 
 def test_phases_are_shown_in_the_words_of_a_person() -> None:

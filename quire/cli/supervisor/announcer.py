@@ -27,7 +27,9 @@ class _LastingConsole(Console):
 class Announcer:
     """Says things on standard error, and the greeting on standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: str = "auto") -> None:
+        """Makes one for a `log_format` of the services' settings."""
+        self._log_format = log_format
         self._out = _LastingConsole(highlight=False)
         self._err = _LastingConsole(stderr=True, highlight=False, soft_wrap=True)
         self._live = ""  # what stands on the live line now
@@ -66,11 +68,12 @@ class Announcer:
         self._live = text
 
     def echo(self, line: str) -> None:
-        """Passes on a line of a service's log: to a terminal as a line to read, elsewhere as it is."""
+        """Passes on a line of a service's log: as a line to read on a terminal, unless JSON was asked for."""
 
         def write() -> None:
             self._clear()
-            text = readable_line(line, colours=True) if self._err.is_terminal else line
+            is_read = self._err.is_terminal and self._log_format != "json"
+            text = readable_line(line, colours=True) if is_read else line
             self._err.file.write(without_passwords(text) + "\n")
             self._err.file.flush()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.native.build import cache_directory, library_path
+from kernels.native.build import cache_directory, library_path, needs_build
 from kernels.native.compiling import NativeUnavailableError
 from kernels.native.native_kernels import NativeKernels, choose_kernels, native_kernels
 from kernels.native.torch_kernels import TorchKernels
@@ -79,3 +79,13 @@ def test_the_fallback_is_chosen_openly() -> None:
     assert choose_kernels("torch", torch.float32)[1] is None
     with pytest.raises(NativeUnavailableError, match="float16"):
         choose_kernels("native", torch.float16)
+
+
+def test_what_would_be_compiled_is_known_before(cache_directory: Path, tmp_path: Path) -> None:
+    """The start says so, since it takes long: once, and not where there is nothing to compile with."""
+    environment = _environment(tmp_path, QUIRE_NATIVE="compile")
+    assert needs_build(environment)
+    assert not needs_build({**environment, "QUIRE_NATIVE": "off"})
+    assert not needs_build({**environment, "CXX": str(tmp_path / "no-compiler")})
+    kept = _environment(cache_directory, QUIRE_NATIVE="compile")
+    assert library_path(kept).exists() and not needs_build(kept)
