@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import math
 import os
 import queue
 import random
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,9 +25,8 @@ LIMIT_S = 1200.0  # on an idle machine
 
 
 def drawn(possible: list[tuple[Target, Mutant]], seed: int, number: int) -> list[tuple[Target, Mutant]]:
-    """A sample, in the order of places."""
-    chosen = random.Random(seed).sample(range(len(possible)), min(number, len(possible)))
-    return [possible[index] for index in sorted(chosen)]
+    """A sample in random order: what is tried of it in a bounded time is a sample, too."""
+    return random.Random(seed).sample(possible, min(number, len(possible)))
 
 
 def tryable(chosen: list[tuple[Target, Mutant]], root: Path) -> list[tuple[Target, Mutant]]:
@@ -64,15 +65,17 @@ class Campaign:
             self._free.put(Sandbox(root, folder / str(number)))
         self._pool = ThreadPoolExecutor(num_jobs)
 
-    def outcomes(self, chosen: list[tuple[Target, Mutant]], limit_s: float) -> list[Outcome]:
-        """Beside `chosen`. `limit_s` is how long the tests of one mutant may take."""
-        found: list[Outcome] = []
-        for outcome in self._pool.map(lambda each: self._tried(each[0], each[1], limit_s), chosen):
-            found.append(outcome)
-            say(f"{len(found)}/{len(chosen)} {described(outcome)}")
-        return found
+    def outcomes(self, chosen: list[tuple[Target, Mutant]], limit_s: float, end_s: float) -> list[Outcome | None]:
+        """Beside `chosen`. `limit_s` is how long the tests of one may take; None for one not begun at `end_s`."""
+        futures = [self._pool.submit(self._tried, *each, limit_s, end_s) for each in chosen]
+        for number, done in enumerate(as_completed(futures), start=1):
+            if (outcome := done.result()) is not None:
+                say(f"{number}/{len(chosen)} {described(outcome)}")
+        return [future.result() for future in futures]
 
-    def _tried(self, target: Target, mutant: Mutant, limit_s: float) -> Outcome:
+    def _tried(self, target: Target, mutant: Mutant, limit_s: float, end_s: float) -> Outcome | None:
+        if time.monotonic() > end_s:
+            return None
         sandbox = self._free.get()
         try:
             tests, num_near = target.test_paths(self._root, mutant.path)
@@ -88,7 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = [each for each in chosen if arguments.only in each[1].path]
     with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
         campaign = Campaign(ROOT, Path(folder), arguments.jobs)
-        outcomes = campaign.outcomes(chosen, patient(arguments.limit_s))
+        end_s = time.monotonic() + 60 * arguments.minutes
+        tried = zip(chosen, campaign.outcomes(chosen, patient(arguments.limit_s), end_s), strict=True)
+        done = sorted(
+            ((target.name, outcome) for (target, _), outcome in tried if outcome is not None),
+            key=lambda each: (each[1].mutant.path, each[1].mutant.start),
+        )
+    outcomes = [outcome for _, outcome in done]
     equivalents = read_equivalents(EQUIVALENTS)
     reasons = [reason_for(each, equivalents, ROOT) for each in outcomes]
     facts = {
@@ -97,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         "date": datetime.now(UTC).date().isoformat(),
         "num_cpus": os.cpu_count(),
     }
-    result = summary(outcomes, [target.name for target, _ in chosen], reasons, facts)
+    result = summary(outcomes, [name for name, _ in done], reasons, facts)
     out = Path(arguments.out)
     (out / "mutants.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     (out / "mutants.md").write_text(page(result))
@@ -131,6 +140,7 @@ def main() -> None:
     parser.add_argument(
         "--limit-s", type=float, default=LIMIT_S, help="seconds for the tests of one, on an idle machine"
     )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--only", default="", help="of those drawn only such with this in their path")
     parser.add_argument("--out", default=str(ROOT / "docs"), help="folder of mutants.json and mutants.md")
     sys.exit(run(parser.parse_args()))
