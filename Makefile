@@ -9,8 +9,9 @@
 #   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
 #   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
-#   SECONDS, SEED   how long `make endurance` goes on, and what draws its faults. Default: 1800, 1.
-#   FUZZ_INPUTS, FUZZ_SEED  how many messages `make fuzz` sends, and from which seed. Default: 50000, 0.
+#   SECONDS      how long `make endurance` goes on. Default: 1800.
+#   SEED         what draws the inputs of `make endurance` and `make fuzz`. Default: 1.
+#   FUZZ_SHARE   part of all inputs that `make fuzz` plays. Default: 1.0.
 #   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
 #   SEEDS        how many seeds `make simulate` runs, from 0 on. Default: 20000.
 
@@ -22,8 +23,7 @@ GPU_CHECK_ARGS ?=
 BENCH_PEERS_ARGS ?=
 MUTANTS_ARGS ?=
 SEEDS ?= 20000
-FUZZ_INPUTS ?= 50000
-FUZZ_SEED ?= 0
+FUZZ_SHARE ?= 1.0
 SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 2
@@ -130,9 +130,9 @@ chaos: $(VENV)/.dev
 endurance: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos --campaign endurance --seconds $(SECONDS) --seed $(SEED)
 
-# Fuzzed messages to every RPC of real services, from a seed. Some minutes.
+# Hostile input against real processes, from a seed: messages over every RPC, abuse of HTTP/2, damaged model folders.
 fuzz: $(VENV)/.dev
-	$(BIN)/python -m tests.chaos_input.every_rpc --num-inputs $(FUZZ_INPUTS) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz --share $(FUZZ_SHARE) --seed $(SEED)
 
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
 simulate: $(VENV)/.dev

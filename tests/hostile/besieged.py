@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 import quire
+from benchmarks.report import percentile
 from quire.errors import QuireError
 from quire.rpc import channel_options
 from quire.v1 import cluster_pb2_grpc, worker_pb2
@@ -30,22 +31,29 @@ class Neighbour:
         self._address = address
         self.num_answered = 0
         self.failures: list[str] = []
+        self.latencies_s: list[float] = []
         self._answered = asyncio.Condition()
 
     async def ask_on(self) -> None:
         """Until it is cancelled."""
         async with quire.AsyncClient(self._address, retries=0) as client:
             while True:
+                began_s = time.perf_counter()
                 try:
                     completion = await client.generate(_PROMPT, max_tokens=_NUM_TOKENS, ignore_eos=True)
                     if completion.samples[0].token_ids != (4, 5, 6, 7, 8):
                         self.failures.append(f"got {completion.samples[0].token_ids}")
                 except QuireError as error:
                     self.failures.append(f"{type(error).__name__}: {error}")
+                self.latencies_s.append(time.perf_counter() - began_s)
                 async with self._answered:
                     self.num_answered += 1
                     self._answered.notify_all()
                 await asyncio.sleep(_PAUSE_S)
+
+    def p99_ms(self) -> float:
+        """Of the answers since `latencies_s` was emptied."""
+        return 1e3 * percentile(self.latencies_s, 99)
 
     async def until_answered(self, number: int) -> None:
         """Waits until it has so many answers more than now."""

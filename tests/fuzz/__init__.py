@@ -1,0 +1,1 @@
+"""`make fuzz`: hostile input of every kind against real processes, from a seed."""
