@@ -130,8 +130,10 @@ chaos: $(VENV)/.dev
 endurance: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos --campaign endurance --seconds $(SECONDS) --seed $(SEED)
 
-# Hostile input against real processes, from a seed: messages over every RPC, abuse of HTTP/2, damaged model folders.
+# Hostile answers of a worker and damaged model folders, each kind; then, from a seed and against real processes,
+# messages over every RPC, abuse of HTTP/2 and more model folders.
 fuzz: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/scheduler/test_hostile_answers.py tests/worker/test_damaged_folders.py
 	$(BIN)/python -m tests.fuzz --share $(FUZZ_SHARE) --seed $(SEED)
 
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
