@@ -1,4 +1,4 @@
-"""Settings of the scheduler that bound what peers may take of it: connections, calls and bytes."""
+"""Settings of the scheduler that bound what peers and tenants may take of it: connections, calls, queue, memory."""
 
 from pydantic import Field
 
@@ -6,8 +6,10 @@ from quire.settings import Settings
 
 
 class LimitSettings(Settings):
-    """Limits by connection (an address with its port) and by host (the address without). Whoever is beyond one is
-    told which, with RESOURCE_EXHAUSTED and when to come back; 0 is no limit. Behind a proxy all clients are one host.
+    """Limits by connection (an address with its port), by host (the address without) and by tenant.
+
+    Whoever is beyond one is told which, with RESOURCE_EXHAUSTED and when to come back. Of what may be 0, that is no
+    limit. Behind a proxy all clients are one host.
     """
 
     max_connections: int = Field(4096, ge=0, description="connections open at once; more are closed as they come")
@@ -37,4 +39,20 @@ class LimitSettings(Settings):
     max_unread_mb: int = Field(
         256, ge=0, description="the same of all connections together; beyond, those that hold the most are cut"
     )
+    max_requests_per_session: int = Field(
+        10_000, ge=1, description="requests that one session may have open at once; others are refused with a delay"
+    )
+    max_queue_share: float = Field(
+        0.9, gt=0, le=1, description="part of the queue, in requests and in tokens, that one tenant may fill"
+    )
+    max_paused_requests: int = Field(1000, ge=1, description="requests that may be paused at once")
+    max_paused_tokens: int = Field(
+        4_000_000, ge=1, description="tokens, of prompts and outputs, that paused requests may have together"
+    )
+    max_paused_share: float = Field(0.5, gt=0, le=1, description="part of both that one tenant may have paused")
+    max_pins_per_tenant: int = Field(64, ge=1, description="prefixes that one tenant may pin")
+    max_pinned_share: float = Field(
+        0.75, gt=0, le=1, description="part of the blocks of a worker that pins may hold together"
+    )
+    max_pinned_share_per_tenant: float = Field(0.5, gt=0, le=1, description="the same of the pins of one tenant")
     body_timeout_s: float = Field(30.0, ge=0, description="how long the request of a call may take to arrive whole")

@@ -40,10 +40,11 @@ from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, TakeOver
-from scheduler_svc.requests.admission import Admission, AdmissionLimits
+from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.prefixes import PinLimits, Prefixes
+from scheduler_svc.requests.queue_limits import AdmissionLimits
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.requests.request_list import RequestList
@@ -150,7 +151,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         keeper.restore(recovery.pins)
     elif recovery.pins:
         log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
-    prefixes = Prefixes(admission, keeper, is_enabled=settings.prefix_cache)
+    prefixes = Prefixes(admission, keeper, _pin_limits(settings), is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     readiness = Readiness(server)
     workers = Workers(
@@ -277,6 +278,19 @@ def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
         max_queue_wait_s=settings.max_queue_wait_ms / 1000,
+        max_queue_share=settings.max_queue_share,
+        max_paused_requests=settings.max_paused_requests,
+        max_paused_tokens=settings.max_paused_tokens,
+        max_paused_share=settings.max_paused_share,
+        max_requests_per_session=settings.max_requests_per_session,
+    )
+
+
+def _pin_limits(settings: SchedulerSettings) -> PinLimits:
+    return PinLimits(
+        max_per_tenant=settings.max_pins_per_tenant,
+        max_share=settings.max_pinned_share,
+        max_share_per_tenant=settings.max_pinned_share_per_tenant,
     )
 
 

@@ -10,7 +10,10 @@ Conventions of every message here:
   - Every string, list and map of a request has a bound, which its comment states; numbers are bounded by their type.
     What is beyond it is INVALID_ARGUMENT and is not looked at further. Fields that the server does not know are
     dropped. A message has at most 16 MiB, and at most 262,144 records on the wire if it is larger than 64 KiB, so
-    send lists of numbers packed, as proto3 does by itself.
+    send lists of numbers packed, as proto3 does by itself. Send them uncompressed; others are UNIMPLEMENTED.
+  - What a connection, a host, a tenant or a session may have open is bounded by settings of the server: what is
+    beyond is RESOURCE_EXHAUSTED, whose message says which limit it was. A connection that opens or cancels calls
+    much faster than it may (1,000 and 100 a second), or leaves more than 64 MiB of messages unfinished, is closed.
   - A refusal is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its
     path in the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) says when to come back, and ErrorInfo
     (domain "quire") carries a stable reason. Their sources are beside this one: google/rpc/status.proto and

@@ -148,7 +148,8 @@ class InferenceServicer(object):
     def Pause(self, request, context):
         """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
         free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
-        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too much is paused, in
+        all or by its tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,9 +220,10 @@ class InferenceServicer(object):
         """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
         on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
         answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-        too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
-        meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-        Pins are in the journal, and outlive the scheduler's process.
+        too little memory for a request that was accepted, or would be beyond what its tenant, or all, may have pinned;
+        UNAVAILABLE without a worker, CANCELLED if it is unpinned meanwhile, FAILED_PRECONDITION where the prefix cache is
+        off. When no worker has it any more it is computed again. Pins are in the journal, and outlive the scheduler's
+        process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -10,7 +10,10 @@ Conventions of every message here:
   - Every string, list and map of a request has a bound, which its comment states; numbers are bounded by their type.
     What is beyond it is INVALID_ARGUMENT and is not looked at further. Fields that the server does not know are
     dropped. A message has at most 16 MiB, and at most 262,144 records on the wire if it is larger than 64 KiB, so
-    send lists of numbers packed, as proto3 does by itself.
+    send lists of numbers packed, as proto3 does by itself. Send them uncompressed; others are UNIMPLEMENTED.
+  - What a connection, a host, a tenant or a session may have open is bounded by settings of the server: what is
+    beyond is RESOURCE_EXHAUSTED, whose message says which limit it was. A connection that opens or cancels calls
+    much faster than it may (1,000 and 100 a second), or leaves more than 64 MiB of messages unfinished, is closed.
   - A refusal is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its
     path in the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) says when to come back, and ErrorInfo
     (domain "quire") carries a stable reason. Their sources are beside this one: google/rpc/status.proto and
@@ -89,7 +92,8 @@ class InferenceStub:
     Pause: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PauseRequest, _inference_pb2.PauseResponse]
     """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
     free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
-    Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+    Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too much is paused, in
+    all or by its tenant.
     """
     Resume: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]
     """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
@@ -120,9 +124,10 @@ class InferenceStub:
     """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
     on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
     answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-    too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
-    meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-    Pins are in the journal, and outlive the scheduler's process.
+    too little memory for a request that was accepted, or would be beyond what its tenant, or all, may have pinned;
+    UNAVAILABLE without a worker, CANCELLED if it is unpinned meanwhile, FAILED_PRECONDITION where the prefix cache is
+    off. When no worker has it any more it is computed again. Pins are in the journal, and outlive the scheduler's
+    process.
     """
     UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]
     """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
@@ -154,7 +159,8 @@ class InferenceAsyncStub(InferenceStub):
     Pause: _aio.UnaryUnaryMultiCallable[_inference_pb2.PauseRequest, _inference_pb2.PauseResponse]  # type: ignore[assignment]
     """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
     free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
-    Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+    Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too much is paused, in
+    all or by its tenant.
     """
     Resume: _aio.UnaryUnaryMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]  # type: ignore[assignment]
     """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
@@ -185,9 +191,10 @@ class InferenceAsyncStub(InferenceStub):
     """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
     on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
     answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-    too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
-    meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-    Pins are in the journal, and outlive the scheduler's process.
+    too little memory for a request that was accepted, or would be beyond what its tenant, or all, may have pinned;
+    UNAVAILABLE without a worker, CANCELLED if it is unpinned meanwhile, FAILED_PRECONDITION where the prefix cache is
+    off. When no worker has it any more it is computed again. Pins are in the journal, and outlive the scheduler's
+    process.
     """
     UnpinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.UnpinPrefixRequest, _inference_pb2.UnpinPrefixResponse]  # type: ignore[assignment]
     """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin."""
@@ -240,7 +247,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.PauseResponse, _abc.Awaitable[_inference_pb2.PauseResponse]]:
         """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
         free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
-        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
+        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too much is paused, in
+        all or by its tenant.
         """
 
     @_abc_1.abstractmethod
@@ -325,9 +333,10 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
         on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
         answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-        too little memory for a request that was accepted, UNAVAILABLE without a worker, CANCELLED if it is unpinned
-        meanwhile, FAILED_PRECONDITION where the prefix cache is off. When no worker has it any more it is computed again.
-        Pins are in the journal, and outlive the scheduler's process.
+        too little memory for a request that was accepted, or would be beyond what its tenant, or all, may have pinned;
+        UNAVAILABLE without a worker, CANCELLED if it is unpinned meanwhile, FAILED_PRECONDITION where the prefix cache is
+        off. When no worker has it any more it is computed again. Pins are in the journal, and outlive the scheduler's
+        process.
         """
 
     @_abc_1.abstractmethod

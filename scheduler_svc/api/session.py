@@ -13,7 +13,7 @@ import structlog
 
 from common.bounds_check import OutOfBoundsError
 from common.native_faults import CONTROL_FLOW
-from quire.errors import FieldViolation, InvalidRequestError, QuireError, to_status
+from quire.errors import FieldViolation, InvalidRequestError, OverloadedError, QuireError, to_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.output_stream import Subscription
@@ -116,6 +116,14 @@ class Session:
         if action in ("submit", "attach"):
             if handle in self._subscriptions or handle in self._starting:
                 self._refuse(handle, _violation("handle", f"{handle} is in use in this session"))
+                return
+            num_open, most = (
+                len(self._subscriptions) + len(self._starting),
+                self._admission.limits.max_requests_per_session,
+            )
+            if num_open >= most:
+                what = f"the session has {num_open} requests open, which is the limit; end some, or come back later"
+                self._refuse(handle, OverloadedError(what, 1.0))
                 return
             start = self._submit if action == "submit" else self._attach
             task = self._starting[handle] = asyncio.create_task(self._guard(handle, start, request))

@@ -49,13 +49,19 @@ def has_other_place(
     return any(can_ever_hold(other, group, limits) for other in others)
 
 
-def max_tokens_of_each(worker: WorkerState, limits: WorkerLimits, num_prompt_tokens: int, num_sequences: int) -> int:
-    """The longest prompt and output with which `num_sequences` of one prompt could be held together; 0 for none."""
+def max_tokens_of_each(
+    worker: WorkerState, limits: WorkerLimits, num_prompt_tokens: int, num_sequences: int, *, with_pins: bool = True
+) -> int:
+    """The longest prompt and output with which `num_sequences` of one prompt could be held together; 0 for none.
+
+    They are held beside the pins there, or without `with_pins` as if there were none.
+    """
+    num_blocks = worker.capacity_blocks if with_pins else worker.capacity_blocks + worker.num_pinned_blocks
     if num_sequences > min(worker.num_slots, limits.max_num_seqs):
         return 0
     num_shared = num_prompt_tokens // worker.block_size
-    num_own = max(0, worker.capacity_blocks - num_shared) // num_sequences
-    return min(num_shared + num_own, worker.capacity_blocks) * worker.block_size
+    num_own = max(0, num_blocks - num_shared) // num_sequences
+    return min(num_shared + num_own, num_blocks) * worker.block_size
 
 
 def num_free_slots(worker: WorkerState, limits: WorkerLimits) -> int:

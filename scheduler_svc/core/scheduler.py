@@ -446,6 +446,10 @@ class Scheduler:
         """Groups in the queue, and their tokens; a prompt that a group shares counts once."""
         return self._waiting.num_groups, self._waiting.num_tokens
 
+    def queue_size_of(self, owner: str) -> tuple[int, int]:
+        """The same of one owner."""
+        return self._waiting.size_of(owner)
+
     def num_in_order(self) -> int:
         """Groups in the queue that are served in order: neither under suspicion, nor such as nobody can take now."""
         return len(self._waiting)
@@ -462,15 +466,17 @@ class Scheduler:
         """What the group waits for; None if it runs or has ended."""
         return waiting_reason(group, self._waiting, self._workers.values(), self._limits)
 
-    def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1) -> int:
+    def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1, *, with_pins: bool = True) -> int:
         """Tokens (prompt and output) of each sequence of the largest group that every present worker could hold alone.
 
         Workers that drain count where there is no other; where none is present, the last that was. 0 before the first.
-        `num_prompt_tokens` are those that its `num_sequences` share.
+        `num_prompt_tokens` are those that its `num_sequences` share. Without `with_pins`: if nothing were pinned.
         """
         return min(
             (
-                placement.max_tokens_of_each(worker, self._limits, num_prompt_tokens, num_sequences)
+                placement.max_tokens_of_each(
+                    worker, self._limits, num_prompt_tokens, num_sequences, with_pins=with_pins
+                )
                 for worker in self._yardsticks()
             ),
             default=0,

@@ -154,6 +154,7 @@ class SequenceGroup:
     arrival: int  # unique, rising
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # monotonic
+    owner: str = ""  # for whom it counts where what waits is counted
     awaits_host: bool = False  # beams: each next token is chosen by the host, from candidates
     num_candidates: int = 0  # with awaits_host: how many best next tokens the host wants to see of each beam
 

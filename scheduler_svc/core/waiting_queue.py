@@ -28,6 +28,7 @@ class WaitingQueue:
         self._entries: dict[SequenceGroup, _Entry] = {}  # who is in order: of the heap's entries those that count
         self._ranks = SortedRanks()  # those of the entries that count
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
+        self._sizes_of: dict[str, tuple[int, int]] = {}  # by owner: groups, tokens
         self.num_sequences = 0  # of all that wait
         self.num_tokens = 0  # a shared prompt counts once
         self.num_served = 0  # that were taken from the queue
@@ -40,6 +41,10 @@ class WaitingQueue:
     def num_groups(self) -> int:
         """All that wait."""
         return len(self._sizes)
+
+    def size_of(self, owner: str) -> tuple[int, int]:
+        """Groups and tokens that wait for one owner."""
+        return self._sizes_of.get(owner, (0, 0))
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         """All that wait, in no particular order."""
@@ -136,6 +141,8 @@ class WaitingQueue:
         in_order = sorted(rank for rank, _ in self._entries.values())
         assert [self._ranks.num_below(rank) for rank in in_order] == list(range(len(in_order)))
         assert len(self._entries) + len(self._aside) + len(self._apart) == len(self._sizes)
+        assert sum(num_groups for num_groups, _ in self._sizes_of.values()) == len(self._sizes)
+        assert sum(num_tokens for _, num_tokens in self._sizes_of.values()) == self.num_tokens
 
     def _put_in_order(self, group: SequenceGroup) -> None:
         self._entries[group] = entry = (waiting_rank(self._policy, group), group)
@@ -169,8 +176,15 @@ class WaitingQueue:
         self._sizes[group] = size
         self.num_sequences += size[0]
         self.num_tokens += size[1]
+        num_groups, num_tokens = self.size_of(group.owner)
+        self._sizes_of[group.owner] = num_groups + 1, num_tokens + size[1]
 
     def _forget(self, group: SequenceGroup) -> None:
         num_sequences, num_tokens = self._sizes.pop(group)
         self.num_sequences -= num_sequences
         self.num_tokens -= num_tokens
+        num_groups, num_tokens_of_owner = self._sizes_of[group.owner]
+        if num_groups == 1:
+            del self._sizes_of[group.owner]
+        else:
+            self._sizes_of[group.owner] = num_groups - 1, num_tokens_of_owner - num_tokens

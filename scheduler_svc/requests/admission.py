@@ -9,9 +9,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
@@ -24,7 +22,6 @@ from quire.errors import (
     FailedPreconditionError,
     InvalidRequestError,
     NotFoundError,
-    OverloadedError,
     UnavailableError,
 )
 from quire.v1 import inference_pb2 as pb
@@ -36,6 +33,7 @@ from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.new_request import new_live_request
 from scheduler_svc.requests.output_stream import OutputStream
 from scheduler_svc.requests.prompt_tokenizer import PromptTokenizer, prompt_of
+from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
@@ -49,17 +47,6 @@ T = TypeVar("T")
 
 ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
 MOST_PARAMETER_BYTES = 1024 * 1024  # that the journal keeps of a request beside 4 for each token of its prompt
-MIN_RETRY_S = 0.1
-MAX_RETRY_S = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """What the door lets in."""
-
-    max_queue_requests: int
-    max_queue_tokens: int
-    max_queue_wait_s: float = inf
 
 
 class Entering(NamedTuple):
@@ -88,12 +75,11 @@ class Admission:
         self.recovery = recovery
         self.tokenizer = PromptTokenizer()
         self._engine = engine
-        self._limits = limits
+        self.limits = limits
         self._timeout_s = timeout_s
         self._admitting: dict[str, Entering] = {}  # by request_id
-        self._num_entering = 0  # through the door and not yet in the queue
-        self._entering: dict[LiveRequest, None] = {}  # those of them that were found to fit
-        self._entering_tokens = 0
+        self._queue = QueueLimits(engine, limits)
+        self._entering: dict[LiveRequest, None] = {}  # through the door, found to fit, and not yet in the queue
 
     @property
     def is_in_use(self) -> bool:
@@ -205,7 +191,8 @@ class Admission:
     async def pause(self, request_id: str, *, keep_on_host: bool) -> pb.RequestState.ValueType:
         """Pauses a request; returns when that is durable.
 
-        Raises NotFoundError, FailedPreconditionError if it has ended, UnavailableError.
+        Raises NotFoundError, FailedPreconditionError if it has ended, OverloadedError if too much is paused,
+        UnavailableError.
         """
         await self._in_time(self._pause(request_id, keep_on_host))
         return pb.REQUEST_STATE_PAUSED
@@ -227,7 +214,9 @@ class Admission:
 
     async def _pause(self, request_id: str, keep_on_host: bool) -> None:
         if not await self.recovery.set_paused(request_id, is_paused=True):
-            await self._engine.pause(await self._unfinished(request_id), keep_on_host=keep_on_host)
+            live = await self._unfinished(request_id)
+            self._queue.check_pause(live)
+            await self._engine.pause(live, keep_on_host=keep_on_host)
 
     async def _resume(self, request_id: str) -> pb.RequestState.ValueType:
         if not await self.recovery.set_paused(request_id, is_paused=False):
@@ -309,19 +298,18 @@ class Admission:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
         self._check_open()
-        self._check_queue(params.priority, deadline_s)
-        self._num_entering += 1
+        self._queue.check_newcomer(params.tenant, params.priority, deadline_s)
+        self._queue.enter(params.tenant)
         live = None
         try:
             live = await self._prepare(request, params, digest, model, times, deadline_s)
             self._entering[live] = None
-            self._entering_tokens += live.num_prompt_tokens
+            self._queue.enter(params.tenant, live.num_prompt_tokens)
             await self._make_durable(live, request, model)
         finally:
-            self._num_entering -= 1
+            self._queue.leave(params.tenant, live.num_prompt_tokens if live is not None else 0)
             if live is not None:
                 del self._entering[live]
-                self._entering_tokens -= live.num_prompt_tokens
         return live.stream
 
     async def _prepare(
@@ -336,7 +324,7 @@ class Admission:
         """Tokenises the prompt and settles the length."""
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
-        self._check_num_tokens(len(token_ids))
+        self._queue.check_tokens(params.tenant, len(token_ids))
         scheduler = self._engine.scheduler
         fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)
         max_tokens = settle_length(
@@ -346,6 +334,9 @@ class Admission:
             fit,
             max_sequences_that_fit=scheduler.max_sequences_that_fit(),
             num_pinned_blocks=scheduler.num_pinned_blocks(),
+            max_tokens_without_pins=scheduler.max_tokens_that_fit(
+                len(token_ids), params.num_sequences, with_pins=False
+            ),
         )
         return new_live_request(
             params,
@@ -367,32 +358,6 @@ class Admission:
     def _check_store(self) -> None:
         if self._engine.journal.health.is_degraded:
             raise _silent_store()
-
-    def _check_queue(self, priority: int, deadline_s: float | None) -> None:
-        """How many wait, and how long a newcomer would; what is on its way in counts as ahead of it."""
-        scheduler = self._engine.scheduler
-        num_requests = scheduler.queue_size()[0] + self._num_entering
-        if num_requests >= self._limits.max_queue_requests:
-            raise self._overloaded(
-                f"the queue is full: {num_requests} requests wait", self._engine.expected_wait_s(num_requests)
-            )
-        num_ahead = scheduler.num_ahead(priority, deadline_s) + self._num_entering
-        wait_s = self._engine.expected_wait_s(num_ahead)
-        if wait_s > self._limits.max_queue_wait_s:
-            raise self._overloaded(
-                f"this request would wait some {wait_s:.1f} s for a worker, behind {num_ahead} that wait", wait_s
-            )
-
-    def _overloaded(self, fault: str, wait_s: float) -> OverloadedError:
-        retry_after_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S) if wait_s else 1.0
-        return OverloadedError(f"{fault}; come back later", retry_after_s)
-
-    def _check_num_tokens(self, num_tokens: int) -> None:
-        """One that is alone may be as long as it likes."""
-        queued_tokens = self._engine.scheduler.queue_size()[1] + self._entering_tokens
-        if queued_tokens and queued_tokens + num_tokens > self._limits.max_queue_tokens:
-            wait_s = self._engine.expected_wait_s(self._engine.scheduler.queue_size()[0])
-            raise self._overloaded(f"the queue is full: {queued_tokens} prompt tokens wait", wait_s)
 
     async def _make_durable(self, live: LiveRequest, request: pb.GenerateRequest, model: ServedModel) -> None:
         settled = pb.GenerateRequest()

@@ -26,6 +26,7 @@ from scheduler_svc.requests.computations import Computation, Computations
 from scheduler_svc.requests.end_report import first_token_ns, mean_token_ns, report_end
 from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live_sample import LiveSample
+from scheduler_svc.requests.paused_requests import PausedRequests
 from scheduler_svc.requests.publisher import Delivery, Publisher
 from scheduler_svc.requests.queue_wait import QueueWait
 from scheduler_svc.requests.recent_latency import RecentLatency
@@ -87,7 +88,7 @@ class Engine:
         self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
         self._with_logprobs: dict[int, SlotSampling] = {}  # by seq_id, of those that asked for any
         self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
-        self._paused: set[LiveRequest] = set()
+        self.paused = PausedRequests()
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
         self.queue_wait = QueueWait()
@@ -157,7 +158,7 @@ class Engine:
         self.scheduler.add(request.group, is_paused=is_paused)
         request.durable.is_paused = is_paused
         if is_paused:
-            self._paused.add(request)
+            self.paused.add(request)
         self._note_emptiness()
         self.wake_workers()
 
@@ -173,7 +174,7 @@ class Engine:
     async def resume(self, request: LiveRequest) -> None:
         """Queues a paused request again; returns when that is durable. Again is harmless. It must not have ended."""
         self.scheduler.resume(request.group)
-        self._paused.discard(request)
+        self.paused.discard(request)
         self._note_emptiness()
         self.wake_workers()
         await self.note_pause(request.number, is_paused=False, on_durable=request.note_durable_pause)
@@ -198,7 +199,7 @@ class Engine:
 
     def _take_off(self, request: LiveRequest, *, keep_on_host: bool) -> None:
         self.scheduler.pause(request.group, keep_on_host=keep_on_host)
-        self._paused.add(request)
+        self.paused.add(request)
         self._note_emptiness()
 
     async def wait_until_empty(self) -> None:
@@ -206,7 +207,7 @@ class Engine:
         await self._empty.wait()
 
     def _note_emptiness(self) -> None:
-        if len(self.live) == len(self._paused):
+        if len(self.live) == len(self.paused):
             self._empty.set()
         else:
             self._empty.clear()
@@ -459,7 +460,7 @@ class Engine:
     def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
         self._pace.hasten()
-        self._paused.discard(request)
+        self.paused.discard(request)
         if num_output_tokens := max(sequence.num_output_tokens for sequence in request.group.sequences):
             self._slot_releases.note_end(num_output_tokens, request.max_tokens)
         self._note_emptiness()

@@ -100,6 +100,11 @@ class LiveRequest:
         return self.group.sequences[0].num_prompt_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """Of its prompt, and of all of its samples."""
+        return self.num_prompt_tokens + sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
     def max_tokens(self) -> int:
         """The bound of the output in force."""
         return self.group.sequences[0].max_tokens

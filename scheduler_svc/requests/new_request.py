@@ -37,6 +37,7 @@ def new_live_request(
         arrival=seq_id,  # the request's number, also once the group has no sequences
         priority=params.priority,
         deadline_s=deadline_s,
+        owner=params.tenant,
         awaits_host=beams is not None,
         num_candidates=beams.num_candidates if beams else 0,
     )

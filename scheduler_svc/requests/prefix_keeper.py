@@ -67,6 +67,10 @@ class PrefixKeeper:
         """Cuts it into blocks of the present workers' size."""
         prefix.cut(self._block_size)
 
+    def num_blocks(self) -> int:
+        """Of the smallest worker, pinned or not."""
+        return self._scheduler.max_tokens_that_fit(with_pins=False) // self._block_size
+
     def num_blocks_too_many(self, prefix: PinnedPrefix, *, with_pins: bool = False) -> int:
         """By how many blocks it is too long for the workers, alone or beside the present pins.
 

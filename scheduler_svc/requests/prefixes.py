@@ -4,6 +4,7 @@ Which worker has which prefix is the keeper's. What a client is told of a pin is
 """
 
 import asyncio
+from dataclasses import dataclass
 
 from quire.errors import (
     AlreadyExistsError,
@@ -11,6 +12,7 @@ from quire.errors import (
     FieldViolation,
     InvalidRequestError,
     NotFoundError,
+    OverloadedError,
     QuireError,
     RequestCancelledError,
     UnavailableError,
@@ -24,6 +26,8 @@ from scheduler_svc.requests.prompt_tokenizer import prefix_of
 from scheduler_svc.requests.request_checks import check_prefix
 from scheduler_svc.requests.served_model import ServedModel
 
+_RETRY_S = 5.0  # nothing says when somebody unpins
+
 
 class NameInUseError(AlreadyExistsError):
     """Another prefix is pinned by this name."""
@@ -31,10 +35,25 @@ class NameInUseError(AlreadyExistsError):
     reason = "PREFIX_NAME_IN_USE"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinLimits:
+    """What may be pinned, in pins and as part of a worker's blocks."""
+
+    max_per_tenant: int = 64
+    max_share: float = 1.0  # of all tenants together
+    max_share_per_tenant: float = 1.0
+
+
+_NO_LIMITS = PinLimits()
+
+
 class Prefixes:
     """`is_enabled`: whether there is a prefix cache, of which pins are blocks."""
 
-    def __init__(self, admission: Admission, keeper: PrefixKeeper, *, is_enabled: bool) -> None:
+    def __init__(
+        self, admission: Admission, keeper: PrefixKeeper, limits: PinLimits = _NO_LIMITS, *, is_enabled: bool
+    ) -> None:
+        self._limits = limits
         self._admission = admission
         self._keeper = keeper
         self._is_enabled = is_enabled
@@ -114,8 +133,34 @@ class Prefixes:
                 f"has {len(token_ids):,} tokens, and a request that begins with it would not fit beside it: "
                 f"shorten it to at most {most:,}, or {SERVE_WITH_MORE_MEMORY}"
             )
+        self._check_limits(prefix)
         self._keeper.add(prefix)
         return prefix, True
+
+    def _check_limits(self, prefix: PinnedPrefix) -> None:
+        """Blocks that two prefixes share count for both. Raises OverloadedError; InvalidRequestError if it is alone."""
+        limits = self._limits
+        mine = [each for each in self._keeper if each.tenant == prefix.tenant]
+        if len(mine) >= limits.max_per_tenant:
+            raise OverloadedError(f"the tenant has {len(mine)} pins, which is the limit: unpin one", _RETRY_S)
+        num_blocks = self._keeper.num_blocks()
+        for held, share, whose in (
+            (mine, limits.max_share_per_tenant, "the tenant's"),
+            (list(self._keeper), limits.max_share, "the"),
+        ):
+            most = int(num_blocks * share)
+            if prefix.num_blocks > most:
+                raise _refusal(
+                    f"has {prefix.num_tokens:,} tokens in full blocks; pins may hold {share:.0%} of the memory: "
+                    f"shorten it to at most {most * prefix.block_size:,}, or serve with more KV memory"
+                )
+            num_held = sum(each.num_blocks for each in held)
+            if num_held + prefix.num_blocks > most:
+                raise OverloadedError(
+                    f"{whose} pins hold {num_held:,} blocks, this one needs {prefix.num_blocks:,}, and they may have "
+                    f"{most:,} together: unpin some, or come back later",
+                    _RETRY_S,
+                )
 
     async def _until_pinned(self, prefix: PinnedPrefix) -> None:
         waiter: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()

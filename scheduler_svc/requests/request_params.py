@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from common.slot_sampling import SlotSampling
-from quire.errors import FieldViolation, InvalidRequestError
+from quire.errors import FieldViolation, InvalidRequestError, OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
@@ -24,6 +24,7 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_TRUE: True,
     pb.EARLY_STOPPING_NEVER: "never",
 }
+_PINNED_RETRY_S = 5.0  # nothing says when somebody unpins
 _MOST_TIMEOUT_MS = 100 * 365 * 24 * 3600 * 1000  # as good as none, and its deadline still fits int64 nanoseconds
 _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
@@ -189,20 +190,29 @@ def settle_length(
     *,
     max_sequences_that_fit: int = 1,
     num_pinned_blocks: int = 0,
+    max_tokens_without_pins: int = 0,
 ) -> int:
     """The bound of the output in force, in tokens.
 
     `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of
     the request, which share the prompt; 0 if it cannot hold so many, but `max_sequences_that_fit`. Both are what is
-    left beside `num_pinned_blocks`.
+    left beside `num_pinned_blocks`; `max_tokens_without_pins` is the first without them.
 
     Raises:
         InvalidRequestError: The lengths can never work, with the numbers that would.
+        OverloadedError: They would work if nothing were pinned.
     """
     if num_prompt_tokens == 0:
         raise _refusal("prompt", "is empty: give at least one token")
     longest = min(limits.max_model_len, max_tokens_that_fit)
     room = longest - num_prompt_tokens
+    num_needed = num_prompt_tokens + max(params.max_tokens or 1, params.min_tokens)
+    if longest < num_needed <= min(limits.max_model_len, max_tokens_without_pins):
+        raise OverloadedError(
+            f"the KV memory holds {longest:,} tokens of this request beside {num_pinned_blocks:,} blocks of pinned "
+            f"prefixes, and it needs {num_needed:,}: unpin some, or come back later",
+            _PINNED_RETRY_S,
+        )
     which, num_sequences = _width(params)
     more_memory = f"or {SERVE_WITH_MORE_MEMORY}"
     if num_pinned_blocks:

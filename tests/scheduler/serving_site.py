@@ -4,9 +4,10 @@ As `scheduler_svc.__main__` puts it together, but on a store of the test's choic
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -29,11 +30,12 @@ from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import Store, StoreError
-from scheduler_svc.requests.admission import Admission, AdmissionLimits
+from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.prefixes import PinLimits, Prefixes
 from scheduler_svc.requests.publisher import Delivery
+from scheduler_svc.requests.queue_limits import AdmissionLimits
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
 from scheduler_svc.requests.request_list import RequestList
@@ -42,6 +44,8 @@ from scheduler_svc.workers.workers import Workers
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import ScriptedWorker
+
+_NO_PIN_LIMITS = PinLimits()
 
 
 class Site:
@@ -58,6 +62,8 @@ class Site:
         max_queue_requests: int = 1000,
         max_queue_tokens: int = 1_000_000,
         max_queue_wait_s: float = inf,
+        limits: Mapping[str, float] = MappingProxyType({}),  # others of AdmissionLimits
+        pin_limits: PinLimits = _NO_PIN_LIMITS,
         admission_timeout_s: float = 5.0,
         epoch: int = 1,
         prefix_cache: bool = True,
@@ -94,13 +100,18 @@ class Site:
             Scheduler(config), self.journal, self.records, delivery=delivery, stream_interval_s=stream_interval_s
         )
         self.readers = Readers(self.engine, grace_s=grace_s)
-        limits = AdmissionLimits(
-            max_queue_requests=max_queue_requests, max_queue_tokens=max_queue_tokens, max_queue_wait_s=max_queue_wait_s
+        admission_limits = AdmissionLimits(
+            max_queue_requests=max_queue_requests,
+            max_queue_tokens=max_queue_tokens,
+            max_queue_wait_s=max_queue_wait_s,
+            **limits,  # type: ignore[arg-type]
         )
         self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
-        self.admission = Admission(self.engine, limits, self.readers, self.recovery, timeout_s=admission_timeout_s)
+        self.admission = Admission(
+            self.engine, admission_limits, self.readers, self.recovery, timeout_s=admission_timeout_s
+        )
         self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word, retry_s=pin_retry_s)
-        self.prefixes = Prefixes(self.admission, self.keeper, is_enabled=prefix_cache)
+        self.prefixes = Prefixes(self.admission, self.keeper, pin_limits, is_enabled=prefix_cache)
         self.changes: list[bool] = []
         self.fatal: list[QuireError] = []
         self.workers = Workers(

@@ -208,7 +208,7 @@ async def test_a_prefix_must_leave_room_for_a_request_that_begins_with_it(site: 
     code, _ = await code_and_text(
         site, beginning(blocks_of(8, 20_000))
     )  # a new request fits beside them, or is refused
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     await site.idle()
 
 
