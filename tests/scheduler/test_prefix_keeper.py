@@ -246,7 +246,7 @@ async def test_a_lost_prefix_comes_back_once_requests_leave_it_room(site: Site) 
     assert site.engine.live and num_pinned_blocks(site) == {"w1": 0}
     code, message = await refusal(site, pin_request(blocks_of(3)))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "admitted" in message
+    assert "accepted" in message
     assert tokens_in(await running) == list(range(11, 281))
     await until(lambda: workers_of(site) == {"w1"})
     assert not prefix_of(site).is_missed
