@@ -51,7 +51,11 @@ class SchedulerSettings(LimitSettings):
         "default", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name that separates deployments on one store"
     )
     record_ttl_s: int = Field(3600, ge=1, description="how long a request's record lives after its end")
-    max_batched_tokens: int = Field(512, ge=1, description="tokens computed in one step, prompt and decode together")
+    max_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens computed in one step, prompt and decode together; absent: as many as each worker takes",
+    )
     max_num_seqs: int = Field(256, ge=1, description="sequences running at once on one worker")
     watermark: float = Field(0.01, ge=0, lt=1, description="part of the KV pool that admissions leave free")
     order: Literal["fcfs", "edf"] = Field(

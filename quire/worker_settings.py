@@ -86,7 +86,12 @@ class WorkerSettings(Settings):
         description="blocks of main memory to which preempted sequences are swapped; 0: they are computed again",
     )
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences at once")
-    max_batched_tokens: int = Field(2048, ge=1, description="tokens computed in one step")
+    max_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens computed in one step, at most; absent: 8192 on cuda, and 512 on a CPU, where more at once "
+        "make none of them cheaper, and whoever else is running waits for them",
+    )
     max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
     threads: int | None = Field(
         None,

@@ -56,6 +56,7 @@ CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
 JOURNAL = "quire.v1.Journal"  # by health alone
 
 _LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
+_MOST_BATCHED_TOKENS = 65_536  # in a step, whatever a worker says that it takes
 
 log = structlog.get_logger()
 
@@ -261,7 +262,7 @@ async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None
 
 def _scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
     return SchedulerConfig(
-        max_num_batched_tokens=settings.max_batched_tokens,
+        max_num_batched_tokens=settings.max_batched_tokens or _MOST_BATCHED_TOKENS,
         max_num_seqs=settings.max_num_seqs,
         watermark=settings.watermark,
         pipeline_depth=1 if settings.step_form == "whole" else settings.pipeline_depth,

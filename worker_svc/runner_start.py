@@ -37,6 +37,8 @@ from worker_svc.trial_steps import warm_up_steps
 
 _CPU_BYTES_AT_HAND = 256 << 20  # of the pool's memory that is taken at the start, at most; the rest as it is used
 _CPU_PART_AT_HAND = 0.25
+# In a step. On a CPU a row of a product costs as much from 256 rows on, so that more would only keep others waiting.
+_CPU_BATCHED_TOKENS, _CUDA_BATCHED_TOKENS = 512, 8192
 _CPU_LEAST_TOKENS = 1024  # of a pool where little memory is free
 _UNMEASURED_FRACTION = 0.85  # of what the weights leave on a CUDA device; the rest is for activations
 _MEASURED_FRACTION = 0.95  # of what is left beside all that was measured; steps differ in how they cut memory up
@@ -177,8 +179,15 @@ def _plan(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, room: _
 
 def _step_bytes(settings: WorkerSettings, decoder: Decoder) -> int:
     return step_buffer_bytes(
-        decoder.config, decoder.dtype, num_tokens=settings.max_batched_tokens, num_rows=settings.max_num_seqs
+        decoder.config,
+        decoder.dtype,
+        num_tokens=_batched_tokens(settings, decoder.device),
+        num_rows=settings.max_num_seqs,
     )
+
+
+def _batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
+    return settings.max_batched_tokens or (_CUDA_BATCHED_TOKENS if device.type == "cuda" else _CPU_BATCHED_TOKENS)
 
 
 def _memory_use(decoder: Decoder, pool: KVPool, step_bytes: int) -> MemoryUse:
@@ -207,5 +216,5 @@ def _limits(settings: WorkerSettings, decoder: Decoder, plan: PoolPlan) -> StepL
         block_size=settings.block_size,
         vocab_size=decoder.config.vocab_size,
         max_model_len=plan.max_model_len,
-        max_batched_tokens=settings.max_batched_tokens,
+        max_batched_tokens=_batched_tokens(settings, decoder.device),
     )
