@@ -21,6 +21,9 @@ class PromptTokenizer:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "tokenizer")
         self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")  # so that nobody waits behind a whole book
+        # Chats have threads of their own: their template is a program of the model's, and may take its time.
+        self._chat_thread = ThreadPoolExecutor(1, "chat")
+        self._long_chat_thread = ThreadPoolExecutor(1, "long-chat")
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
         """Text with the model's special tokens added, a chat by its template, token ids as they are."""
@@ -32,7 +35,7 @@ class PromptTokenizer:
         if isinstance(prompt, str):
             thread = self._long_thread if len(prompt) > _LONG else self._thread
             return await loop.run_in_executor(thread, tokenizer.encode, prompt, True)
-        thread = self._long_thread if prompt.ByteSize() > _LONG else self._thread
+        thread = self._long_chat_thread if prompt.ByteSize() > _LONG else self._chat_thread
         return await loop.run_in_executor(thread, encode_chat, tokenizer, prompt)
 
 

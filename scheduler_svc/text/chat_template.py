@@ -1,104 +1,84 @@
 """Renders a conversation with the model's own chat template, as the template's authors expect of it.
 
-The template is a program that came with the model: it runs in a sandbox, and whatever goes wrong in it is a
-refusal of the chat, never a failure of the scheduler. It knows no tokens.
+The template is a program that came with the model: it runs in a sandbox in a process of its own, within limits, and
+whatever goes wrong in it is a refusal of the chat, never a failure of the scheduler. It knows no tokens.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from common.native_faults import CONTROL_FLOW, shortened
+from common.native_faults import shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
+from scheduler_svc.text import template_program
+from scheduler_svc.text.template_process import TemplateEndedError, TemplateProcess
+
+MAX_EXCESSES = 3  # in a row; then the template is not tried
+REST_S = 30.0  # for so long
 
 
 class ChatTemplate:
-    """A compiled template. A source that is not Jinja is reported when a chat is rendered: text still works."""
+    """A template, compiled when it is first used. Any thread may render; each at work has a process of its own."""
 
-    def __init__(
-        self,
-        source: str,
-        special_tokens: Mapping[str, str],
-        *,
-        now: Callable[[], datetime] = datetime.now,
-    ) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
         self._special_tokens = dict(special_tokens)
-        self._template: jinja2.Template | None = None
-        self._fault = ""
-        try:
-            self._template = _environment(now).from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            self._fault = f"line {error.lineno}: {error.message}"
+        self._idle: list[TemplateProcess] = []
+        self._lock = threading.Lock()
+        self._num_excesses = 0  # in a row
+        self._rests_until_s = 0.0
+        weakref.finalize(self, _kill_all, self._idle)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The text of the conversation, special tokens included.
 
         Raises:
             InvalidRequestError: The template refused the messages; its own message is passed on.
-            FailedPreconditionError: The template is broken.
+            FailedPreconditionError: The template is broken, or goes beyond its limits.
         """
-        if self._template is None:
-            raise FailedPreconditionError(
-                f"the model's chat template is not valid Jinja ({self._fault}): send the prompt as text"
-            )
+        if time.monotonic() < self._rests_until_s:
+            raise _beyond_limits()
         try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=[dict(each) for each in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            process = process or TemplateProcess(self._source, self._special_tokens)
+            kind, rest = process.ask(messages, add_generation_prompt=add_generation_prompt)
+        except TemplateEndedError:
+            self._note_excess()
+            raise _beyond_limits() from None
+        with self._lock:
+            self._idle.append(process)
+        if kind == template_program.BEYOND_LIMITS:
+            self._note_excess()
+            raise _beyond_limits()
+        self._num_excesses = 0
+        said = rest.decode("utf-8", "surrogatepass")
+        if kind == template_program.TEXT:
+            return said
+        if kind == template_program.BROKEN:
+            raise FailedPreconditionError(
+                f"the model's chat template is not valid Jinja ({shortened(Exception(said))}): send the prompt as text"
             )
-        except CONTROL_FLOW:
-            raise
-        except BaseException as error:  # a program of others: it may raise anything
-            raise _refusal(error) from error
+        description = f"the model's chat template refuses them: {shortened(Exception(said))}"
+        raise InvalidRequestError.of([FieldViolation("chat.messages", description)])
+
+    def _note_excess(self) -> None:
+        """Each costs seconds of a core, so after some in a row the template is left alone for a while."""
+        self._num_excesses += 1
+        if self._num_excesses >= MAX_EXCESSES:
+            self._num_excesses = 0
+            self._rests_until_s = time.monotonic() + REST_S
 
 
-def _refusal(error: BaseException) -> InvalidRequestError:
-    description = f"the model's chat template refuses them: {shortened(error)}"
-    return InvalidRequestError.of([FieldViolation("chat.messages", description)])
+def _kill_all(processes: list[TemplateProcess]) -> None:
+    for process in processes:
+        process.kill()
 
 
-def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
-    """What the authors of chat templates take for granted."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+def _beyond_limits() -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"the model's chat template takes more than {template_program.MAX_CPU_S} s, "
+        f"{template_program.MAX_MEMORY_BYTES >> 20} MiB or {template_program.MAX_OUTPUT_CHARS:,} characters for this "
+        "chat: shorten it, or send the prompt as text"
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: now().strftime(format)
-    return environment
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training. Here they are rendered like all others."""
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=lineno)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; Jinja's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -5,7 +5,8 @@ from datetime import datetime
 import pytest
 
 from quire.errors import FailedPreconditionError, InvalidRequestError
-from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.chat_template import MAX_EXCESSES, ChatTemplate
+from scheduler_svc.text.template_program import CompiledTemplate
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, theirs
 
 CHAT_ML = """
@@ -147,7 +148,7 @@ def test_a_template_that_is_not_jinja_is_reported_by_the_chat_that_needs_it() ->
 
 
 def test_a_template_can_ask_for_the_date() -> None:
-    template = ChatTemplate(
+    template = CompiledTemplate(
         "{{ strftime_now('%d %B %Y') }}: {{ messages[0].role }}", {}, now=lambda: datetime(2024, 7, 9)
     )
     assert template.render([USER], add_generation_prompt=True) == "09 July 2024: user"
@@ -158,3 +159,53 @@ def test_a_template_cannot_change_the_messages_of_its_caller() -> None:
     with pytest.raises(InvalidRequestError, match="unsafe"):
         ChatTemplate("{{ messages[0].update({'role': 'system'}) }}", {}).render(messages, add_generation_prompt=True)
     assert messages == [USER]
+
+
+NESTED_LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HOSTILE = {
+    "a nested loop": NESTED_LOOPS,
+    "a width of 10^9": "{{ '%1000000000s' % 'x' }}",
+    "a format of 10^9": "{{ '{:1000000000}'.format('x') }}",
+    "a string times 10^9": "{{ 'x' * 1000000000 }}",
+    "doubled 40 times": "{% set s = namespace(t='x') %}{% for i in range(40) %}{% set s.t = s.t ~ s.t %}{% endfor %}",
+    "a tower of powers": "{{ 9 ** (9 ** 9) }}",
+    "centred in 10^9": "{{ 'x' | center(1000000000) }}",
+    "filled with zeros": "{{ 'x'.zfill(1000000000) }}",
+    "much output": "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
+    "lorem ipsum": "{{ lipsum(n=100000000) }}",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_a_template_that_goes_beyond_its_limits_is_one_plain_error_and_its_process_is_gone(source: str) -> None:
+    with pytest.raises((FailedPreconditionError, InvalidRequestError)) as caught:
+        ChatTemplate(source, {}).render([USER], add_generation_prompt=True)
+    assert len(caught.value.message) < 500 and "template" in caught.value.message
+
+
+@pytest.mark.parametrize("depth", [100, 5_000])
+def test_deeply_nested_ifs_are_one_plain_error(depth: int) -> None:
+    source = "{% if true %}" * depth + "x" + "{% endif %}" * depth
+    template = ChatTemplate(source, {})
+    for _ in range(2):
+        with pytest.raises(FailedPreconditionError, match="template"):
+            template.render([USER], add_generation_prompt=True)
+
+
+def test_a_template_that_exceeds_its_limits_again_and_again_is_not_tried_for_a_while() -> None:
+    template = ChatTemplate("{% if messages[0].role == 'user' %}" + NESTED_LOOPS + "{% endif %}fine", {})
+    assert template.render([SYSTEM], add_generation_prompt=True) == "fine"
+    for _ in range(MAX_EXCESSES):
+        with pytest.raises(FailedPreconditionError, match="takes more than"):
+            template.render([USER], add_generation_prompt=True)
+    with pytest.raises(FailedPreconditionError, match="takes more than"):
+        template.render([SYSTEM], add_generation_prompt=True)
+
+
+def test_a_template_sees_nothing_of_its_process() -> None:
+    for source in (
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ lipsum.__globals__['os'].environ }}",
+    ):
+        with pytest.raises(InvalidRequestError):
+            ChatTemplate(source, {}).render([USER], add_generation_prompt=True)

@@ -1,0 +1,146 @@
+"""A chat template in a process of its own: this file is run by path, and imports nothing but jinja2.
+
+The template is a program that came with a model. Jinja's sandbox keeps it from what is around it, and nothing keeps it
+from loops, huge strings or deep nesting; so its process has limits of CPU time and memory, and its output of length.
+Messages on the pipes are a length and so many bytes: first the template, then one conversation after another, each with
+one answer. It knows no tokens and no scheduler.
+"""
+
+import json
+import resource
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, BinaryIO, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LENGTH = struct.Struct("<I")
+TEXT, REFUSED, BROKEN, BEYOND_LIMITS = b"t", b"r", b"b", b"l"  # what an answer begins with
+
+MAX_CPU_S = 2  # of one conversation
+MAX_MEMORY_BYTES = 768 << 20  # of the whole process, its libraries included
+MAX_OUTPUT_CHARS = 16 << 20
+_MAX_REASON_CHARS = 2000
+
+
+class TooLongError(Exception):
+    """The text of a conversation is longer than any prompt."""
+
+
+class CompiledTemplate:
+    """A template that can be rendered. Raises jinja2.TemplateSyntaxError, or whatever else its source brings about."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._template = _environment(now).from_string(source)
+
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        """The text of the conversation. Raises TooLongError, and whatever the template does."""
+        pieces, num_chars = [], 0
+        for piece in self._template.generate(
+            **self._special_tokens,
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        ):
+            num_chars += len(piece)
+            if num_chars > MAX_OUTPUT_CHARS:
+                raise TooLongError
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def main(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answers until the other end closes its pipe."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    template: CompiledTemplate | None = None
+    fault = b""
+    while (data := _read(requests)) is not None:
+        _allow_cpu()
+        if template is None and not fault:
+            try:
+                template = CompiledTemplate(**json.loads(data))
+            except jinja2.TemplateSyntaxError as error:
+                fault = _encoded(f"line {error.lineno}: {error.message}")
+            except Exception as error:
+                fault = _encoded(f"{type(error).__name__}: {error}")
+            continue
+        answer = BROKEN + fault if template is None else _answer(template, data)
+        answers.write(LENGTH.pack(len(answer)) + answer)
+        answers.flush()
+
+
+def _answer(template: CompiledTemplate, data: bytes) -> bytes:
+    try:
+        return TEXT + template.render(**json.loads(data)).encode("utf-8", "surrogatepass")
+    except (TooLongError, MemoryError):
+        return BEYOND_LIMITS
+    except Exception as error:  # a program of others: it may raise anything
+        return REFUSED + _encoded(str(error) or type(error).__name__)
+
+
+def _encoded(reason: str) -> bytes:
+    return reason[:_MAX_REASON_CHARS].encode("utf-8", "replace")
+
+
+def _allow_cpu() -> None:
+    """From now on; the system ends the process when the time is over."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MAX_CPU_S + 1, hard))
+
+
+def _read(requests: BinaryIO) -> bytes | None:
+    head = requests.read(LENGTH.size)
+    return requests.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
+
+
+def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
+    """What the authors of chat templates take for granted."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training. Here they are rendered like all others."""
+
+    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; Jinja's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer)
