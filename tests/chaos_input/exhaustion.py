@@ -28,6 +28,14 @@ from tests.services import Service
 MAX_FILES = 256
 NUM_CONNECTIONS = 400
 NUM_STREAMS = 5000
+# Those of the scheduler's port would refuse most of the crowd: see tests/e2e/test_hostile_peers.py.
+_NO_LIMITS = (
+    "--max-calls-per-connection=0",
+    "--max-calls-per-host=0",
+    "--max-sessions-per-host=0",
+    "--max-call-rate=0",
+    "--max-cancel-rate=0",
+)
 _PROMPT = "The fox"
 _RECOVERY_LIMIT_S = 30.0
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and no settings
@@ -141,7 +149,7 @@ def rss_bytes(pid: int) -> int:
 
 
 async def _main() -> None:
-    async with demo_services() as (service, address):
+    async with demo_services(*_NO_LIMITS) as (service, address):
         report = await exhaust(service, address)
     print(json.dumps(asdict(report), indent=2))  # noqa: T201
 
