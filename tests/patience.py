@@ -11,7 +11,7 @@ from functools import cache
 _ROUNDS = 8
 _ADDITIONS = 400_000  # of integers, in each round
 _NOMINAL_S = 0.15  # that all rounds take alone on a core of an AMD EPYC of 2024
-_MOST = 30.0
+_MOST = 10.0
 
 
 @cache

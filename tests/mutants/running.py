@@ -18,6 +18,8 @@ from tests.mutants.operators import Mutant
 # unconfirmed: the test that failed fails without the fault, too.
 Status = Literal["found", "timed out", "survived", "unconfirmed"]
 
+# A fault often makes a test wait for ever: it fails after a minute of an idle machine.
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=60")
 NO_TESTS = 5  # pytest's exit code
 USAGE = 4
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -63,7 +65,7 @@ class Sandbox:
 
     def run_tests(self, paths: Sequence[str], limit_s: float) -> TestRun:
         """Runs tests until one fails, or their time is over; nothing that they started goes on."""
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", *OPTIONS, *paths]
         began_s = time.monotonic()
         process = subprocess.Popen(
             command,
