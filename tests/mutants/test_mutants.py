@@ -109,7 +109,12 @@ def project(tmp_path: Path) -> Path:
         "        up_to -= 1\n"
         "    return found\n"
     )
-    (folder / "test_sums.py").write_text("from sums import total\n\ndef test_three(): assert total(3) == 6\n")
+    (folder / "test_sums.py").write_text(
+        "import pytest\n"
+        "from sums import total\n\n"
+        "@pytest.mark.parametrize('number', [3], ids=['the third one'])\n"
+        "def test_it(number): assert total(number) == 6\n"
+    )
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     return folder
 
@@ -125,7 +130,7 @@ def tried(project: Path, tmp_path: Path, operator: str, before: str, limit_s: fl
 
 def test_a_fault_that_a_test_sees_is_found_by_that_test(project: Path, tmp_path: Path) -> None:
     outcome = tried(project, tmp_path, "arithmetic", "+=", patient(60))
-    assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_three")
+    assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_it[the third one]")
 
 
 def test_a_fault_that_only_a_far_test_sees_is_found(project: Path, tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_a_fault_that_only_a_far_test_sees_is_found(project: Path, tmp_path: Pat
     mutant = next(each for each in mutants_of("sums.py", source) if each.before == "+=")
     sandbox = Sandbox(project, tmp_path / "copy")
     outcome = sandbox.try_mutant(mutant, ["test_near.py", "test_sums.py"], patient(60), num_near=1)
-    assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_three")
+    assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_it[the third one]")
 
 
 def test_a_fault_that_no_test_sees_survives(project: Path, tmp_path: Path) -> None:
