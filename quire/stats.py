@@ -113,6 +113,7 @@ class WorkerStats:
     swap_blocks_per_s: float | None  # in one direction; None: not known yet
     prefill_tokens_per_s: float | None  # None: not known yet
     draining: bool = False  # gets nothing new
+    out_of_service: str = ""  # why it gets no work at all; empty: it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ def _worker(message: pb.WorkerStats) -> WorkerStats:
         swap_blocks_per_s=message.swap_blocks_per_s or None,
         prefill_tokens_per_s=message.prefill_tokens_per_s or None,
         draining=message.draining,
+        out_of_service=message.out_of_service,
     )
 
 

@@ -30,7 +30,8 @@ def show(context: typer.Context, address: options.Address = DEFAULT_ADDRESS) -> 
     )
     for each in stats.workers:
         blocks = f"{each.blocks.used}/{each.blocks.total}"
-        draining = "yes" if each.draining else "no"
+        draining = f"out of service: {escape(each.out_of_service)}" if each.out_of_service else "no"
+        draining = "yes" if each.draining else draining
         table.add_row(escape(each.worker_id), escape(each.address), str(each.num_running), blocks, draining)
     out.print(table)
 

@@ -25,6 +25,9 @@ class WorkerLimits:
 
 def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
     num_members = len(group.unfinished)
+    longest = worker.max_model_len
+    if longest is not None and any(sequence.worst_case_tokens > longest for sequence in group.unfinished):
+        return False
     return (
         num_members <= min(worker.num_slots, limits.max_num_seqs)
         and group.worst_case_blocks(worker.block_size) <= worker.capacity_blocks

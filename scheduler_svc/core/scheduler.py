@@ -59,8 +59,10 @@ class Scheduler:
         num_slots: int,
         max_num_batched_tokens: int | None = None,
         num_host_blocks: int = 0,
+        max_model_len: int | None = None,
     ) -> None:
-        """`max_num_batched_tokens`: the most it can compute in a step, if that is a limit.
+        """`max_num_batched_tokens`: the most it can compute in a step, if that is a limit; `max_model_len`: the longest
+        sequence that it takes, if that is one.
 
         Raises ValueError for an id in use, and for a block size other than that of the present workers.
         """
@@ -87,6 +89,7 @@ class Scheduler:
             enable_prefix_cache=self._config.enable_prefix_cache,
             num_host_blocks=num_host_blocks,
             preemption=self._config.preemption,
+            max_model_len=max_model_len,
         )
         self._absent = None
         self._waiting.take_back()

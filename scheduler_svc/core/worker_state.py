@@ -51,12 +51,14 @@ class WorkerState:
         enable_prefix_cache: bool,
         num_host_blocks: int,
         preemption: PreemptionMode,
+        max_model_len: int | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.block_size = block_size
         self.num_slots = num_slots
         self.num_watermark_blocks = num_watermark_blocks  # left available by admissions
         self.max_num_batched_tokens = max_num_batched_tokens  # in a step
+        self.max_model_len = max_model_len  # prompt and output of each sequence
         self.enable_prefix_cache = enable_prefix_cache
         self.preemption: PreemptionMode = preemption
         self.costs: PreemptionCosts | None = None  # unknown at first
@@ -103,6 +105,7 @@ class WorkerState:
             enable_prefix_cache=self.enable_prefix_cache,
             num_host_blocks=self.host.num_blocks if self.host is not None else 0,
             preemption=self.preemption,
+            max_model_len=self.max_model_len,
         )
 
     @property

@@ -3,7 +3,8 @@
 One scheduler serves one model at a time; workers of another fingerprint are refused.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
@@ -42,12 +43,22 @@ class ServedModel:
 
 
 def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | None) -> ServedModel:
-    """Makes the model from a worker's description; the tokenizer is taken from `known` if it is the same.
+    """The model that a worker brings, or `known` if it is the same; a tokenizer that one of them lacks is the other's.
 
-    Raises ValueError if the tokenizer's files cannot be read, or if its sampling defaults are out of range.
+    Raises ValueError if the tokenizer's files cannot be read, if its sampling defaults are out of range, or with the
+    difference if a worker says otherwise of the known model than whoever brought it.
     """
     info = description.model
     check_defaults(info.sampling_defaults)
+    if known is not None and known.fingerprint == info.fingerprint:
+        _check_same(description, known)
+        if known.tokenizer is not None or not description.HasField("tokenizer"):
+            return known
+        brought = served_model(description, None)
+        limits = replace(brought.limits, max_model_len=known.limits.max_model_len)
+        return replace(
+            known, limits=limits, tokenizer=brought.tokenizer, tokenizer_fingerprint=brought.tokenizer_fingerprint
+        )
     tokenizer, fingerprint = None, ""
     if description.HasField("tokenizer"):
         fingerprint = description.tokenizer.fingerprint
@@ -73,6 +84,32 @@ def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | 
         tokenizer_fingerprint=fingerprint,
         sampling_defaults=info.sampling_defaults,
     )
+
+
+def with_shortest_context(model: ServedModel, max_model_lens: Iterable[int]) -> ServedModel:
+    """The same with the longest context that every worker in service can keep; without any, as it was."""
+    shortest = min(max_model_lens, default=model.limits.max_model_len)
+    if shortest == model.limits.max_model_len:
+        return model
+    return replace(model, limits=replace(model.limits, max_model_len=shortest))
+
+
+def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) -> None:
+    """Raises ValueError with every difference from what is served."""
+    info = description.model
+    pairs: dict[str, tuple[object, object]] = {
+        "architecture": (info.architecture, known.architecture),
+        "vocab_size": (info.vocab_size, known.limits.vocab_size),
+        "eos_token_ids": (sorted(info.eos_token_ids), sorted(known.limits.eos_token_ids)),
+    }
+    if known.tokenizer is not None and description.HasField("tokenizer"):
+        pairs["tokenizer"] = (description.tokenizer.fingerprint[:12], known.tokenizer_fingerprint[:12])
+    wrong = [f"{name} is {said}, and {served} is served" for name, (said, served) in pairs.items() if said != served]
+    if wrong:
+        raise ValueError(
+            f"worker {description.worker_id!r} says otherwise of the model {known.name!r}: {'; '.join(wrong)}; "
+            "start it with the same model folder"
+        )
 
 
 def encode_chat(tokenizer: ModelTokenizer, chat: pb.ChatPrompt) -> list[int]:

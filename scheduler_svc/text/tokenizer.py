@@ -13,6 +13,7 @@ from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequest
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 
+MAX_TOKEN_ID = 1 << 22  # a table has a byte for each id; no vocabulary has as many
 _MOST_TRIED = 4096  # tokens, to find a plain one
 
 
@@ -104,7 +105,10 @@ def _refuse(field: str, description: str) -> NoReturn:
 def _has_token(tokenizer: Tokenizer) -> bytes:
     """By token id: 1 where the vocabulary has a token, 0 in its holes."""
     token_ids = tokenizer.get_vocab(with_added_tokens=True).values()
-    table = bytearray(max(token_ids, default=-1) + 1)
+    highest = max(token_ids, default=-1)
+    if highest >= MAX_TOKEN_ID:
+        raise ValueError(f"the model's tokenizer.json has the token id {highest:,}: give ids below {MAX_TOKEN_ID:,}")
+    table = bytearray(highest + 1)
     for each in token_ids:
         table[each] = 1
     return bytes(table)

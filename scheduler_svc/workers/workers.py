@@ -20,8 +20,9 @@ from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.result_check import ImpossibleAnswerError
-from scheduler_svc.requests.served_model import ServedModel, served_model
+from scheduler_svc.requests.served_model import served_model, with_shortest_context
 from scheduler_svc.workers.decision_time import Decide
+from scheduler_svc.workers.description_check import check_description
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.out_of_service import OutOfService
 from scheduler_svc.workers.step_expectations import StepExpectations
@@ -47,6 +48,7 @@ class Member:
     task: "asyncio.Task[None] | None" = None  # none while it is out of service
     loop: WorkerLoop | None = None  # while it is being driven
     block_size: int = 0
+    max_model_len: int = 0
     seen_s: float
     is_leaving: bool = False  # by itself: when it hangs up nothing is wrong
     given_up: str | None = None  # why
@@ -224,8 +226,9 @@ class Workers:
             return
         if self.driven or self._admission.is_in_use:
             raise FailedPreconditionError(
-                f"worker {worker_id!r} has another model than the {model.name!r} being served; "
-                "start it with the same model folder, or serve it by a scheduler of its own"
+                f"worker {worker_id!r} has another model than the {model.name!r} being served: its fingerprint is "
+                f"{fingerprint[:12]!r}, and {model.fingerprint[:12]!r} is served; start it with the same model folder, "
+                "or serve it by a scheduler of its own"
             )
 
     async def _drive(self, member: Member) -> None:
@@ -235,7 +238,7 @@ class Workers:
             description = await link.describe(known.tokenizer_fingerprint if known else "")
             _check_identity(member, description)
             self._check_model(worker_id, description.model.fingerprint)  # again: others have come meanwhile
-            self._take_in(member, description, known)
+            self._take_in(member, description)
             reason = await self._run_loop(member, description.model.fingerprint)
             if member.is_leaving:
                 log.info("worker left", worker_id=worker_id, address=member.address)
@@ -288,15 +291,21 @@ class Workers:
                 member.task.cancel()
         self._engine.wake_workers()
 
-    def _take_in(self, member: Member, description: worker_pb2.DescribeResponse, known: ServedModel | None) -> None:
+    def _take_in(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
         """Raises FailedPreconditionError if its tokenizer cannot be read, or it does not fit beside the others."""
         try:
-            model = served_model(description, known)
+            check_description(description)
+            model = served_model(description, self._admission.model)
             member.link.open(member.step_key)
+            member.max_model_len = description.model.max_model_len
             self._add_to_scheduler(member, description)
         except ValueError as error:
             raise FailedPreconditionError(str(error)) from error
-        self._admission.serve(model)
+        self._admission.serve(with_shortest_context(model, self._max_model_lens()))
+
+    def _max_model_lens(self) -> list[int]:
+        """Of the workers in service."""
+        return [member.max_model_len for member in self.driven]
 
     def _add_to_scheduler(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
         pool = description.pool
@@ -308,6 +317,7 @@ class Workers:
             num_slots=description.num_slots,
             max_num_batched_tokens=description.max_batched_tokens or None,
             num_host_blocks=pool.num_host_blocks,
+            max_model_len=description.model.max_model_len,
         )
         incarnation, expectations = self._expectations.get(member.worker_id, ("", StepExpectations()))
         if incarnation != member.incarnation:  # another process, which may have to compile first
@@ -355,6 +365,8 @@ class Workers:
             if moved:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
             self._prefixes.worker_went(member.worker_id)
+            if self._admission.model is not None:
+                self._admission.serve(with_shortest_context(self._admission.model, self._max_model_lens()))
             self._on_change(bool(self.driven))
             self._engine.wake_workers()
 

@@ -104,7 +104,7 @@ async def test_a_scheduler_that_the_store_says_was_followed_ends_at_the_word_of_
     refuse_for(worker, 7)
     running = asyncio.create_task(site.run(counting(10)))
     await until(lambda: bool(worker.steps))
-    await site.store.append(EntryId(7, 0), b"a leader's")
+    await site.store.append(EntryId(site.journal.stats.epoch + 7, 0), b"a leader's")
     worker.may_answer.set()
     await until(lambda: bool(site.fatal))
     assert isinstance(site.fatal[0], SupersededError) and "epoch 7" in site.fatal[0].message
