@@ -1,10 +1,13 @@
-"""A scripted server and a client of it."""
+"""A scripted server and a client of it; the data folder of a deployment."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 import quire
+from quire.cli.supervisor.data_folder import DataFolder
 from tests.quire.scripted_server import ScriptedServer
 
 
@@ -20,3 +23,10 @@ async def server() -> AsyncIterator[ScriptedServer]:
 async def client(server: ScriptedServer) -> AsyncIterator[quire.AsyncClient]:
     async with quire.AsyncClient(server.address) as made:
         yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[DataFolder]:
+    made = DataFolder(tmp_path / "data")
+    yield made
+    made.close()

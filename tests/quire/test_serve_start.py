@@ -140,6 +140,20 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
     assert not (tmp_path / "data" / "store" / "appendonlydir").exists()  # nothing was started
 
 
+@pytest.mark.timeout(300)
+def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_sentence(data_dir: Path) -> None:
+    """What only a loaded model shows; one of two workers is enough, and nobody starts it again and again."""
+    serve = ServeProcesses(data_dir, "--workers", "2", "--num-blocks", "2", "--max-model-len", "100")
+    try:
+        assert serve.wait() == 2
+        serve.wait_for("give --num-blocks")
+        last = serve.said.splitlines()[-1]
+        assert last.startswith("quire: worker: a pool of 2 blocks") and "starting it again" not in serve.said
+        assert serve.living() == {}
+    finally:
+        serve.clean_up()
+
+
 def processes_and_logs(serve: ServeProcesses, data_dir: Path) -> str:
     """All that other users, or readers of logs, could see."""
     return "\n".join([*serve.living().values(), log_texts(data_dir), serve.said])
@@ -152,6 +166,7 @@ def guarded() -> Iterator[str]:
         port = probe.getsockname()[1]
         probe.close()
         valkey.command("CONFIG", "SET", "port", str(port))
+        valkey.command("CONFIG", "SET", "appendonly", "no")  # of which the scheduler warns
         valkey.command("CONFIG", "SET", "requirepass", PASSWORD)
         yield f"127.0.0.1:{port}/0"
 
@@ -174,6 +189,8 @@ def test_the_password_of_a_store_is_in_no_command_line_and_no_log(guarded: str, 
         assert "scheduler_svc" in seen and "worker_svc" in seen
         assert PASSWORD not in seen
         assert f"redis://:***@{guarded}" in seen
+        greeting = serve.said.partition("Quire is ready")[2]
+        assert "warning  NOT DURABLE: the store keeps no append-only file" in greeting
         serve.process.terminate()
         assert serve.wait() == 0
         assert PASSWORD not in processes_and_logs(serve, data_dir)

@@ -10,6 +10,7 @@ from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.start_view import StartView
 
 REFRESH_S = 0.2
+_IN_MEMORY = "NOT DURABLE: the journal is in memory"  # what the greeting says of that store anyway
 
 
 class StartProgress:
@@ -64,7 +65,7 @@ class StartProgress:
             if text not in self._said:
                 self._said.add(text)
                 self._announcer.say(f"{name}: {text}")
-        elif not warning.startswith("NOT DURABLE"):  # what the greeting says of the store anyway
+        elif not warning.startswith(_IN_MEMORY):
             self.view.warn(name, text)
 
     def _elapsed_s(self) -> float:

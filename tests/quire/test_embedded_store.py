@@ -1,0 +1,176 @@
+"""The embedded store as a real Valkey: started, adopted, watched, ended, private."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from quire.cli.supervisor.data_folder import DataFolder
+from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
+from tests.patience import patient
+from tests.quire.test_serve import runs
+from tests.quire.test_supervision import Restarts
+
+
+async def test_what_the_store_writes_is_private(folder: DataFolder, store: EmbeddedStore) -> None:
+    await say(folder, "SET", "key", "value")
+    found = [folder.socket, *folder.path.rglob("*")]
+    assert any(each.name.endswith(".aof") for each in found)
+    assert not [each for each in found if each.stat().st_mode & 0o077]
+
+
+async def test_the_log_of_the_store_is_set_aside_while_it_runs(folder: DataFolder, store: EmbeddedStore) -> None:
+    tending = asyncio.create_task(store.tend_log(1))
+    log = folder.log("store")
+    async with asyncio.timeout(patient(20)):
+        while not log.with_name("store.log.1").exists():  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(0.01)
+    tending.cancel()
+    await store.stop()  # of which it tells
+    assert "ready to exit" in log.read_text().lower() or "exiting" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_store_that_does_not_end_when_told_is_killed(
+    folder: DataFolder, store: EmbeddedStore, adopted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.embedded_store.STOP_S", 0.2)
+    ending = store
+    if adopted:
+        ending = made_store(folder)
+        assert await ending.start() is True
+    pid = await server_pid(folder)
+    os.kill(pid, signal.SIGSTOP)
+    await ending.stop()
+    await store.gone()  # reaps it
+    assert not runs(pid)
+
+
+def made_store(folder: DataFolder, appendfsync: str = "always") -> EmbeddedStore:
+    binary = find_binary()
+    assert binary is not None
+    return EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"), appendfsync=appendfsync)
+
+
+@pytest_asyncio.fixture
+async def store(folder: DataFolder) -> AsyncIterator[EmbeddedStore]:
+    made = made_store(folder)
+    assert await made.start() is False
+    yield made
+    await made.stop()
+
+
+async def say(folder: DataFolder, *words: str) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(folder.socket)
+    writer.write((" ".join(words) + "\r\n").encode())
+    reply = await reader.readline()
+    if reply.startswith(b"*"):
+        reply = b"".join([await reader.readline() for _ in range(4)])
+    writer.close()
+    return reply
+
+
+async def answers(folder: DataFolder, reply: bytes, *words: str) -> bool:
+    """Whether a store is there and says this."""
+    try:
+        return await say(folder, *words) == reply
+    except OSError:
+        return False
+
+
+async def test_the_store_is_durable_by_its_settings(folder: DataFolder, store: EmbeddedStore) -> None:
+    for name, value in (
+        ("appendonly", b"yes"),
+        ("appendfsync", b"always"),
+        ("save", b""),
+        ("maxmemory-policy", b"noeviction"),
+        ("port", b"0"),
+    ):
+        assert (await say(folder, "CONFIG", "GET", name)).split(b"\r\n")[3] == value
+
+
+async def test_a_running_store_is_adopted_and_a_stopped_one_keeps_its_data(
+    folder: DataFolder, store: EmbeddedStore
+) -> None:
+    await say(folder, "SET", "key", "kept")
+    successor = made_store(folder)
+    assert await successor.start() is True
+    await successor.stop()
+    assert not folder.socket.exists()
+    assert await store.start() is False
+    reader, writer = await asyncio.open_unix_connection(folder.socket)
+    writer.write(b"GET key\r\n")
+    assert await reader.readline() == b"$4\r\n"
+    writer.close()
+
+
+async def test_an_adopted_store_syncs_as_the_adopter_was_told(folder: DataFolder, store: EmbeddedStore) -> None:
+    assert await made_store(folder, "everysec").start() is True
+    assert (await say(folder, "CONFIG", "GET", "appendfsync")).split(b"\r\n")[3] == b"everysec"
+    assert await made_store(folder).start() is True
+    assert (await say(folder, "CONFIG", "GET", "appendfsync")).split(b"\r\n")[3] == b"always"
+
+
+async def server_pid(folder: DataFolder) -> int:
+    reader, writer = await asyncio.open_unix_connection(folder.socket)
+    try:
+        writer.write(b"INFO server\r\n")
+        assert await reader.readuntil(b"process_id:")
+        return int(await reader.readline())
+    finally:
+        writer.close()
+
+
+async def test_the_end_of_the_store_is_seen(folder: DataFolder, store: EmbeddedStore) -> None:
+    watching = asyncio.create_task(store.gone())
+    pid = await server_pid(folder)
+    assert not watching.done()
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(patient(10)):
+        await watching
+    assert await store.start() is False
+
+
+async def test_a_store_that_ends_is_started_again_as_soon_as_it_can_be(folder: DataFolder, tmp_path: Path) -> None:
+    binary, disk_is_full, said = tmp_path / "server", tmp_path / "full", Restarts()
+    binary.write_text(f'#!/bin/sh\n[ ! -e {disk_is_full} ] || exit 3\nexec {find_binary()} "$@"\n')
+    binary.chmod(0o700)
+    store = EmbeddedStore(binary, folder.store, folder.socket, folder.log("store"))
+    await store.start()
+    await say(folder, "SET", "key", "kept")
+    keeping = asyncio.create_task(store.keep_running(said))
+    disk_is_full.touch()
+    await say(folder, "SHUTDOWN")
+    await said.until(3)
+    disk_is_full.unlink()
+    async with asyncio.timeout(patient(20)):
+        while not await answers(folder, b":1\r\n", "EXISTS", "key"):  # noqa: ASYNC110 - a start of its own has no event
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    await store.stop()
+    assert said.said[0].startswith("the embedded store ended; starting it again in ")
+    assert "exit code 3" in said.said[1] and said.said[2].endswith("starting it again in 0.4 s")
+
+
+async def test_a_store_that_cannot_start_says_where_its_log_is(folder: DataFolder) -> None:
+    broken = EmbeddedStore(Path(sys.executable), folder.store, folder.socket, folder.log("store"))
+    with pytest.raises(StoreFailedError, match=r"exit code 2; see .*store\.log"):
+        await broken.start()
+
+
+async def test_a_store_that_does_not_answer_is_not_replaced(
+    folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.embedded_store.ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder.socket))
+        listener.listen()
+        with pytest.raises(StoreFailedError, match="does not answer"):
+            await made_store(folder).start()
