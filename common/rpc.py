@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 
 from common.bounds_check import RequestCheck, check_of_method, no_such_message
 from common.native_faults import CONTROL_FLOW
+from common.sealed_methods import checking, sealing, seals_of_method
 from quire.errors import QuireError, SlowReaderError, to_status
 from quire.rpc import Option
 
@@ -90,18 +91,24 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         method = handler_call_details.method
         behaviour = wrap(inner, handler.request_streaming, method)
-        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour, check_of_method(method))
+        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour, method)
         return remade
 
 
-def _remake(handler: Any, behaviour: Callable[..., Any], check: RequestCheck | None) -> Any:
+def _remake(handler: Any, behaviour: Callable[..., Any], method: str) -> Any:
+    deserialize, serialize = handler.request_deserializer, handler.response_serializer
+    request_tag, response_tag = seals_of_method(method)
+    if deserialize is not None and request_tag is not None:
+        deserialize = checking(deserialize, request_tag)
+    if serialize is not None and response_tag is not None:
+        serialize = sealing(response_tag)
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
-    return make(behaviour, _careful(handler.request_deserializer, check), handler.response_serializer)
+    return make(behaviour, _careful(deserialize, check_of_method(method)), serialize)
 
 
 def _careful(deserialize: Callable[[bytes], Any] | None, check: RequestCheck | None) -> Callable[[bytes], Any] | None:

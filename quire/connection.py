@@ -46,7 +46,7 @@ class Connection:
         channel = self._servers.channel
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
-        self.session = Session(self.inference, self._servers, address, options)
+        self.session = Session(self._servers, address, options)
 
     async def close(self) -> None:
         """Ends the session, then the channels."""

@@ -62,6 +62,10 @@ class OpenRequest:
         end = chunk.position + chunk.num_tokens
         if chunk.num_tokens and end <= due:
             return
+        if chunk.token_ids and len(chunk.token_ids) != chunk.num_tokens:
+            raise QuireError(
+                f"request {self.request_id}: {len(chunk.token_ids)} token ids came as {chunk.num_tokens} tokens"
+            )
         if chunk.position != due:
             raise QuireError(
                 f"request {self.request_id}: of sample {chunk.index} the server sent position {chunk.position} where "

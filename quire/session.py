@@ -7,13 +7,16 @@ goes by a fresh handle each time, so that late events of an old handle find nobo
 
 import asyncio
 import itertools
+import logging
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
 from quire.absence import leaderless, lost, unreachable
 from quire.errors import (
+    DataLossError,
     InvalidRequestError,
     NotFoundError,
     NotLeaderError,
@@ -29,13 +32,18 @@ from quire.params import ClientOptions
 from quire.rpc import error_of
 from quire.servers import Servers
 from quire.session_entry import Entry
+from quire.session_wire import ResponseReader, open_session
 from quire.v1 import inference_pb2 as pb
-from quire.v1 import inference_pb2_grpc
 from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
+
+log = logging.getLogger(__name__)
 
 DEADLINE_SLACK_S = 1.0  # the server says itself that a deadline passed; this long after it we say so
 CLOSE_S = 0.5
 
+MAX_UNREADABLE = 8  # messages in a row that cannot be taken, before that is not the connection's fault
+QUIET_S = 10.0  # after which a stream is opened again: what is open is attached at its positions, and nothing is lost
+MAX_FATAL = 3  # streams in a row that end with one of these, since a bit that flips on the way can bring it about, too
 # Statuses that end a stream because of what we are, not because of a broken connection.
 FATAL_CODES = frozenset(
     {
@@ -50,10 +58,7 @@ FATAL_CODES = frozenset(
 class Session:
     """The one stream of a client. Belongs to the event loop it was made in."""
 
-    def __init__(
-        self, stub: "inference_pb2_grpc.InferenceAsyncStub", servers: Servers, address: str, options: ClientOptions
-    ) -> None:
-        self._stub = stub
+    def __init__(self, servers: Servers, address: str, options: ClientOptions) -> None:
         self._servers = servers
         self._address = address
         self._options = options
@@ -66,6 +71,8 @@ class Session:
         self._was_reached = False
         self._pace = Pace(self._loop.time())
         self._is_closing = False
+        self._num_unreadable = 0  # messages, one after another, that could not be taken
+        self._num_fatal = 0  # streams, one after another, that ended as if because of what we are
 
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
@@ -143,6 +150,8 @@ class Session:
             error = await self._converse()
             if self._is_closing:
                 return
+            is_fatal = error is not None and error.code() in FATAL_CODES
+            self._num_fatal = self._num_fatal + 1 if is_fatal else 0
             now_s = self._loop.time()
             lived_s = now_s - started_s
             for entry in list(self._entries.values()):
@@ -160,12 +169,20 @@ class Session:
         for entry in list(self._entries.values()):
             if not entry.retries_later:
                 self._introduce(entry)
-        call = self._stub.Session(_until_none(outgoing))
+        call = open_session(self._servers.channel, _until_none(outgoing))
+        reader = ResponseReader()
         try:
-            async for response in call:
-                self._take_response(response)
+            while (data := await _next_answer(call)) is not grpc.aio.EOF:
+                self._take_response(reader.read(data))
+        except TimeoutError:
+            log.debug("nothing was heard for %g s; attaching again from where we are", QUIET_S)
         except grpc.aio.AioRpcError as error:
             return error
+        except (DataLossError, LookupError, ValueError) as error:  # damaged, or in words that we do not know
+            self._num_unreadable += 1
+            if self._num_unreadable > MAX_UNREADABLE:
+                raise
+            log.warning("an answer could not be read (%s); attaching again from where we are", error)
         finally:
             self._outgoing = None
             self._by_handle.clear()
@@ -231,9 +248,15 @@ class Session:
         try:
             entry.request.push(chunk_from_pb(chunk))
         except QuireError as error:
-            entry.request.fail(error)
-            self.detach(entry.request)
+            entry.num_misfits += 1
+            if entry.num_misfits > MAX_UNREADABLE:
+                entry.request.fail(error)
+                self.detach(entry.request)
+            else:
+                log.warning("%s; attaching again from where we are", error)
+                self.catch_up(entry.request)
             return
+        entry.num_misfits = self._num_unreadable = 0
         if entry.request.is_behind and not entry.holds_when_behind and entry.handle is not None:
             self._send(entry.handle, detach=pb.Detachment())
             self._drop_handle(entry)
@@ -274,7 +297,7 @@ class Session:
     def _lose(self, entry: Entry, error: grpc.aio.AioRpcError | None, lived_s: float) -> None:
         """What a broken stream means for one request."""
         entry.handle = None
-        if error is not None and error.code() in FATAL_CODES:
+        if error is not None and self._num_fatal >= MAX_FATAL:
             self._give_up(entry, error_of(error))
             return
         now_s = self._loop.time()
@@ -312,6 +335,12 @@ class Session:
         if entry.handle is not None:
             self._by_handle.pop(entry.handle, None)
             entry.handle = None
+
+
+async def _next_answer(call: Any) -> Any:
+    """Raises TimeoutError where nothing comes for long: frames can be lost without the connection's breaking."""
+    async with asyncio.timeout(QUIET_S):
+        return await call.read()
 
 
 async def _until_none(

@@ -19,6 +19,7 @@ class Entry:
     was_sent: bool = False
     is_cancelled: bool = False
     num_refusals: int = 0
+    num_misfits: int = 0  # chunks in a row that did not fit what is here
     retries_later: bool = False  # refused for now; one of the timers brings it back
     unreachable_since_s: float | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)

@@ -736,6 +736,12 @@ class GenerateResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
+    """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire (five bytes: the tag,
+    then the value, little-endian). Checking it is optional: who finds that it does not match, or cannot read one,
+    drops the stream and attaches again from the positions that it has.
+    """
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """accepted comes first, once."""
@@ -754,10 +760,11 @@ class GenerateResponse(_message.Message):
         accepted: Global___Accepted | None = ...,
         chunk: Global___Chunk | None = ...,
         finished: Global___Finished | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "chunk", b"chunk", "event", b"event", "finished", b"finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "chunk", b"chunk", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "checksum", b"checksum", "chunk", b"chunk", "event", b"event", "finished", b"finished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "chunk", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -1135,8 +1142,13 @@ class SessionRequest(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """handle names the request within this session; the client's own choice, not in use. Events carry it."""
+    checksum: _builtins.int
+    """checksum is the CRC-32 of the message's bytes before this field, which then comes last on the wire. Absent or 0:
+    not checked. A message that does not match it is not acted on, and the stream ends with DATA_LOSS.
+    """
     @_builtins.property
     def submit(self) -> Global___GenerateRequest:
         """submit a new request."""
@@ -1161,10 +1173,11 @@ class SessionRequest(_message.Message):
         attach: Global___Attach | None = ...,
         cancel: Global___Cancellation | None = ...,
         detach: Global___Detachment | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "detach", b"detach", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "detach", b"detach", "handle", b"handle", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "checksum", b"checksum", "detach", b"detach", "handle", b"handle", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "attach", "cancel", "detach"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
@@ -1184,7 +1197,7 @@ class Attach(_message.Message):
     """request_id of the request. At most 128 characters."""
     @_builtins.property
     def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent; at
+        """from_positions[i] is the first position wanted of sample i; missing entries are 0; what lies ahead is waited for; at
         most 128 entries.
         """
 
@@ -1243,6 +1256,9 @@ class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
+    """checksum, as that of GenerateResponse."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionEvent]:
         """events, at most one of each kind for a handle; of chunks at most one for each of its samples."""
@@ -1251,10 +1267,11 @@ class SessionResponse(_message.Message):
         self,
         *,
         events: _abc.Iterable[Global___SessionEvent] | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "events", b"events"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1350,7 +1367,7 @@ class AttachRequest(_message.Message):
     """request_id of the request. At most 128 characters."""
     @_builtins.property
     def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """from_positions[i] is the first position wanted of sample i; missing entries are 0. Never beyond what was sent; at
+        """from_positions[i] is the first position wanted of sample i; missing entries are 0; what lies ahead is waited for; at
         most 128 entries.
         """
 

@@ -1,0 +1,64 @@
+"""Checksums of the public service at a server's edge: answers are sealed, requests that are sealed are checked.
+
+Which methods those are follows from their messages: the field `checksum` of a message of the Inference service.
+Workers' streams have their own, in `step_wire`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError
+
+from quire.checksum import has_seal, is_intact, sealed, tag_of
+from quire.errors import DataLossError
+
+_SERVICE = "quire.v1.Inference."
+
+
+def seals_of_method(method: str) -> tuple[int | None, int | None]:
+    """The tags of the checksums of request and answer, by the path "/package.Service/Method"; None: there is none."""
+    name = method.strip("/").replace("/", ".")
+    if not name.startswith(_SERVICE):
+        return None, None
+    try:
+        found = descriptor_pool.Default().FindMethodByName(name)
+    except KeyError:
+        return None, None
+    return _tag(found.input_type), _tag(found.output_type)
+
+
+def sealing(tag: int) -> Callable[[Any], bytes]:
+    """What makes an answer bytes."""
+    return partial(sealed, tag=tag)
+
+
+def checking(deserialize: Callable[[bytes], Any], tag: int) -> Callable[[bytes], Any]:
+    """What makes bytes a request, whose checksum is optional: one that is there must fit.
+
+    Bytes that only look as if they ended with one are told apart by the field.
+    """
+
+    def parse(data: bytes) -> Any:
+        is_intact_ = is_intact(data, tag)
+        try:
+            message = deserialize(data)
+        except DecodeError:
+            if has_seal(data, tag) and not is_intact_:
+                raise _damaged(data) from None
+            raise
+        if message.checksum and not is_intact_:
+            raise _damaged(data)
+        return message
+
+    return parse
+
+
+def _tag(descriptor: Descriptor) -> int | None:
+    return tag_of(descriptor) if "checksum" in descriptor.fields_by_name else None
+
+
+def _damaged(data: bytes) -> DataLossError:
+    return DataLossError(f"a message of {len(data):,} bytes does not match its checksum; send it again")

@@ -1,0 +1,36 @@
+"""Checksums within messages: CRC-32 of a message's bytes as its last field on the wire.
+
+It is appended to the serialised message and looked for in the raw bytes, so that nothing is serialised twice and
+nothing damaged is parsed. CRC-32 finds every single flipped bit. Knows messages by their field `checksum` alone.
+"""
+
+import struct
+from typing import Any
+from zlib import crc32
+
+from google.protobuf.descriptor import Descriptor
+
+_FIXED32 = 5  # the wire type
+_CHECKSUM = struct.Struct("<BI")  # the field's tag, one byte below number 16, and its value
+
+
+def tag_of(descriptor: Descriptor) -> int:
+    """The tag of a message's field `checksum`. Raises KeyError if it has none."""
+    return descriptor.fields_by_name["checksum"].number << 3 | _FIXED32
+
+
+def sealed(message: Any, tag: int) -> bytes:
+    """The bytes of a message that has no checksum yet, with it."""
+    data: bytes = message.SerializeToString()
+    return data + _CHECKSUM.pack(tag, crc32(data))
+
+
+def has_seal(data: bytes, tag: int) -> bool:
+    """Whether these bytes end as a sealed message does; those of another message may, too."""
+    return len(data) >= _CHECKSUM.size and data[-_CHECKSUM.size] == tag
+
+
+def is_intact(data: bytes, tag: int) -> bool:
+    """Whether these are the bytes of a message that was sealed."""
+    covered = len(data) - _CHECKSUM.size
+    return covered >= 0 and _CHECKSUM.unpack_from(data, covered) == (tag, crc32(memoryview(data)[:covered]))

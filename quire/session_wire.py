@@ -1,0 +1,45 @@
+"""A client's side of a `Session` stream as bytes: sealed when they are sent, checked before they are parsed."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from quire.checksum import has_seal, is_intact, sealed, tag_of
+from quire.errors import DataLossError
+from quire.v1 import inference_pb2 as pb
+
+SESSION = f"/{pb.DESCRIPTOR.services_by_name['Inference'].full_name}/Session"
+
+_REQUEST_TAG = tag_of(pb.SessionRequest.DESCRIPTOR)
+_RESPONSE_TAG = tag_of(pb.SessionResponse.DESCRIPTOR)
+
+
+def open_session(
+    channel: grpc.aio.Channel, requests: AsyncIterator[pb.SessionRequest]
+) -> "grpc.aio.StreamStreamCall[pb.SessionRequest, bytes]":
+    """A stream of sealed requests. Its answers come as bytes, for a `ResponseReader`."""
+    return channel.stream_stream(SESSION, request_serializer=_seal_request)(requests)
+
+
+class ResponseReader:
+    """The answers of one stream. A server that has sealed one seals all; one of an earlier version seals none."""
+
+    def __init__(self) -> None:
+        self._is_sealed = False
+
+    def read(self, data: bytes) -> pb.SessionResponse:
+        """Raises DataLossError if these are not the bytes that were sent."""
+        if self._is_sealed or has_seal(data, _RESPONSE_TAG):
+            if not is_intact(data, _RESPONSE_TAG):
+                raise DataLossError(f"an answer of {len(data):,} bytes does not match its checksum")
+            self._is_sealed = True
+        try:
+            return pb.SessionResponse.FromString(data)
+        except DecodeError as error:
+            raise DataLossError(f"an answer of {len(data):,} bytes cannot be read") from error
+
+
+def _seal_request(request: Any) -> bytes:
+    return sealed(request, _REQUEST_TAG)
