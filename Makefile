@@ -30,7 +30,7 @@ TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
-CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests
+CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
 .PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance simulate mutants compose-smoke clean
 .DEFAULT_GOAL := demo
