@@ -28,7 +28,7 @@ class JsonTable:
 
     def __init__(self, place: str, values: Mapping[str, Any]) -> None:
         """Wraps values that were parsed already. place: the file, and the key in it, as messages name it."""
-        self._place = place
+        self.place = place
         self._values = values
 
     def __contains__(self, key: str) -> bool:
@@ -101,7 +101,7 @@ class JsonTable:
             return None
         if not isinstance(value, dict):
             self.refuse(key, "must be an object")
-        return JsonTable(f"{self._place}: {key}", value)
+        return JsonTable(f"{self.place}: {key}", value)
 
     def raw(self, key: str) -> object:
         """Whatever stands there, for a value of several types; None if the key is absent."""
@@ -110,13 +110,13 @@ class JsonTable:
     def refuse(self, key: str, what: str, remedy: str = _AGAIN) -> NoReturn:
         """Refuses the value of a key. what: how it must be."""
         value = shown(self._values[key]) if key in self._values else "left out"
-        raise CheckpointError(f"{self._place}: {key} is {value}, but {what}: {remedy}")
+        raise CheckpointError(f"{self.place}: {key} is {value}, but {what}: {remedy}")
 
     def _value(self, key: str, default: object | None) -> Any:
         if key in self._values:
             return self._values[key]
         if default is None:
-            raise CheckpointError(f"{self._place} lacks {key}: add it, or download the checkpoint again")
+            raise CheckpointError(f"{self.place} lacks {key}: add it, or download the checkpoint again")
         return default
 
 
@@ -131,6 +131,8 @@ def read_table(folder: Path, name: str, most_bytes: int = MOST_BYTES) -> JsonTab
     path = folder / name
     try:
         content = json.loads(text)
+        if "\\ud" in text.lower():  # perhaps half of a pair, which no text can hold
+            json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
         _refuse_depth(path)
     except ValueError as error:  # also a whole number of thousands of digits

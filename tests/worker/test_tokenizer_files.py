@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.tokenizer_files import read_tokenizer_files
 
-TOKENIZER = b'{"version": "1.0"}'
+TOKENIZER = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3}, [])).to_str().encode()
 
 
 def write(folder: Path, **files: object) -> Path:
@@ -35,7 +35,7 @@ def test_a_folder_with_only_tokenizer_json_has_no_template_and_no_special_tokens
     assert (files.tokenizer_json, files.chat_template, files.special_tokens) == (TOKENIZER, None, {})
 
 
-def test_special_tokens_come_from_both_files_plain_or_as_objects(folder: Path) -> None:
+def test_special_tokens_come_from_both_files_plain_or_as_objects_and_their_own_file_wins(folder: Path) -> None:
     write(
         folder,
         special_tokens_map={"bos_token": "<old>", "unk_token": {"content": "<unk>", "lstrip": False}},
@@ -43,7 +43,7 @@ def test_special_tokens_come_from_both_files_plain_or_as_objects(folder: Path) -
     )
     files = read_tokenizer_files(folder)
     assert files is not None
-    assert files.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert files.special_tokens == {"bos_token": "<old>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_older_vocabulary_files_are_converted(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_cannot_be_converted_says_what_to_add(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"not a model")
-    write(tmp_path, config={"model_type": "llama"})
+    write(tmp_path, vocab=["no", "vocabulary"], config={"model_type": "gpt2"})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(CheckpointError, match=r"add a tokenizer\.json to the folder"):
         read_tokenizer_files(tmp_path)
