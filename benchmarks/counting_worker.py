@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import common.grpc_poller  # noqa: F401 - as in `worker_svc`
+from common.status import Status
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
@@ -42,8 +43,8 @@ def main() -> None:
     sys.argv[1:] = arguments.flags
     runners: list[CountingRunner] = []
 
-    def load_counting_engine(settings: WorkerSettings) -> Engine:
-        engine = load_engine(settings)
+    def load_counting_engine(settings: WorkerSettings, status: Status) -> Engine:
+        engine = load_engine(settings, status)
         runners.append(CountingRunner(engine.runner))
         return Engine(runners[0], engine.description)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import common.grpc_poller  # noqa: F401 - as in `worker_svc`
+from common.status import Status
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
@@ -79,8 +80,8 @@ def main() -> None:
     fault = os.environ["CHAOS_FAULT"]
     flag = Path(os.environ["CHAOS_FLAG"]) if "CHAOS_FLAG" in os.environ else None
 
-    def load_faulty_engine(settings: WorkerSettings) -> Engine:
-        engine = load_engine(settings)
+    def load_faulty_engine(settings: WorkerSettings, status: Status) -> Engine:
+        engine = load_engine(settings, status)
         return Engine(FaultyRunner(engine.runner, fault, flag), engine.description)
 
     setattr(worker_process, "load_engine", load_faulty_engine)  # noqa: B010 - mypy allows no assignment

@@ -1,5 +1,6 @@
 """Models whose keys and values are kept in int8: near those without, batch-invariant, and blocks move as others do."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from worker_svc.runner_choice import DeviceError
 CPU = torch.device("cpu")
 PROMPT_LENGTHS = (1, 5, 15, 16, 17, 33, 48)
 NUM_BLOCKS = 40
+MOST_ERROR = 0.06  # rounded they are, and random weights make more of it
+SCORES_TIMES = {"llama_yarn": (0.1 * math.log(4) + 1) ** 2}  # by its factor: so is what rounding makes of the scores
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +50,7 @@ def test_logits_are_near_those_with_keys_and_values_in_float32(name: str, block_
     decoder = host_decoder(name, tmp_path)
     exact, near = (chunked_logits(decoder, kv_dtype, block_size) for kv_dtype in (None, torch.int8))
     error = (near - exact).norm() / exact.norm()
-    assert 0 < error < 0.06  # rounded they are, and random weights make more of it
+    assert 0 < error < MOST_ERROR * SCORES_TIMES.get(name, 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
