@@ -23,7 +23,7 @@ class Deployment:
     device: str
     dtype: str
     max_num_seqs: int = 256
-    max_batched_tokens: int = 8192
+    max_batched_tokens: int | None = 8192  # None: as many as the worker takes by itself
     pipeline_depth: int = 2
     prefix_cache: bool = True
     worker_flags: tuple[str, ...] = ()
@@ -42,7 +42,8 @@ class Site:
 def serving(deployment: Deployment) -> Iterator[Site]:
     """Everything is gone after the block, and what was to be traced is written. Raises ProcessError."""
     limits = ["--max-num-seqs", str(deployment.max_num_seqs)]
-    limits += ["--max-batched-tokens", str(deployment.max_batched_tokens)]
+    if deployment.max_batched_tokens is not None:
+        limits += ["--max-batched-tokens", str(deployment.max_batched_tokens)]
     with embedded_valkey(None) as store:
         flags = ["--listen", "127.0.0.1:0", "--store", store, "--pipeline-depth", str(deployment.pipeline_depth)]
         flags += [] if deployment.prefix_cache else ["--no-prefix-cache"]

@@ -27,7 +27,7 @@ from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, write_result
 
 POOL_TOKENS = 32_768  # about 1.7 times what the largest load, the long prompts, needs
-STEP_TOKENS = 2_048  # of every system that takes a budget; the default of vLLM and llama.cpp
+STEP_TOKENS = 2_048  # of every peer that takes a budget, the default of vLLM and llama.cpp; ours is our default, 512
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 _LEN_STEP = 64
 

@@ -161,7 +161,11 @@ def peers(document: Document) -> Section:
 
 
 def _budget(document: Document) -> str:
-    return f", {document['step_tokens']:,} tokens a step, prefix caches off" if "step_tokens" in document else ""
+    return (
+        f", {document['step_tokens']:,} tokens a step (ours: our default), prefix caches off"
+        if "step_tokens" in document
+        else ""
+    )
 
 
 def _verdicts(document: Document) -> Iterator[Headline]:

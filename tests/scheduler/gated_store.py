@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StaleEntryError, StoredEntry, StoreUnavailableError
 
+NEWER = EntryId(2**62, 0)  # of a leader later than any that a clock makes
+
 
 class GatedStore(MemoryStore):
     """`may_append` shut keeps entries on their way; `unavailable` makes every command fail."""
@@ -31,10 +33,10 @@ class GatedStore(MemoryStore):
         await super().append(entry_id, payload, create=create)
 
     async def last_entry_id(self) -> EntryId | None:
-        return EntryId(99, 0) if self.fenced else await super().last_entry_id()
+        return NEWER if self.fenced else await super().last_entry_id()
 
     async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
-        return [StoredEntry(EntryId(99, 0), None, None)] if self.fenced else await super().read_entries(first, limit)
+        return [StoredEntry(NEWER, None, None)] if self.fenced else await super().read_entries(first, limit)
 
     async def get_record(self, request_id: str) -> bytes | None:
         self.num_reading += 1

@@ -268,19 +268,20 @@ async def test_a_reader_comes_back_to_its_place_in_the_common_prefix_and_after_t
     await session.say(1, attach=pb.Attach(request_id="back", from_positions=[len(common) + 1]))
     await session.say(2, attach=pb.Attach(request_id="back", from_positions=[0, 1]))
     await session.say(3, attach=pb.Attach(request_id="back", from_positions=[len(common), 0, 0]))
-    assert "tokens were ever sent" in (await session.read_until("error", 1)).error.message
-    assert "of which nothing was ever sent" in (await session.read_until("error", 2)).error.message
-    await session.read_until("accepted", 3)
+    for handle in (1, 2, 3):  # who is ahead of what is known waits for it
+        await session.read_until("accepted", handle)
     worker.speak_again()
     seen = await running
     ends = [len(each) for each in seen.token_ids]
-    await session.read_until("finished", 3)
+    for handle in (1, 2, 3):
+        await session.read_until("finished", handle)
     await session.say(4, attach=pb.Attach(request_id="back", from_positions=[ends[0], 2]))
     await session.read_until("finished", 4)
-    for handle, places in ((3, [len(common), 0, 0]), (4, [ends[0], 2, 0])):
+    attached = {1: [len(common) + 1, 0, 0], 2: [0, 1, 0], 3: [len(common), 0, 0], 4: [ends[0], 2, 0]}
+    for handle, places in attached.items():
         chunks = [event.chunk for event in session.events if event.handle == handle and event.HasField("chunk")]
-        assert [(chunk.index, chunk.position) for chunk in chunks] == list(enumerate(places))
-        assert [list(chunk.token_ids) for chunk in chunks] == [
-            tokens[place:] for tokens, place in zip(seen.token_ids, places, strict=True)
-        ]
+        for index, (place, tokens) in enumerate(zip(places, seen.token_ids, strict=True)):
+            mine = [chunk for chunk in chunks if chunk.index == index]
+            assert mine[0].position == place
+            assert [token for chunk in mine for token in chunk.token_ids] == tokens[place:]
     await session.close()

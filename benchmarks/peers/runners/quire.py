@@ -28,7 +28,7 @@ class Quire:
                     device="cpu",
                     dtype=setup.dtype,
                     max_num_seqs=setup.max_num_seqs,
-                    max_batched_tokens=setup.step_tokens,
+                    max_batched_tokens=setup.options.get("max_batched_tokens"),
                     prefix_cache=False,
                     worker_flags=(*flags, *setup.options.get("worker_flags", ())),
                 )
