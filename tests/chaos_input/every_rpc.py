@@ -1,13 +1,10 @@
 """Fuzzed messages to every RPC of all services: which statuses they are answered with, and what memory they leave.
 
-    python -m tests.chaos_input.every_rpc --num-inputs 50000 --seed 0      (`make fuzz`)
-
-starts a scheduler with a scripted worker, and a worker with a tiny model, and prints what it saw.
+`fuzz_scheduler` starts a scheduler with a scripted worker, `fuzz_worker` a worker with a tiny model. `tests.fuzz` plays
+both.
 """
 
-import argparse
 import asyncio
-import json
 import queue
 import random
 import struct
@@ -214,22 +211,3 @@ async def _resident_later(pid: int, wanted_bytes: float) -> int:
             break
         await asyncio.sleep(0.1)
     return num_bytes
-
-
-async def _main() -> int:
-    parser = argparse.ArgumentParser(prog="every_rpc", description=__doc__)
-    parser.add_argument("--num-inputs", type=int, default=50_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    num_worker = arguments.num_inputs // 5
-    reports = {
-        "scheduler": await fuzz_scheduler(arguments.num_inputs - num_worker, arguments.seed),
-        "worker": await fuzz_worker(num_worker, arguments.seed),
-    }
-    print(json.dumps({name: report._asdict() for name, report in reports.items()}, indent=2))  # noqa: T201
-    has_grown = any(report.resident_after > report.resident_before * MOST_GROWTH for report in reports.values())
-    return int(has_grown or any(report.undocumented for report in reports.values()))
-
-
-if __name__ == "__main__":
-    raise SystemExit(asyncio.run(_main()))
