@@ -5,22 +5,21 @@ A shell that starts something in its background lets it ignore SIGINT, and whate
 
 import signal
 
-import pytest
+import structlog
 
-from tests.patience import patient
+from tests.time_limit import pytest_collection_modifyitems, pytest_timeout_set_timer
 from tests.valkey import valkey
 
-__all__ = ["valkey"]
+__all__ = ["pytest_collection_modifyitems", "pytest_timeout_set_timer", "valkey"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives each test the time that its own limit, or everyone's, means on this machine now."""
-    given = config.getoption("timeout")
-    everyones_s = float(config.getini("timeout") if given is None else given)
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        own_s = everyones_s if marker is None else float(marker.args[0])
-        if everyones_s and own_s:  # 0: no test has a limit
-            item.add_marker(pytest.mark.timeout(patient(own_s)), append=False)
+# As the services write it. By default a traceback comes with all its variables, for which the event loop stands still.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+        structlog.dev.ConsoleRenderer(colors=False),
+    ]
+)

@@ -1,5 +1,6 @@
 """A test that exceeds its time fails alone, and has as much time as the machine needs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,36 @@ TOO_LONG = {
     "computes": "while True: pass",
     "waits for a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "waits in its event loop": "asyncio.run(asyncio.sleep(600))",
+    "is in a task that goes on whatever is raised": "asyncio.run(goes_on())",
 }
+
+SOURCE = """
+import asyncio, threading, time
+
+async def compute() -> None:
+    time.sleep(600)
+
+async def goes_on() -> None:
+    task = asyncio.create_task(compute())
+    while not task.done():
+        await asyncio.sleep(0)
+    await asyncio.sleep(600)
+
+def test_first() -> None:
+    {statement}
+
+def test_second() -> None:
+    pass
+"""
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the tests of a folder with the settings of this project."""
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
     return subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, str(folder)],
+        [*command, "-p", "tests.time_limit", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, str(folder)],
         cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "QUIRE_TEST_SLOWNESS": "1"},
         capture_output=True,
         text=True,
         timeout=patient(100),
@@ -33,8 +55,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize("statement", TOO_LONG.values(), ids=TOO_LONG.keys())
 def test_a_test_that_exceeds_its_time_fails_alone(tmp_path: Path, statement: str) -> None:
-    lines = ["import asyncio, threading, time", "def test_first():", f"    {statement}", "def test_second(): pass"]
-    (tmp_path / "test_both.py").write_text("\n".join(lines) + "\n")
+    (tmp_path / "test_both.py").write_text(SOURCE.format(statement=statement))
     ended = run_pytest(tmp_path, "--timeout", "1")
     assert "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
     assert "Timeout (>1.0s)" in ended.stdout

@@ -272,8 +272,6 @@ class Engine:
         """
         check_result(plan, result, self.vocab_size, self.sampling_of, self._with_logprobs)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
-        for worker_id in self.scheduler.note_executed(plan):
-            self.on_worker_at_fault(worker_id)
         if self._computations:
             appended = self._computations.take(plan.worker_id, appended)
         self.output_tokens += len(appended)
@@ -295,6 +293,8 @@ class Engine:
                 self._end_if_due(sequence, token_id)
         if result.candidates:
             self._take_candidates(plan, result)
+        for worker_id in self.scheduler.note_executed(plan):  # last: whose results raise has not come past them
+            self.on_worker_at_fault(worker_id)
         if self.on_result is not None:
             self.on_result(plan)
 
