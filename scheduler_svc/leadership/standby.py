@@ -82,7 +82,7 @@ class Standby:
                 log.warning("nobody has the lease; waiting for a leader that may have lost it", lease_ms=self._lease_ms)
                 self._could_not_look, self._is_new, self._seen_until_s = False, False, 0.0
                 self._patient_until_s = loop.time() + self._lease_ms / 1000
-            if loop.time() < self._patient_until_s:
+            if loop.time() < self._patient_until_s and not is_over:
                 return pause_s
             other = await self._leases.take(self._lease, self._lease_ms, ended_epoch=self._journal.ended_epoch)
         except StoreUnavailableError as error:
@@ -91,6 +91,8 @@ class Standby:
             self._could_not_look = True
             return pause_s
         self._note_leader(other)
+        if other is None:
+            log.info("lease taken", handed_over=is_over)
         return None if other is None else pause_s
 
     async def _pause(self, seconds: float) -> None:

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from datetime import datetime
 
 import pytest
 
@@ -111,7 +110,7 @@ async def test_a_killed_leader_is_followed_and_every_stream_goes_on(pair: Pair) 
         killed_s = time.monotonic()
         await asyncio.to_thread(leader.kill)
         await load.goes_on()
-        assert time.monotonic() - killed_s < 4 * LEASE_S  # 1.1 on a quiet machine
+        assert time.monotonic() - killed_s < patient(4 * LEASE_S)  # 1.1 on a quiet machine
         await load.equals_an_undisturbed_run()
         assert standby.wait_for("journal read")["num_live"]
         await all_free(client)
@@ -148,10 +147,10 @@ async def test_a_leader_that_is_told_to_end_hands_over(pair: Pair) -> None:
         await load.is_under_way()
         leader.signal(signal.SIGTERM)
         assert await asyncio.to_thread(leader.wait) == 0
+        assert leader.wait_for("handed over")
+        taken = await asyncio.to_thread(standby.wait_for, "lease taken")
+        assert taken["handed_over"]  # nobody waited for it to end
         began = await asyncio.to_thread(standby.wait_for, "leading")
-        handed_over = leader.wait_for("handed over")
-        gap = datetime.fromisoformat(began["timestamp"]) - datetime.fromisoformat(handed_over["timestamp"])
-        assert gap.total_seconds() < LEASE_S / 2  # nobody waited for the lease to end; 0.01 on a quiet machine
         assert (await client.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
         await load.equals_an_undisturbed_run()
         await all_free(client)

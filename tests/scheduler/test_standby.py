@@ -20,6 +20,7 @@ from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import JOURNAL_START
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
+from tests.patience import patient
 from tests.scheduler.journal_setup import redis_store, running_journal, until
 from tests.valkey import ValkeyProcess
 
@@ -155,12 +156,12 @@ async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
 
 @asynccontextmanager
 async def standing_by(
-    valkey: ValkeyProcess, leases: RedisLeases, store: RedisStore
+    valkey: ValkeyProcess, leases: RedisLeases, store: RedisStore, lease_ms: int = LEASE_MS
 ) -> AsyncIterator[tuple["asyncio.Task[None]", list[str | None]]]:
     """A standby that waits, and the leaders that it has told of."""
     leaders: list[str | None] = []
     hot = new_hot(valkey, store)
-    standby = Standby(leases, US, hot, lease_ms=LEASE_MS, on_leader=leaders.append)
+    standby = Standby(leases, US, hot, lease_ms=lease_ms, on_leader=leaders.append)
     task = asyncio.create_task(standby.wait())
     try:
         yield task, leaders
@@ -211,6 +212,23 @@ async def test_a_standby_leads_as_soon_as_the_leader_has_written_its_end(
         held = await leases.read()
         assert held is not None
         assert held.lease == US
+
+
+async def test_a_standby_leads_as_soon_as_it_reads_that_a_lease_which_is_gone_was_handed_over(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """It saw that nobody has the lease before it read why, and would have waited a minute."""
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        leader = replace(LEADER, epoch=journal.stats.epoch)
+        await leases.hold(leader, 60_000)
+        async with standing_by(valkey, leases, store, lease_ms=60_000) as (waiting, leaders):
+            await until(lambda: leaders == [LEADER.address])
+            with capture_logs() as logs:
+                await leases.release(leader)
+                await until(lambda: any("nobody has the lease" in line["event"] for line in logs))
+                assert await journal.hand_over()
+                await asyncio.wait_for(waiting, patient(20))
+            assert logs[-1] == {"event": "lease taken", "log_level": "info", "handed_over": True}
 
 
 async def test_after_a_time_without_the_store_a_standby_waits_one_more_lease(
