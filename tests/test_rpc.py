@@ -195,7 +195,7 @@ async def test_a_panic_of_a_native_library_is_the_answer_to_its_call_in_every_fo
     server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
     address = server.bind("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(20):
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(patient(20)):
         for method in handlers:
             call: Any = channel.stream_stream(f"/{ECHO}/{method}", plain, plain)()
             await call.write(b"anything")

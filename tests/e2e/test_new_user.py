@@ -16,6 +16,7 @@ import torch
 
 import quire
 import quire.params
+from tests.patience import patient
 from tests.services import DEMO_MODEL, ROOT, free_address, start_scheduler, start_worker
 
 GREEDY: quire.params.GenerateParams = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
@@ -182,7 +183,9 @@ def test_a_deadline_ends_the_request_and_frees_its_blocks(client: quire.Client) 
 
 def run_to_refusal(*command: str) -> str:
     """The one line that the process leaves on standard error. Its exit code is that of a configuration error."""
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=patient(90)
+    )
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == 1, done.stderr

@@ -10,6 +10,7 @@ import pytest
 import quire
 from tests.e2e.test_shutdown import serving
 from tests.equality import assert_equal_greedy
+from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.services import Service, free_address, start_scheduler, start_worker
 
@@ -106,13 +107,13 @@ def assert_same(expected: Sequence[quire.Completion], completions: Sequence[quir
 
 
 async def test_the_end_of_the_scheduler_waits_for_no_prefix() -> None:
-    async with serving("--drain-timeout-s", "60") as (service, worker, client):
+    async with serving("--drain-timeout-s", "600") as (service, worker, client):
         await client.wait_ready(60)
         worker.may_answer.clear()
         asking = asyncio.create_task(client.pin_prefix("slow", range(64)))
         await until(lambda: bool(worker.steps))
         began_s = time.monotonic()
         assert await asyncio.to_thread(service.stop) == 0
-        assert time.monotonic() - began_s < 30
+        assert time.monotonic() - began_s < patient(30)
         with pytest.raises(quire.UnavailableError):
             await asking

@@ -12,6 +12,7 @@ from quire.v1 import inference_pb2 as pb
 from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.plain_client import PlainRun, generate
 from tests.e2e.test_failover import NUM_TOKENS, PROMPTS, Pair
+from tests.patience import patient
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,11 @@ async def test_a_client_of_the_stubs_alone_goes_on_after_a_failover(pair: Pair, 
             request.stopping.max_tokens, request.stopping.ignore_eos = NUM_TOKENS, True
             request.output.token_ids = True
             reading.append(asyncio.create_task(generate(pair.places, request, run)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             while not any(run.token_ids for run in runs):  # noqa: ASYNC110 - what reads has nobody to tell
                 await asyncio.sleep(0.005)
         leader.signal(death)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             await asyncio.gather(*reading)
         assert_greedy(pair.reference, prompts, [run.token_ids for run in runs], NUM_TOKENS)
         assert all(run.finished is not None and run.finished.state == pb.REQUEST_STATE_FINISHED for run in runs)

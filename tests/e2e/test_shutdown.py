@@ -12,6 +12,7 @@ import quire
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from quire.rpc import channel_options
 from quire.v1 import cluster_pb2_grpc, worker_pb2
+from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.services import Service, start_scheduler
 from tests.valkey import ValkeyProcess
@@ -54,7 +55,7 @@ async def serving(*arguments: str) -> AsyncIterator[tuple[Service, ScriptedWorke
 async def _keep_registered(cluster: "cluster_pb2_grpc.ClusterAsyncStub", worker: ScriptedWorker) -> None:
     while True:
         with suppress(grpc.aio.AioRpcError):
-            await cluster.Register(worker.registration(), timeout=2)
+            await cluster.Register(worker.registration(), timeout=patient(2))
         await asyncio.sleep(0.1)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.hostile.raw_connection import ConnectionCutError, Headers, RawConnection, message
+from tests.patience import patient
 
 GENERATE = "/quire.v1.Inference/Generate"
 GET_REQUEST = "/quire.v1.Inference/GetRequest"
@@ -86,6 +87,6 @@ def connection_flood(address: str, *, num_connections: int) -> Iterator[list[soc
     with contextlib.ExitStack() as stack:
         for _ in range(num_connections):
             with contextlib.suppress(OSError):
-                opened.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=5.0)))
+                opened.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=patient(5.0))))
                 opened[-1].sendall(_GREETING)
         yield opened

@@ -14,6 +14,7 @@ from benchmarks.report import percentile
 from quire.errors import QuireError
 from quire.rpc import channel_options
 from quire.v1 import cluster_pb2_grpc, worker_pb2
+from tests.patience import patient
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.services import Service
 
@@ -58,7 +59,7 @@ class Neighbour:
     async def until_answered(self, number: int) -> None:
         """Waits until it has so many answers more than now."""
         wanted = self.num_answered + number
-        async with asyncio.timeout(60.0), self._answered:
+        async with asyncio.timeout(patient(60.0)), self._answered:
             await self._answered.wait_for(lambda: self.num_answered >= wanted)
 
 

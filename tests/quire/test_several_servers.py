@@ -10,6 +10,7 @@ import quire
 from common.serving import GrpcServer
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from scheduler_svc.api.leader_gate import LeaderGate
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 from tests.services import free_address
@@ -102,7 +103,7 @@ async def test_a_leader_that_was_away_is_asked_as_soon_as_it_can_be_reached(
     standby.gate.note_leader(server.address)
     async with quire.AsyncClient(f"{server.address},{standby.address}", connect_timeout_s=2.5) as client:
         answer = asyncio.create_task(serve(client))
-        await asyncio.wait_for(standby.gate.was_asked.wait(), 10)
+        await asyncio.wait_for(standby.gate.was_asked.wait(), patient(10))
         await server.start(server.address)
         assert await answer
 

@@ -8,6 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import worker_pb2
+from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, running_site
 
@@ -26,8 +27,8 @@ async def test_requests_that_an_idle_worker_would_finish_too_late_end_long_befor
     async with quire.AsyncClient(site.address) as client:
         for _ in range(3):
             with pytest.raises(quire.RequestExpiredError, match="could not be met"):
-                await asyncio.wait_for(client.generate([10], max_tokens=4, timeout_s=60.0), timeout=30.0)
-    assert time.monotonic() - began_s < 30.0
+                await asyncio.wait_for(client.generate([10], max_tokens=4, timeout_s=600.0), timeout=patient(30.0))
+    assert time.monotonic() - began_s < patient(30.0)
     await site.idle()
 
 

@@ -14,6 +14,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.hostile_answers import Answer, HostileAnswer, hostile_answers
+from tests.patience import patient
 from tests.scheduler.journal_setup import tokens_of, until
 from tests.scheduler.sample_outputs import see
 from tests.scheduler.scripted_model import VOCAB_SIZE, counted
@@ -97,7 +98,7 @@ async def test_whatever_a_worker_answers_requests_finish_beside_it_and_the_sched
             await site.start_worker(hostile)
             hostile_announcing = asyncio.create_task(keep_announcing(site, hostile))
             requests = [*every_feature(10 * number), *every_feature(10 * number + 5)]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 seen = await asyncio.gather(*(see(site, each) for each in requests))
             hostile_announcing.cancel()
             for each in seen:

@@ -16,6 +16,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.tokenizer import ModelTokenizer
+from tests.patience import patient
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -95,7 +96,7 @@ async def test_every_rpc_that_tokenises_answers_a_panic(site: Site, rpc: str, is
         "Tokenize": lambda: site.inference.Tokenize(pb.TokenizeRequest(**prompt)),
         "PinPrefix": lambda: site.inference.PinPrefix(pb.PinPrefixRequest(name="p", **prompt)),
     }
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await calls[rpc]()
     assert isinstance(error_of(caught.value), InvalidRequestError)
@@ -118,7 +119,7 @@ async def test_a_panic_while_text_is_made_fails_its_request_alone(site: Site) ->
     assert model is not None
     site.admission.model = replace(model, tokenizer=PanickingTokenizer(byte_level_json(), "", SPECIAL_TOKENS))
     good, bad = asyncio.create_task(site.run(counting(10, 60))), asyncio.create_task(site.run(counting(200, 20)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await bad
         assert caught.value.code() is grpc.StatusCode.INTERNAL
@@ -134,7 +135,7 @@ async def test_a_panic_that_nobody_expected_is_internal_and_no_call_goes_without
     model = site.admission.model
     assert model is not None
     site.admission.model = replace(model, tokenizer=UnspeakableTokenizer(byte_level_json(), "", SPECIAL_TOKENS))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await site.run(pb.GenerateRequest(text="a text"))
         assert caught.value.code() is grpc.StatusCode.INTERNAL and "secret" not in (caught.value.details() or "")

@@ -10,6 +10,7 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
+from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
@@ -329,7 +330,7 @@ async def test_who_shuts_down_waits_for_the_end_of_a_paused_request_to_be_durabl
         worker = await site.add_worker()
         reading = await started(site, worker, counting(10, LONG, "long"))
         await pause(site, "long")
-        await asyncio.wait_for(site.engine.wait_until_empty(), 5)
+        await asyncio.wait_for(site.engine.wait_until_empty(), patient(5))
         store.may_append.clear()
         site.engine.end(site.engine.live["long"], pb.REQUEST_STATE_CANCELLED)
         empty = asyncio.create_task(site.engine.wait_until_empty())

@@ -62,7 +62,7 @@ async def test_what_is_held_back_is_due_after_the_limit_and_somebody_is_woken_on
     pace = SettlePace(0.2, woken.set)
     pace.note_settled(ANY)
     assert not pace.is_due(ANY)
-    await asyncio.wait_for(woken.wait(), 20)
+    await asyncio.wait_for(woken.wait(), patient(20))
     assert pace.is_due(ANY)
     pace.note_settled(ANY)
     woken.clear()

@@ -174,7 +174,7 @@ async def standing_by(
 async def test_the_first_leads_after_a_lease_in_which_nobody_came(valkey: ValkeyProcess, leases: RedisLeases) -> None:
     async with redis_store(valkey.url) as store, standing_by(valkey, leases, store) as (waiting, leaders):
         begun_s = time.monotonic()
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, patient(20))
         assert time.monotonic() - begun_s >= LEASE_MS / 1000
         held = await leases.read()
         assert held is not None
@@ -195,7 +195,7 @@ async def test_a_standby_waits_while_the_lease_is_renewed_and_leads_when_it_ends
             assert not waiting.done()
             assert await leases.standbys() == [US.address]
             assert await leases.hold(LEADER, 1) is None
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, patient(20))
             assert leaders == [LEADER.address, None]
 
 
@@ -208,7 +208,7 @@ async def test_a_standby_leads_as_soon_as_the_leader_has_written_its_end(
         async with standing_by(valkey, leases, store) as (waiting, leaders):
             await until(lambda: leaders == [LEADER.address])
             assert await journal.hand_over()
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, patient(20))
         held = await leases.read()
         assert held is not None
         assert held.lease == US

@@ -21,6 +21,7 @@ from scheduler_svc.journal.store import (
 )
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.requests.journal_replay import JournalReplay
+from tests.patience import patient
 from tests.scheduler.journal_setup import Writer, redis_store, running_journal, until
 from tests.scheduler.test_standby import (
     LEADER,
@@ -76,7 +77,7 @@ async def test_a_leader_whose_lease_is_lost_with_the_journal_keeps_leading(
         assert not waiting.done()
         assert leaders == [LEADER.address]
         valkey.command("FLUSHALL")
-        await asyncio.wait_for(waiting, 20)  # nobody takes it again
+        await asyncio.wait_for(waiting, patient(20))  # nobody takes it again
     await leases.close()
 
 

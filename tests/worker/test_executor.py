@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from common.step import Step, StepResult, StepStatus
+from tests.patience import patient
 from worker_svc.executor import StepExecutor
 from worker_svc.step_limits import InvalidStepError
 from worker_svc.task_thread import TaskThread
@@ -199,7 +200,7 @@ async def test_an_answer_waits_until_the_step_behind_it_computes_and_no_longer()
     for step_id in (1, 2, 3):
         await executor.submit(Step(epoch=1, step_id=step_id, snapshot=step_id == 1), answered)
     runner.is_next_queued.set()
-    await asyncio.wait_for(is_last_answered.wait(), 60)  # with nothing behind it, it does not wait
+    await asyncio.wait_for(is_last_answered.wait(), patient(60))  # with nothing behind it, it does not wait
     assert seen == [
         *("prepares 1", "computes 1"),
         *("prepares 2", "answers 1", "computes 2"),
