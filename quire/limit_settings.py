@@ -55,4 +55,17 @@ class LimitSettings(Settings):
         0.75, gt=0, le=1, description="part of the blocks of a worker that pins may hold together"
     )
     max_pinned_share_per_tenant: float = Field(0.5, gt=0, le=1, description="the same of the pins of one tenant")
+    max_record_mb: int = Field(
+        1024,
+        ge=0,
+        description="MiB of the store that records of requests that have ended may take together; beyond, those that "
+        "ended first are dropped, of the tenant that has the most",
+    )
+    max_record_share: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="part of it that the records of one tenant may take; beyond, those of them that ended first are "
+        "dropped",
+    )
     body_timeout_s: float = Field(30.0, ge=0, description="how long the request of a call may take to arrive whole")

@@ -50,7 +50,11 @@ class SchedulerSettings(LimitSettings):
     deployment: str = Field(
         "default", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name that separates deployments on one store"
     )
-    record_ttl_s: int = Field(3600, ge=1, description="how long a request's record lives after its end")
+    record_ttl_s: int = Field(
+        3600,
+        ge=1,
+        description="how long a request's record lives after its end, as far as there is room: see max_record_mb",
+    )
     max_batched_tokens: int | None = Field(
         None,
         ge=1,

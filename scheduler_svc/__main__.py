@@ -36,7 +36,7 @@ from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease, Leases
 from scheduler_svc.journal.open_store import open_leases, open_store, open_tail
 from scheduler_svc.journal.records import Records
-from scheduler_svc.journal.store import FencedError, Store, StoreError
+from scheduler_svc.journal.store import FencedError, RecordLimits, Store, StoreError
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, TakeOver
@@ -235,7 +235,7 @@ async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Resu
 
 def _new_attempt(store: Store, me: Lease, settings: SchedulerSettings) -> Attempt:
     journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
-    records = Records(store, ttl_s=settings.record_ttl_s)
+    records = Records(store, limits=_record_limits(settings))
     engine = Engine(
         Scheduler(_scheduler_config(settings)),
         journal,
@@ -284,6 +284,13 @@ def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
         max_paused_tokens=settings.max_paused_tokens,
         max_paused_share=settings.max_paused_share,
         max_requests_per_session=settings.max_requests_per_session,
+    )
+
+
+def _record_limits(settings: SchedulerSettings) -> RecordLimits:
+    most = settings.max_record_mb << 20 or 1 << 50
+    return RecordLimits(
+        ttl_s=settings.record_ttl_s, max_bytes=most, max_tenant_bytes=int(most * settings.max_record_share)
     )
 
 

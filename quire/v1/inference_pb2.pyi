@@ -35,7 +35,7 @@ outlives the scheduler that accepted it, and each position of its output is the 
     behind the last token received: Chunk.position + Chunk.num_tokens of its last chunk. Output goes on there; text,
     too, since what is held back belongs to later positions. Handles of the old Session are forgotten.
   - The new leader waits 30 s for the readers of requests whose on_disconnect is CANCEL.
-  - NOT_FOUND comes from a leader alone, and is final: the request is unknown, or its record has expired.
+  - NOT_FOUND comes from a leader alone, and is final: the request is unknown, or its record is not kept any more.
   - Calls that change something may be made again; UnpinPrefix is then NOT_FOUND if the first was durable.
   - A leader that is frozen, or cut off, says nothing: only keepalive of the client's own finds out. A ping every
     second or so is welcome, also without a call; the server itself asks its clients rarely (keepalive_time_s, 20 s)

@@ -172,8 +172,11 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """GetRequest tells the state and the output so far of a request, also after its end until its record expires
-        (1 hour unless configured). NOT_FOUND if unknown or expired.
+        """GetRequest tells the state and the output so far of a request, also after its end as long as its record is kept: for
+        an hour (record_ttl_s), unless records take more of the store than they may: 1 GiB of all tenants together
+        (max_record_mb) and three quarters of it of one (max_record_share). Then those of requests that ended first are
+        dropped before their time: of that tenant, or, where all have too much, of the tenant that has the most.
+        NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,7 +184,7 @@ class InferenceServicer(object):
 
     def ListRequests(self, request, context):
         """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
-        What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+        What has ended is not listed: GetRequest finds it by its id while its record is kept. A request that ends or
         arrives between two pages is missing, or there; none is listed twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -35,7 +35,7 @@ outlives the scheduler that accepted it, and each position of its output is the 
     behind the last token received: Chunk.position + Chunk.num_tokens of its last chunk. Output goes on there; text,
     too, since what is held back belongs to later positions. Handles of the old Session are forgotten.
   - The new leader waits 30 s for the readers of requests whose on_disconnect is CANCEL.
-  - NOT_FOUND comes from a leader alone, and is final: the request is unknown, or its record has expired.
+  - NOT_FOUND comes from a leader alone, and is final: the request is unknown, or its record is not kept any more.
   - Calls that change something may be made again; UnpinPrefix is then NOT_FOUND if the first was durable.
   - A leader that is frozen, or cut off, says nothing: only keepalive of the client's own finds out. A ping every
     second or so is welcome, also without a call; the server itself asks its clients rarely (keepalive_time_s, 20 s)
@@ -104,12 +104,15 @@ class InferenceStub:
     NOT_FOUND if unknown.
     """
     GetRequest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]
-    """GetRequest tells the state and the output so far of a request, also after its end until its record expires
-    (1 hour unless configured). NOT_FOUND if unknown or expired.
+    """GetRequest tells the state and the output so far of a request, also after its end as long as its record is kept: for
+    an hour (record_ttl_s), unless records take more of the store than they may: 1 GiB of all tenants together
+    (max_record_mb) and three quarters of it of one (max_record_share). Then those of requests that ended first are
+    dropped before their time: of that tenant, or, where all have too much, of the tenant that has the most.
+    NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
     """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]
     """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
-    What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+    What has ended is not listed: GetRequest finds it by its id while its record is kept. A request that ends or
     arrives between two pages is missing, or there; none is listed twice.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -171,12 +174,15 @@ class InferenceAsyncStub(InferenceStub):
     NOT_FOUND if unknown.
     """
     GetRequest: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """GetRequest tells the state and the output so far of a request, also after its end until its record expires
-    (1 hour unless configured). NOT_FOUND if unknown or expired.
+    """GetRequest tells the state and the output so far of a request, also after its end as long as its record is kept: for
+    an hour (record_ttl_s), unless records take more of the store than they may: 1 GiB of all tenants together
+    (max_record_mb) and three quarters of it of one (max_record_share). Then those of requests that ended first are
+    dropped before their time: of that tenant, or, where all have too much, of the tenant that has the most.
+    NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
-    What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+    What has ended is not listed: GetRequest finds it by its id while its record is kept. A request that ends or
     arrives between two pages is missing, or there; none is listed twice.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -277,8 +283,11 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetRequestResponse, _abc.Awaitable[_inference_pb2.GetRequestResponse]]:
-        """GetRequest tells the state and the output so far of a request, also after its end until its record expires
-        (1 hour unless configured). NOT_FOUND if unknown or expired.
+        """GetRequest tells the state and the output so far of a request, also after its end as long as its record is kept: for
+        an hour (record_ttl_s), unless records take more of the store than they may: 1 GiB of all tenants together
+        (max_record_mb) and three quarters of it of one (max_record_share). Then those of requests that ended first are
+        dropped before their time: of that tenant, or, where all have too much, of the tenant that has the most.
+        NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
         """
 
     @_abc_1.abstractmethod
@@ -288,7 +297,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListRequestsResponse, _abc.Awaitable[_inference_pb2.ListRequestsResponse]]:
         """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
-        What has ended is not listed: GetRequest finds it by its id until its record expires. A request that ends or
+        What has ended is not listed: GetRequest finds it by its id while its record is kept. A request that ends or
         arrives between two pages is missing, or there; none is listed twice.
         """
 

@@ -627,7 +627,9 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class RequestRecord(_message.Message):
-    """RequestRecord is what is kept of a request after its end, until it expires. It is not part of the stream."""
+    """RequestRecord is what is kept of a request after its end, until it expires or is dropped for want of room. It is not
+    part of the stream.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

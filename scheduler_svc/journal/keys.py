@@ -18,8 +18,22 @@ keys are written and read by the scheduler alone.
                                    Trimmed up to the oldest admission, restatement or pin that is still needed.
     {quire:<deployment>}:record:<request_id>
                                    string, a serialised quire.v1.RequestRecord. Written once when the request has
-                                   ended, read by GetRequest and by late attachment. Expires (one hour unless
-                                   configured).
+                                   ended, read by GetRequest and by late attachment. Expires (one hour after the end
+                                   unless configured), or is dropped when records take more than they may.
+    {quire:<deployment>}:record_bytes
+                                   string, an integer. What all records count for together. This key and those below
+                                   are written by the script that writes records, and read by it.
+    {quire:<deployment>}:record_bytes_of
+                                   sorted set: tenants that have records, each with what its records count for.
+    {quire:<deployment>}:record_ends
+                                   sorted set: the same tenants, each with the end, in Unix microseconds, of its record
+                                   that ended first.
+    {quire:<deployment>}:records_of:<tenant>
+                                   sorted set: `<bytes>:<request_id>` of each record of the tenant, with its end.
+    {quire:<deployment>}:records_dropped
+                                   sorted set: tenants whose records were dropped for want of room, each with the latest
+                                   end of such a record. Read by a scheduler that begins to lead, and by standbys: what
+                                   ended before needs no record. Each is forgotten when that record would have expired.
 """
 
 import re
@@ -37,6 +51,11 @@ class Keys:
     standbys: str
     journal: str
     record_prefix: str
+    record_bytes: str
+    record_bytes_of: str
+    record_ends: str
+    records_of_prefix: str
+    records_dropped: str
 
     @classmethod
     def of(cls, deployment: str) -> "Keys":
@@ -50,6 +69,11 @@ class Keys:
             standbys=f"{tag}:standbys",
             journal=f"{tag}:journal",
             record_prefix=f"{tag}:record:",
+            record_bytes=f"{tag}:record_bytes",
+            record_bytes_of=f"{tag}:record_bytes_of",
+            record_ends=f"{tag}:record_ends",
+            records_of_prefix=f"{tag}:records_of:",
+            records_dropped=f"{tag}:records_dropped",
         )
 
     def record(self, request_id: str) -> str:

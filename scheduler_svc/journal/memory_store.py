@@ -5,21 +5,28 @@ Refuses what RedisStore refuses, in the same order.
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from zlib import crc32
 
-from scheduler_svc.journal.store import EntryId, StaleEntryError, StoredEntry, StoreFlushedError
+from scheduler_svc.journal.record_ledger import RecordLedger
+from scheduler_svc.journal.store import (
+    EntryId,
+    Record,
+    RecordLimits,
+    StaleEntryError,
+    StoredEntry,
+    StoreFlushedError,
+)
 
 
 class MemoryStore:
-    """Expired records leave when others are put."""
+    """Expired records leave when others are put. As RedisStore, it goes by Unix time for them."""
 
     kind = "memory"
     durable = False
     durability = "none: it ends with this process"
 
-    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
+    def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
@@ -28,7 +35,8 @@ class MemoryStore:
         self._last: EntryId | None = None
         self._ids: list[EntryId] = []
         self._payloads: list[bytes] = []
-        self._records: dict[str, tuple[float, bytes]] = {}  # until when (clock), payload
+        self._records: dict[str, tuple[int, bytes]] = {}  # until when (Unix, ns), payload
+        self._ledger = RecordLedger()
 
     async def next_epoch(self) -> int:
         self.epoch += 1
@@ -63,21 +71,29 @@ class MemoryStore:
         count = bisect_left(self._ids, oldest)
         del self._ids[:count], self._payloads[:count]
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
-        now_s = self._clock_s()
-        expired = [key for key, (until_s, _) in self._records.items() if until_s <= now_s]
-        for key in expired:
-            del self._records[key]
-        for key, payload in payloads.items():
-            self._records[key] = (now_s + ttl_s, payload)
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+        now_ns, ttl_ns = time.time_ns(), limits.ttl_s * 1_000_000_000
+        num_dropped = 0
+        for each in records:
+            gone = self._ledger.expire(now_ns - ttl_ns)
+            self._records[each.request_id] = (min(each.ended_unix_ns, now_ns) + ttl_ns, each.payload)
+            dropped = self._ledger.add(each, limits.max_bytes, limits.max_tenant_bytes)
+            num_dropped += len(dropped)
+            for request_id in (*gone, *dropped):
+                del self._records[request_id]
+        return num_dropped
+
+    async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
+        dropped_until = self._ledger.dropped_until
+        return {tenant: dropped_until[tenant] for tenant in tenants if tenant in dropped_until}
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
-        now_s = self._clock_s()
-        return {each for each in request_ids if each in self._records and self._records[each][0] > now_s}
+        now_ns = time.time_ns()
+        return {each for each in request_ids if each in self._records and self._records[each][0] > now_ns}
 
     async def get_record(self, request_id: str) -> bytes | None:
-        until_s, payload = self._records.get(request_id, (0.0, None))
-        return payload if until_s > self._clock_s() else None
+        until_ns, payload = self._records.get(request_id, (0, None))
+        return payload if until_ns > time.time_ns() else None
 
     async def close(self) -> None:
         """Nothing to let go of."""

@@ -5,17 +5,28 @@ the payload.
 """
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import structlog
 
-from scheduler_svc.journal.store import Store, StoreUnavailableError
+from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreUnavailableError
 
 log = structlog.get_logger()
 
 _MAX_BATCH = 256
 _MIN_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+_SAY_EVERY_S = 60.0
+
+
+class _Pending(NamedTuple):
+    """A record on its way to the store."""
+
+    record: Record
+    on_settled: Callable[[], None] | None
 
 
 class Records:
@@ -25,7 +36,7 @@ class Records:
         self,
         store: Store,
         *,
-        ttl_s: int = 3600,
+        limits: RecordLimits | None = None,
         max_pending_bytes: int = 64 << 20,
         close_timeout_s: float = 5.0,
     ) -> None:
@@ -33,17 +44,23 @@ class Records:
 
         Args:
             store: where records go.
-            ttl_s: how long the store keeps a record.
-            max_pending_bytes: when more than this waits for the store, the oldest are given up.
+            limits: how long the store keeps a record, and how many.
+            max_pending_bytes: when more than this waits for the store, the oldest are given up, of the tenant that
+                has the most.
             close_timeout_s: how long `close` waits for what is pending.
         """
         self._store = store
-        self._ttl_s = ttl_s
+        self._limits = limits or RecordLimits()
         self._max_pending_bytes = max_pending_bytes
         self._close_timeout_s = close_timeout_s
-        self._pending: dict[str, tuple[bytes, Callable[[], None] | None]] = {}  # by request_id, oldest first
+        self._pending: dict[str, _Pending] = {}  # by request_id, oldest first
         self._pending_bytes = 0
+        self._pending_of: dict[str, dict[str, int]] = {}  # by tenant: bytes by request_id, oldest first
+        self._bytes_of: Counter[str] = Counter()  # by tenant, of those pending
         self._num_given_up = 0
+        self._num_dropped = 0
+        self._num_dropped_unsaid = 0
+        self._said_s = -_SAY_EVERY_S
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._stopped.set()
@@ -60,17 +77,34 @@ class Records:
         """Records dropped because too much waited for the store."""
         return self._num_given_up
 
-    def put(self, request_id: str, payload: bytes, on_settled: Callable[[], None] | None = None) -> None:
-        """Keeps a record; never waits.
+    @property
+    def num_dropped(self) -> int:
+        """Records dropped before their time because the store keeps no more of them."""
+        return self._num_dropped
+
+    def put(
+        self,
+        request_id: str,
+        payload: bytes,
+        on_settled: Callable[[], None] | None = None,
+        *,
+        tenant: str = "",
+        ended_unix_ns: int | None = None,
+    ) -> None:
+        """Keeps a record; never waits. The end of the request is now unless given.
 
         `on_settled` is called once the record is in the store, or was given up: from then on the journal's entries
         of this request serve no one.
         """
         self._remove(request_id)
-        self._pending[request_id] = (payload, on_settled)
+        ended_unix_ns = time.time_ns() if ended_unix_ns is None else ended_unix_ns
+        self._pending[request_id] = _Pending(Record(request_id, tenant, ended_unix_ns, payload), on_settled)
+        self._pending_of.setdefault(tenant, {})[request_id] = len(payload)
+        self._bytes_of[tenant] += len(payload)
         self._pending_bytes += len(payload)
         while self._pending_bytes > self._max_pending_bytes and len(self._pending) > 1:
-            oldest = next(iter(self._pending))
+            largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
+            oldest = next(iter(self._pending_of[largest]))
             log.error("record given up: too many wait for the store", request_id=oldest)
             self._num_given_up += 1
             self._remove(oldest)
@@ -80,7 +114,7 @@ class Records:
         """The payload; None if unknown or expired. Raises StoreUnavailableError."""
         pending = self._pending.get(request_id)
         if pending is not None:
-            return pending[0]
+            return pending.record.payload
         return await self._store.get_record(request_id)
 
     async def run(self) -> None:
@@ -90,9 +124,9 @@ class Records:
         try:
             while await self._wait_for_pending():
                 ids = list(self._pending)[:_MAX_BATCH]
-                batch = {request_id: self._pending[request_id][0] for request_id in ids}
+                batch = [self._pending[request_id].record for request_id in ids]
                 try:
-                    await self._store.put_records(batch, self._ttl_s)
+                    self._note_dropped(await self._store.put_records(batch, self._limits))
                 except StoreUnavailableError as error:
                     log.warning("records not written", reason=error.message, pending=len(self._pending))
                     if await self._gives_up_within(backoff_s):
@@ -130,14 +164,32 @@ class Records:
             return False
         return True
 
-    def _settle(self, batch: dict[str, bytes]) -> None:
-        for request_id, payload in batch.items():
-            pending = self._pending.get(request_id)
-            if pending is not None and pending[0] is payload:  # else: put again meanwhile, or given up
-                self._remove(request_id)
+    def _note_dropped(self, number: int) -> None:
+        self._num_dropped += number
+        self._num_dropped_unsaid += number
+        now_s = time.monotonic()
+        if self._num_dropped_unsaid and now_s >= self._said_s + _SAY_EVERY_S:
+            log.warning(
+                "records dropped before their time: the store keeps no more; see max_record_mb and max_record_share",
+                num_dropped=self._num_dropped_unsaid,
+            )
+            self._num_dropped_unsaid, self._said_s = 0, now_s
+
+    def _settle(self, batch: Sequence[Record]) -> None:
+        for record in batch:
+            pending = self._pending.get(record.request_id)
+            if pending is not None and pending.record is record:  # else: put again meanwhile, or given up
+                self._remove(record.request_id)
 
     def _remove(self, request_id: str) -> None:
-        payload, on_settled = self._pending.pop(request_id, (b"", None))
-        self._pending_bytes -= len(payload)
-        if on_settled is not None:
-            on_settled()
+        pending = self._pending.pop(request_id, None)
+        if pending is None:
+            return
+        tenant = pending.record.tenant
+        num_bytes = self._pending_of[tenant].pop(request_id)
+        self._pending_bytes -= num_bytes
+        self._bytes_of[tenant] -= num_bytes
+        if not self._pending_of[tenant]:
+            del self._pending_of[tenant], self._bytes_of[tenant]
+        if pending.on_settled is not None:
+            pending.on_settled()

@@ -5,7 +5,8 @@ keys, not what is in an entry or a record.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from zlib import crc32
@@ -15,9 +16,12 @@ import structlog
 from quire.redaction import without_passwords
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.record_reads import RecordReads
+from scheduler_svc.journal.record_script import RECORDS_AT_ONCE, putting
 from scheduler_svc.journal.redis_link import RedisLink, pack
 from scheduler_svc.journal.store import (
     EntryId,
+    Record,
+    RecordLimits,
     StoreConfigurationError,
     StoredEntry,
     StoreFlushedError,
@@ -37,7 +41,7 @@ _WORTH = {
 
 
 class RedisStore:
-    """Each method is one command or one pipeline of commands that do not depend on each other.
+    """Each method is one command, or one pipeline of commands or scripts that do not depend on each other.
 
     Acknowledged entries and records are as durable as the server is configured to be: with `appendonly yes` and
     `appendfsync always` they survive the loss of any process and of power.
@@ -146,13 +150,20 @@ class RedisStore:
     async def trim(self, oldest: EntryId) -> None:
         await self._side.call(pack("XTRIM", self._keys.journal, "MINID", "~", str(oldest)))
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
-        await self._side.call_many(
-            [
-                pack("SET", self._keys.record(request_id), payload, "EX", ttl_s)
-                for request_id, payload in payloads.items()
-            ]
-        )
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+        now_ns = time.time_ns()
+        commands = [
+            putting(self._keys, records[start : start + RECORDS_AT_ONCE], limits, now_ns)
+            for start in range(0, len(records), RECORDS_AT_ONCE)
+        ]
+        return sum(await self._side.call_many(commands))
+
+    async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
+        asked, ends = list(tenants), list[float | None]()
+        for start in range(0, len(asked), _KEYS_AT_ONCE):
+            page = asked[start : start + _KEYS_AT_ONCE]
+            ends += await self._side.call(pack("ZMSCORE", self._keys.records_dropped, *page))
+        return {tenant: int(end) * 1000 + 999 for tenant, end in zip(asked, ends, strict=True) if end is not None}
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
         known: set[str] = set()

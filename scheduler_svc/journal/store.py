@@ -4,7 +4,7 @@ Two implementations: RedisStore, and MemoryStore, which is not durable. Knows no
 means; to a store both are bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ class EntryId(NamedTuple):
 
 
 JOURNAL_START = EntryId(0, 0)
+RECORD_OVERHEAD = 240  # bytes of the store's memory that a record takes beside its payload and its request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,32 @@ class StoredEntry:
     entry_id: EntryId
     payload: bytes | None  # None: the entry has no such field
     checksum: bytes | None
+
+
+class Record(NamedTuple):
+    """What is kept of a request after its end."""
+
+    request_id: str
+    tenant: str
+    ended_unix_ns: int
+    payload: bytes
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it counts for: about what it takes of the store's memory, keys and accounts included."""
+        return len(self.payload) + 2 * len(self.request_id.encode()) + RECORD_OVERHEAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits:
+    """How long records are kept, and how many bytes of them: of one tenant, and of all together.
+
+    Beyond a limit the records go whose requests ended first: of the tenant, or of whichever tenant has the most bytes.
+    """
+
+    ttl_s: int = 3600
+    max_bytes: int = 1 << 30
+    max_tenant_bytes: int = 3 << 28
 
 
 class StoreError(Exception):
@@ -105,11 +132,20 @@ class Store(Protocol):
     async def trim(self, oldest: EntryId) -> None:
         """Drops entries before `oldest`; some of them may stay a while."""
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
-        """Keeps each payload under its request_id for `ttl_s` seconds. Repeating it is harmless."""
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+        """Keeps each record until `ttl_s` after its end, as far as there is room. Repeating it is harmless.
+
+        Returns how many were dropped for want of room, of these or of earlier ones.
+        """
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
         """Those of them that have a record."""
+
+    async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
+        """By tenant, of those whose records were dropped for want of room: the latest end (Unix, ns) of such a one.
+
+        What ended before has no record any more and needs none.
+        """
 
     async def get_record(self, request_id: str) -> bytes | None:
         """The payload; None if there is none or it has expired."""

@@ -20,6 +20,7 @@ from scheduler_svc.journal.store import (
     StoredEntry,
     StoreUnavailableError,
 )
+from scheduler_svc.requests.journal_reading import settled_records
 from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
 
 log = structlog.get_logger()
@@ -150,14 +151,14 @@ class HotJournal:
             self.has_ended.set()
 
     async def _forget_now_and_then(self) -> None:
-        """Forgets requests that have their record, or ended so long ago that it has expired."""
+        """Forgets requests that have had their record, or ended so long ago that it has expired."""
         if time.monotonic() < self._forgot_s + self._forget_every_s:
             return
         self._forgot_s = time.monotonic()
         requests = self.replay.requests.values()
         open_ids = {each.request_id for each in requests if each.finish is None}  # one of them must stay the later
         ended = [each for each in requests if each.finish is not None and each.request_id not in open_ids]
-        recorded = await self._store.known_records([each.request_id for each in ended])
+        recorded = await settled_records(ended, self._store)
         oldest_ns = time.time_ns() - self._record_ttl_s * 1_000_000_000
         for each in ended:
             assert each.finish is not None

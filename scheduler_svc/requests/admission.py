@@ -426,7 +426,7 @@ class Admission:
         if record is not None:
             return record
         await self._confirm_leading()
-        raise NotFoundError(f"no request has the id {request_id!r}, or its record has expired")
+        raise NotFoundError(f"no request has the id {request_id!r}, or its record is not kept any more")
 
     async def _confirm_leading(self) -> None:
         try:

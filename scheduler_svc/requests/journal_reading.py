@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 
 import structlog
 
@@ -42,12 +43,13 @@ async def sorted_out(
 ) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
     """Those that are needed, in order, and the ends of those that are over though the journal does not say so.
 
-    Needed are those without an end, and those whose end came so late that their record was not written. A record
-    without an end in the journal is of a request whose end the store has lost: it ended as its record says.
+    Needed are those without an end, and those whose end came so late that their record was not written; not those
+    whose record was dropped for want of room. A record without an end in the journal is of a request whose end the
+    store has lost: it ended as its record says.
     """
     oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
     owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
-    recorded = await store.known_records([each.request_id for each in owners])
+    recorded = await settled_records(owners, store)
     needed = []
     ends = [withdrawal(each.number) for each in replay.disowned()]
     for each in owners:
@@ -64,3 +66,15 @@ async def sorted_out(
                 )
             )
     return needed, ends
+
+
+async def settled_records(requests: Collection[JournaledRequest], store: Store) -> set[str]:
+    """The request_ids of those that have a record, or had one that was dropped for want of room."""
+    recorded = await store.known_records([each.request_id for each in requests])
+    unrecorded = [each for each in requests if each.finish is not None and each.request_id not in recorded]
+    dropped_until = await store.dropped_until({each.admission.request.tenant for each in unrecorded})
+    for each in unrecorded:
+        assert each.finish is not None
+        if each.finish.finished_unix_ns <= dropped_until.get(each.admission.request.tenant, 0):
+            recorded.add(each.request_id)
+    return recorded

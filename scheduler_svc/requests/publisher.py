@@ -155,8 +155,15 @@ class Publisher:
     def _close(self, request: LiveRequest) -> None:
         assert request.outcome is not None
         request.stream.close(request.outcome)
-        record = record_of(request).SerializeToString()
-        self._records.put(request.request_id, record, partial(self._journal.forget, request.number))
+        finish = request.durable.finish
+        assert finish is not None
+        self._records.put(
+            request.request_id,
+            record_of(request).SerializeToString(),
+            partial(self._journal.forget, request.number),
+            tenant=request.params.tenant,
+            ended_unix_ns=finish.finished_unix_ns,
+        )
         self._on_closed(request)
 
 

@@ -314,7 +314,14 @@ class Recovery:
 
     def _record(self, journaled: JournaledRequest, record: journal_pb2.RequestRecord) -> None:
         forget = partial(self._engine.journal.forget, journaled.number)
-        self._engine.records.put(journaled.request_id, record.SerializeToString(), forget)
+        assert journaled.finish is not None
+        self._engine.records.put(
+            journaled.request_id,
+            record.SerializeToString(),
+            forget,
+            tenant=journaled.admission.request.tenant,
+            ended_unix_ns=journaled.finish.finished_unix_ns,
+        )
 
     def _let_go(self, waiting: Waiting) -> None:
         if waiting.deadline is not None:

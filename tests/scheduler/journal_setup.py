@@ -1,8 +1,9 @@
 """What the journal's tests share: a journal on a store, entries to put into it, and a look at what is in it."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -12,8 +13,16 @@ from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import Store, StoreError
+from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreError
 from tests.patience import patient
+
+
+async def put_records(
+    store: Store, payloads: Mapping[str, bytes], *, tenant: str = "", limits: RecordLimits | None = None
+) -> int:
+    """Records of requests that end now, by request_id."""
+    records = [Record(each, tenant, time.time_ns(), payload) for each, payload in payloads.items()]
+    return await store.put_records(records, limits or RecordLimits())
 
 
 @asynccontextmanager

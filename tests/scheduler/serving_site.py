@@ -29,7 +29,7 @@ from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records
-from scheduler_svc.journal.store import Store, StoreError
+from scheduler_svc.journal.store import RecordLimits, Store, StoreError
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
@@ -63,6 +63,7 @@ class Site:
         max_queue_tokens: int = 1_000_000,
         max_queue_wait_s: float = inf,
         limits: Mapping[str, float] = MappingProxyType({}),  # others of AdmissionLimits
+        record_limits: RecordLimits | None = None,
         pin_limits: PinLimits = _NO_PIN_LIMITS,
         admission_timeout_s: float = 5.0,
         epoch: int = 1,
@@ -89,7 +90,7 @@ class Site:
             late_s=late_s,
             close_timeout_s=0.2,
         )
-        self.records = Records(store, close_timeout_s=0.2)
+        self.records = Records(store, limits=record_limits, close_timeout_s=0.2)
         config = SchedulerConfig(
             preempt_every=preempt_every,
             preemption=preemption,

@@ -11,7 +11,7 @@ from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
-from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.journal_setup import entries_of, put_records, until
 from tests.scheduler.serving_site import Site
 from tests.scheduler.test_standby import TTL_S, admission, finish
 
@@ -97,7 +97,7 @@ async def test_the_journal_is_told_of_the_end_of_what_has_a_record() -> None:
     async with site_on(pb.JournalEntry(admissions=[admission(1)])) as (site, store):
         response = inference_pb2.GetRequestResponse(state=inference_pb2.REQUEST_STATE_FAILED, error="it was ill")
         record = pb.RequestRecord(response=response)
-        await store.put_records({"r1": record.SerializeToString()}, TTL_S)
+        await put_records(store, {"r1": record.SerializeToString()})
         await site.start()
         await until(lambda: site.journal.stats.pending == 0)
         assert not site.recovery.num_waiting

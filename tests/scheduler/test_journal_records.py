@@ -1,7 +1,7 @@
 """Request records: written behind everyone's back, readable from the first moment, patient with the store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records
-from scheduler_svc.journal.store import Store, StoreUnavailableError
+from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreUnavailableError
 from tests.scheduler.journal_setup import redis_store, until
 from tests.valkey import ValkeyProcess
 
@@ -22,18 +22,22 @@ class AwayStore(MemoryStore):
         self.is_away = True
         self.batches: list[int] = []
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
         if self.is_away:
             raise StoreUnavailableError("away")
-        self.batches.append(len(payloads))
-        await super().put_records(payloads, ttl_s)
+        self.batches.append(len(records))
+        return await super().put_records(records, limits)
 
 
 @asynccontextmanager
 async def running_records(
-    store: Store, *, max_pending_bytes: int = 1 << 20, close_timeout_s: float = 10.0
+    store: Store,
+    *,
+    limits: RecordLimits | None = None,
+    max_pending_bytes: int = 1 << 20,
+    close_timeout_s: float = 10.0,
 ) -> AsyncIterator[Records]:
-    records = Records(store, max_pending_bytes=max_pending_bytes, close_timeout_s=close_timeout_s)
+    records = Records(store, limits=limits, max_pending_bytes=max_pending_bytes, close_timeout_s=close_timeout_s)
     writing = asyncio.create_task(records.run())
     try:
         yield records
@@ -79,15 +83,16 @@ async def test_a_newer_record_replaces_one_that_still_waits() -> None:
 
 async def test_a_record_put_again_while_it_is_written_is_written_again() -> None:
     class PutsAgain(MemoryStore):
-        async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
-            await super().put_records(payloads, ttl_s)
-            if payloads["a"] == b"old":
-                records.put("a", b"new")
+        async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+            num_dropped = await super().put_records(records, limits)
+            if records[0].payload == b"old":
+                kept.put("a", b"new")
+            return num_dropped
 
     store = PutsAgain()
-    async with running_records(store) as records:
-        records.put("a", b"old")
-        await until(lambda: records.num_pending == 0)
+    async with running_records(store) as kept:
+        kept.put("a", b"old")
+        await until(lambda: kept.num_pending == 0)
     assert await store.get_record("a") == b"new"
 
 

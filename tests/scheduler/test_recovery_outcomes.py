@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import Record, RecordLimits
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.sample_outputs import assert_recorded, record_of
@@ -21,9 +22,9 @@ class RecordlessStore(MemoryStore):
         super().__init__()
         self.may_record = asyncio.Event()
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
         await self.may_record.wait()
-        await super().put_records(payloads, ttl_s)
+        return await super().put_records(records, limits)
 
 
 @pytest.mark.parametrize("kind", range(5))

@@ -1,7 +1,7 @@
 """Requests of an earlier scheduler before their model is known, and the moments at which a death is awkward."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import DataLossError, EntryId
+from scheduler_svc.journal.store import DataLossError, EntryId, Record, RecordLimits
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
@@ -28,10 +28,10 @@ class ForgetfulStore(MemoryStore):
         super().__init__()
         self.forgets = False
 
-    async def put_records(self, payloads: Any, ttl_s: int) -> None:
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
         if self.forgets:
             await asyncio.Event().wait()
-        await super().put_records(payloads, ttl_s)
+        return await super().put_records(records, limits)
 
 
 @pytest.fixture

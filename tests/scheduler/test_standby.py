@@ -21,7 +21,7 @@ from scheduler_svc.journal.store import JOURNAL_START
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from tests.patience import patient
-from tests.scheduler.journal_setup import redis_store, running_journal, until
+from tests.scheduler.journal_setup import put_records, redis_store, running_journal, until
 from tests.valkey import ValkeyProcess
 
 LEASE_MS = 400
@@ -97,10 +97,10 @@ async def test_what_has_ended_is_forgotten_once_its_record_is_there_or_would_hav
     async with hot_on(valkey) as (hot, store, journal), following(hot):
         for number in (1, 2, 3, 4):
             await journal.admit(admission(number))
-        await store.put_records({"r1": b"x"}, TTL_S)
+        await put_records(store, {"r1": b"x"})
         end(journal, finish(1), finish(2, finished_unix_ns=5), finish(3))
         await until(lambda: set(hot.replay.requests) == {3, 4})  # 3 has no record yet, 4 no end
-        await store.put_records({"r3": b"x"}, TTL_S)
+        await put_records(store, {"r3": b"x"})
         journal.append(sequences=[4], tokens=[1], on_durable=lambda: None)
         await until(lambda: set(hot.replay.requests) == {4})
 
@@ -111,7 +111,7 @@ async def test_an_end_that_tells_whose_the_request_id_is_is_not_forgotten(valkey
         await journal.admit(admission(1, "same"))
         await journal.admit(admission(2, "same"))
         await journal.admit(admission(3))
-        await store.put_records({"same": b"x", "r3": b"x"}, TTL_S)
+        await put_records(store, {"same": b"x", "r3": b"x"})
         end(journal, finish(2), finish(3))
         await until(lambda: set(hot.replay.requests) == {1, 2})
         assert [each.number for each in hot.replay.owners()] == [2]

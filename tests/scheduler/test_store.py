@@ -1,6 +1,7 @@
 """Both stores refuse and keep the same; opening one says clearly what is wrong."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import (
     JOURNAL_START,
     EntryId,
+    Record,
+    RecordLimits,
     StaleEntryError,
     Store,
     StoreConfigurationError,
     StoreFlushedError,
     StoreUnavailableError,
 )
-from tests.scheduler.journal_setup import redis_store
+from tests.scheduler.journal_setup import put_records, redis_store
 from tests.valkey import ValkeyProcess
 
 
@@ -84,15 +87,15 @@ async def test_trimming_keeps_the_last_id(store: Store) -> None:
 
 
 async def test_records_are_kept_by_request_id(store: Store) -> None:
-    await store.put_records({"a": b"one", "b": b"\x00\r\n"}, ttl_s=60)
-    await store.put_records({"a": b"two"}, ttl_s=60)
+    await put_records(store, {"a": b"one", "b": b"\x00\r\n"})
+    await put_records(store, {"a": b"two"})
     assert await store.get_record("a") == b"two"
     assert await store.get_record("b") == b"\x00\r\n"
     assert await store.get_record("c") is None
 
 
 async def test_it_is_known_which_of_many_have_a_record(store: Store) -> None:
-    await store.put_records({f"r{i}": b"" for i in range(0, 1200, 2)}, ttl_s=60)
+    await put_records(store, {f"r{i}": b"" for i in range(0, 1200, 2)})
     known = await store.known_records([f"r{i}" for i in range(1200)])
     assert known == {f"r{i}" for i in range(0, 1200, 2)}
     assert await store.known_records([]) == set()
@@ -100,7 +103,7 @@ async def test_it_is_known_which_of_many_have_a_record(store: Store) -> None:
 
 async def test_records_expire_in_redis(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store:
-        await store.put_records({"a": b"one"}, ttl_s=3600)
+        await put_records(store, {"a": b"one"})
         key = Keys.of("default").record("a")
         left_ms = int(valkey.command("PTTL", key)[1:])
         assert 3_590_000 < left_ms <= 3_600_000
@@ -109,13 +112,12 @@ async def test_records_expire_in_redis(valkey: ValkeyProcess) -> None:
 
 
 async def test_records_expire_in_memory() -> None:
-    now_s = 0.0
-    store = MemoryStore(clock_s=lambda: now_s)
-    await store.put_records({"a": b"one"}, ttl_s=10)
-    now_s = 9.9
-    assert await store.get_record("a") == b"one"
-    now_s = 10.0
-    assert await store.get_record("a") is None
+    store, now_ns = MemoryStore(), time.time_ns()
+    minute_ns = 60 * 1_000_000_000
+    records = [Record(f"r{age}", "", now_ns - age * minute_ns, b"x") for age in (0, 59, 60)]
+    await store.put_records(records, RecordLimits(ttl_s=3600))
+    assert [await store.get_record(each.request_id) for each in records] == [b"x", b"x", None]
+    assert await store.known_records([each.request_id for each in records]) == {"r0", "r59"}
 
 
 async def test_deployments_share_a_server_and_nothing_else(valkey: ValkeyProcess) -> None:
@@ -123,7 +125,7 @@ async def test_deployments_share_a_server_and_nothing_else(valkey: ValkeyProcess
     two = await open_store(valkey.url, deployment="two")
     try:
         await one.append(EntryId(1, 0), b"x", create=True)
-        await one.put_records({"a": b"of one"}, ttl_s=60)
+        await put_records(one, {"a": b"of one"})
         assert await two.last_entry_id() is None
         assert await two.get_record("a") is None
     finally:
@@ -140,7 +142,7 @@ def test_a_deployment_cannot_break_out_of_its_keys() -> None:
 
 async def test_reading_records_survives_a_restart_of_the_server(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store:
-        await store.put_records({"a": b"one"}, ttl_s=60)
+        await put_records(store, {"a": b"one"})
         valkey.kill()
         with pytest.raises(StoreUnavailableError):
             await store.get_record("a")
@@ -150,7 +152,7 @@ async def test_reading_records_survives_a_restart_of_the_server(valkey: ValkeyPr
 
 async def test_concurrent_callers_get_their_own_replies(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store:
-        await store.put_records({str(i): str(i).encode() for i in range(50)}, ttl_s=60)
+        await put_records(store, {str(i): str(i).encode() for i in range(50)})
         values = [store.get_record(str(i)) for i in range(50)]
         assert [await value for value in values] == [str(i).encode() for i in range(50)]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.journal.store import Record, RecordLimits, StoreUnavailableError
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.pinning import retry_delay_s
@@ -46,10 +46,10 @@ class RecordlessStore(MemoryStore):
         super().__init__()
         self.is_shut = True
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
         if self.is_shut:
             raise StoreUnavailableError("no records now")
-        await super().put_records(payloads, ttl_s)
+        return await super().put_records(records, limits)
 
 
 async def test_a_request_stays_in_the_journal_until_its_record_is_written() -> None:

@@ -17,7 +17,7 @@ from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.records import Records
-from scheduler_svc.journal.store import FencedError
+from scheduler_svc.journal.store import FencedError, RecordLimits
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, TakeOver
@@ -98,7 +98,7 @@ class SchedulerLife:
             trim_every=options.trim_every,
             restate_entries=options.restate_entries,
         )
-        self.records = Records(self._store, ttl_s=RECORD_TTL_S)
+        self.records = Records(self._store, limits=RecordLimits(ttl_s=RECORD_TTL_S))
         self.engine = Engine(
             Scheduler(options.config), self.journal, self.records, stream_interval_s=options.stream_interval_s
         )

@@ -4,12 +4,12 @@ The way of one scheduler to the store can be cut at a command that is counted ou
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from scheduler_svc.journal.store import EntryId, StoredEntry, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, Record, RecordLimits, StoredEntry, StoreUnavailableError
 from tests.simulation.store_server import Command, LossyStore, StoreServer
 
 JOURNAL_TIMEOUT_S = 1.0
@@ -124,9 +124,16 @@ class StoreClient:
     async def trim(self, oldest: EntryId) -> None:
         await self._side.call(f"trim {oldest}", lambda store: store.trim(oldest), is_write=True)
 
-    async def put_records(self, payloads: Mapping[str, bytes], ttl_s: int) -> None:
-        kept = dict(payloads)
-        await self._side.call(f"put {sorted(kept)}", lambda store: store.put_records(kept, ttl_s), is_write=True)
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+        kept = list(records)
+        name = f"put {sorted(each.request_id for each in kept)}"
+        num_dropped: int = await self._side.call(name, lambda store: store.put_records(kept, limits), is_write=True)
+        return num_dropped
+
+    async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
+        asked = list(tenants)
+        dropped_until: Mapping[str, int] = await self._side.call("dropped", lambda store: store.dropped_until(asked))
+        return dropped_until
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
         known: set[str] = await self._side.call("known", lambda store: store.known_records(request_ids))

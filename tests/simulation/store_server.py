@@ -29,7 +29,8 @@ class LossyStore(MemoryStore):
     """What the server holds: journal, epoch and records, the lease with its end, and standbys with theirs."""
 
     def __init__(self, *, clock_s: Callable[[], float]) -> None:
-        super().__init__(clock_s=clock_s)
+        super().__init__()
+        self._clock_s = clock_s
         self.lease: tuple[Lease, float] | None = None
         self.standbys: dict[str, float] = {}
 

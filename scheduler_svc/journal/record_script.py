@@ -1,0 +1,107 @@
+"""The script that writes records and keeps them within their limits, by the accounts that it keeps beside them.
+
+Runs in Redis or Valkey, so that accounts and records change together whoever leads. Knows nothing of what is in a
+record.
+"""
+
+from collections.abc import Sequence
+
+from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.redis_link import Packed, pack
+from scheduler_svc.journal.store import RECORD_OVERHEAD, Record, RecordLimits
+
+RECORDS_AT_ONCE = 16  # the store serves nobody else while a script runs
+
+# KEYS: record_bytes, record_bytes_of, record_ends, records_dropped. ARGV: the prefixes of records_of and of records;
+# now and the time to live, in microseconds; the bytes that all and that one tenant may have; then of each record its
+# request_id, tenant, end in Unix microseconds, and payload. Returns how many records were dropped for want of room.
+# The first line has the server refuse the whole script, not a part of it, when it is out of memory.
+_PUT = b"""#!lua
+local bytes, bytes_of, ends, dropped_of = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local ledger, record = ARGV[1], ARGV[2]
+local now, ttl, most, tenant_most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local expired, num_dropped = now - ttl, 0
+
+local function member(id, num_bytes)
+  return string.format('%.0f:', num_bytes + 2 * #id + OVERHEAD) .. id
+end
+
+local function weight_of(name)
+  return tonumber(string.match(name, '^%d+'))
+end
+
+local function count(tenant, change)
+  local text = string.format('%.0f', change)
+  redis.call('INCRBY', bytes, text)
+  redis.call('ZINCRBY', bytes_of, text, tenant)
+end
+
+local function note_first(tenant)
+  local first = redis.call('ZRANGE', ledger .. tenant, 0, 0, 'WITHSCORES')
+  if first[2] then
+    redis.call('ZADD', ends, first[2], tenant)
+  else
+    redis.call('ZREM', ends, tenant)
+    redis.call('ZREM', bytes_of, tenant)
+    if redis.call('ZCARD', bytes_of) == 0 then redis.call('DEL', bytes) end
+  end
+end
+
+local function pop_first(tenant)
+  local first = redis.call('ZPOPMIN', ledger .. tenant)
+  if first[1] then count(tenant, -weight_of(first[1])) end
+  note_first(tenant)
+  if not first[1] then return end  -- somebody else deleted the keys of the accounts
+  return string.match(first[1], '^%d+:(.*)$'), first[2]
+end
+
+local function drop_first(tenant)
+  local id, ended = pop_first(tenant)
+  if not id then return end
+  redis.call('DEL', record .. id)
+  redis.call('ZADD', dropped_of, 'GT', ended, tenant)
+  num_dropped = num_dropped + 1
+end
+
+local function number_of(tenant)
+  return redis.call('ZCARD', ledger .. tenant)
+end
+
+redis.call('ZREMRANGEBYSCORE', dropped_of, '-inf', string.format('%.0f', expired))
+for i = 7, #ARGV, 4 do
+  local id, tenant, ended, payload = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  for _ = 1, 64 do
+    local oldest = redis.call('ZRANGE', ends, 0, 0, 'WITHSCORES')
+    if not oldest[1] or tonumber(oldest[2]) > expired then break end
+    pop_first(oldest[1])
+  end
+  local known = member(id, redis.call('STRLEN', record .. id))
+  if redis.call('ZREM', ledger .. tenant, known) == 1 then count(tenant, -weight_of(known)) end
+  local left = math.max(1000, math.min(ttl, tonumber(ended) - expired) / 1000)
+  redis.call('SET', record .. id, payload, 'PX', string.format('%.0f', left))
+  local name = member(id, #payload)
+  if redis.call('ZADD', ledger .. tenant, ended, name) == 1 then count(tenant, weight_of(name)) end
+  note_first(tenant)
+  while tonumber(redis.call('ZSCORE', bytes_of, tenant) or 0) > tenant_most and number_of(tenant) > 1 do
+    drop_first(tenant)
+  end
+  while tonumber(redis.call('GET', bytes) or 0) > most do
+    local largest = redis.call('ZREVRANGE', bytes_of, 0, 0)[1]
+    if not largest then redis.call('DEL', bytes) break end
+    if number_of(largest) == 1 and redis.call('ZCARD', bytes_of) == 1 then break end
+    drop_first(largest)
+  end
+end
+return num_dropped
+""".replace(b"OVERHEAD", b"%d" % RECORD_OVERHEAD)
+
+
+def putting(keys: Keys, records: Sequence[Record], limits: RecordLimits, now_unix_ns: int) -> Packed:
+    """The command that writes these records, at most `RECORDS_AT_ONCE`."""
+    words: list[bytes | str | int] = ["EVAL", _PUT, 4]
+    words += [keys.record_bytes, keys.record_bytes_of, keys.record_ends, keys.records_dropped]
+    words += [keys.records_of_prefix, keys.record_prefix]
+    words += [now_unix_ns // 1000, limits.ttl_s * 1_000_000, limits.max_bytes, limits.max_tenant_bytes]
+    for each in records:
+        words += [each.request_id, each.tenant, each.ended_unix_ns // 1000, each.payload]
+    return pack(*words)
