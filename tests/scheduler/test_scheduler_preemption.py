@@ -80,6 +80,16 @@ def test_a_preempted_sequence_comes_back_with_prompt_and_output_as_one_prefill()
     assert cluster.stats().num_recomputed_tokens == 4
 
 
+def test_a_group_counts_as_served_each_time_it_leaves_the_queue() -> None:
+    cluster = make_cluster(num_blocks=4)
+    sequences = add_fours(cluster, 3)
+    assert cluster.scheduler.num_served() == 0
+    cluster.run_until_idle()
+    num_preemptions = sum(sequence.group.num_preemptions for sequence in sequences)
+    assert num_preemptions
+    assert cluster.scheduler.num_served() == len(sequences) + num_preemptions
+
+
 def test_nothing_new_starts_while_a_preempted_sequence_waits() -> None:
     cluster = make_cluster(num_blocks=4)
     c = add_fours(cluster, 3)[2]
