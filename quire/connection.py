@@ -22,7 +22,7 @@ from quire.errors import (
 )
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.rpc import error_of
+from quire.rpc import error_of, said_by_server
 from quire.servers import Servers
 from quire.session import Session
 from quire.v1 import cluster_pb2_grpc, inference_pb2_grpc
@@ -70,9 +70,12 @@ class Connection:
         num_refusals = 0
         while True:
             await self._servers.find()
+            channel = self._servers.current_channel
             try:
                 return await method(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as rpc_error:
+                if said_by_server(rpc_error) is None:
+                    self._servers.renew(channel)
                 error = self._error_of(rpc_error)
                 was_reached = bool(rpc_error.trailing_metadata())
                 leader_is_known = self._servers.failed(error, was_reached=was_reached)
@@ -120,6 +123,8 @@ class Connection:
             error = self._error_of(rpc_error)
             if isinstance(error, NotFoundError):
                 error = NotFoundError(f"the server at {self._address} has no service {service!r}")
+            else:
+                self._servers.renew(channel)
             raise error from rpc_error
         names = {1: Health.SERVING, 2: Health.NOT_SERVING}
         return names.get(answer.status, Health.UNKNOWN)

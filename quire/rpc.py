@@ -34,12 +34,19 @@ def channel_options(max_message_bytes: int) -> list[Option]:
 
 def error_of(rpc_error: grpc.RpcError) -> QuireError:
     """The exception that a failed call stands for, with its details where the server sent any."""
+    said = said_by_server(rpc_error)
+    if said is not None:
+        return said
+    call: Any = rpc_error
+    bare = type(to_status(QuireError("")))(code=call.code().value[0], message=call.details() or call.code().name)
+    return from_status(bare)
+
+
+def said_by_server(rpc_error: grpc.RpcError) -> QuireError | None:
+    """The exception that a Quire server gave as the call's end; None: gRPC's own words, or damaged ones."""
     call: Any = rpc_error
     try:
         status = rpc_status.from_call(call) if call.trailing_metadata() else None
     except (DecodeError, ValueError):  # details that are none, or of another status: something on the way changed it
-        status = None
-    if status is not None:
-        return from_status(status)
-    bare = type(to_status(QuireError("")))(code=call.code().value[0], message=call.details() or call.code().name)
-    return from_status(bare)
+        return None
+    return from_status(status) if status is not None else None

@@ -15,6 +15,7 @@ from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 
 _CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
 _DOWN_S = 3.0  # so long a server that was not reached is tried after the others, unless it is reached again
+_RETIRED_S = 130.0  # for the calls of a channel that was given up; longer than any waits for its answer
 _RESOLVE_S = 1.0  # between two looks at what the names stand for, while none of it leads
 
 
@@ -30,11 +31,18 @@ class Servers:
         self._may_resolve_s = 0.0
         self._down_until_s: dict[str, float] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._renewed: set[str] = set()  # addresses whose first channel was given up
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}  # closed once their calls have ended
 
     @property
     def channel(self) -> grpc.aio.Channel:
         """For stubs: each call goes to the server that is the current one when it is made."""
-        return cast(grpc.aio.Channel, _CurrentChannel(self._current_channel))
+        return cast(grpc.aio.Channel, _CurrentChannel(lambda: self.current_channel))
+
+    @property
+    def current_channel(self) -> grpc.aio.Channel:
+        """To the current server as of now."""
+        return self._channel_to(self._current)
 
     @property
     def all_channels(self) -> list[grpc.aio.Channel]:
@@ -45,7 +53,7 @@ class Servers:
         """Makes one that can be reached the current one, if there are several. Waits for none that says nothing."""
         await self._resolve()
         for _ in self._known if self._has_choice else ():
-            if await _is_ready(self._current_channel()):
+            if await _is_ready(self.current_channel):
                 return
             self._pass_over()
 
@@ -62,9 +70,27 @@ class Servers:
             self._pass_over()
         return False
 
+    def renew(self, channel: grpc.aio.Channel) -> None:
+        """Makes a connection of its own for later calls, if the one that this channel has still stands.
+
+        For whoever saw a call fail without a word of the server. A bit that flipped in settings, in a window's size or
+        in a header that both ends remember spoils every later call of a connection, and pings are still answered.
+        """
+        address = next((each for each, known in self._channels.items() if known is channel), None)
+        if address is None or channel.get_state() is not grpc.ChannelConnectivity.READY:
+            return
+        self._renewed.add(address)
+        del self._channels[address]
+        task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_S), name="quire-retired-channel")
+        self._retired[task] = channel
+        task.add_done_callback(self._retired.pop)
+
     async def close(self) -> None:
         """Closes every channel."""
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        channels = [*self._retired.values(), *self._channels.values()]
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in channels))
 
     @property
     def _has_choice(self) -> bool:
@@ -103,14 +129,13 @@ class Servers:
             return False
         return self._channel_to(address).get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY
 
-    def _current_channel(self) -> grpc.aio.Channel:
-        return self._channel_to(self._current)
-
     def _channel_to(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             args: list[tuple[str, Any]] = list(channel_options(PUBLIC_MESSAGE_BYTES))
             if address.startswith(LOOPBACK):  # a proxy of the environment cannot reach this machine's loopback
                 args.append(("grpc.enable_http_proxy", 0))
+            if address in self._renewed:  # or gRPC would share the connection that was given up
+                args.append(("grpc.use_local_subchannel_pool", 1))
             self._channels[address] = grpc.aio.insecure_channel(address, options=args)
         return self._channels[address]
 

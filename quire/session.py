@@ -29,7 +29,7 @@ from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
 from quire.pace import SETTLED_S, Pace
 from quire.params import ClientOptions
-from quire.rpc import error_of
+from quire.rpc import error_of, said_by_server
 from quire.servers import Servers
 from quire.session_entry import Entry
 from quire.session_wire import ResponseReader, open_session
@@ -42,7 +42,7 @@ DEADLINE_SLACK_S = 1.0  # the server says itself that a deadline passed; this lo
 CLOSE_S = 0.5
 
 MAX_UNREADABLE = 8  # messages in a row that cannot be taken, before that is not the connection's fault
-QUIET_S = 10.0  # after which a stream is opened again: what is open is attached at its positions, and nothing is lost
+LISTEN_S = 0.5  # between two looks for requests of which nothing is heard
 MAX_FATAL = 3  # streams in a row that end with one of these, since a bit that flips on the way can bring it about, too
 # Statuses that end a stream because of what we are, not because of a broken connection.
 FATAL_CODES = frozenset(
@@ -73,6 +73,7 @@ class Session:
         self._is_closing = False
         self._num_unreadable = 0  # messages, one after another, that could not be taken
         self._num_fatal = 0  # streams, one after another, that ended as if because of what we are
+        self._look: asyncio.TimerHandle | None = None  # the next one for requests of which nothing is heard
 
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
@@ -164,31 +165,54 @@ class Session:
     async def _converse(self) -> grpc.aio.AioRpcError | None:
         """Carries all requests over one stream until it ends. Returns why it did; None: the server closed it."""
         await self._servers.find()
+        channel = self._servers.current_channel
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._outgoing = outgoing
         for entry in list(self._entries.values()):
             if not entry.retries_later:
                 self._introduce(entry)
-        call = open_session(self._servers.channel, _until_none(outgoing))
+        call = open_session(channel, _until_none(outgoing))
         reader = ResponseReader()
+        error: grpc.aio.AioRpcError | None = None
+        data: Any
         try:
-            while (data := await _next_answer(call)) is not grpc.aio.EOF:
-                self._take_response(reader.read(data))
+            async with asyncio.timeout(None) as limit:
+                self._look_for_silent(limit)
+                while (data := await call.read()) is not grpc.aio.EOF:
+                    self._take_response(reader.read(data))
         except TimeoutError:
-            log.debug("nothing was heard for %g s; attaching again from where we are", QUIET_S)
-        except grpc.aio.AioRpcError as error:
-            return error
-        except (DataLossError, LookupError, ValueError) as error:  # damaged, or in words that we do not know
+            log.debug("a request was not answered; attaching again, from where we are, over another connection")
+        except grpc.aio.AioRpcError as rpc_error:
+            error = rpc_error
+        except (DataLossError, LookupError, ValueError) as unreadable:  # damaged, or in words that we do not know
             self._num_unreadable += 1
             if self._num_unreadable > MAX_UNREADABLE:
                 raise
-            log.warning("an answer could not be read (%s); attaching again from where we are", error)
+            log.warning("an answer could not be read (%s); attaching again from where we are", unreadable)
         finally:
+            if self._look is not None:
+                self._look.cancel()
             self._outgoing = None
             self._by_handle.clear()
             call.cancel()
             outgoing.put_nowait(None)  # a call that ended by itself leaves its task waiting for our next message
-        return None
+        if error is None or not isinstance(said_by_server(error), NotLeaderError | RetryableError):
+            self._servers.renew(channel)
+        return error
+
+    def _look_for_silent(self, limit: asyncio.Timeout) -> None:
+        """Attaches again to requests of which nothing is heard; ends the stream at `limit` if that is not answered."""
+        now_s = self._loop.time()
+        for entry in list(self._by_handle.values()):
+            if entry.request.is_behind:
+                continue  # its reader says when to go on
+            match entry.silence.verdict(now_s):
+                case "ask":
+                    self.catch_up(entry.request)
+                case "renew":
+                    limit.reschedule(now_s)
+                    return
+        self._look = self._loop.call_later(LISTEN_S, self._look_for_silent, limit)
 
     def _take_response(self, response: pb.SessionResponse) -> None:
         self._was_reached = True
@@ -201,6 +225,7 @@ class Session:
         entry.handle = handle = next(self._handles)
         self._by_handle[handle] = entry
         entry.was_sent = True
+        entry.silence.note_asked(self._loop.time())
         request = entry.request
         if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
             self._send(handle, submit=entry.submission)
@@ -231,6 +256,10 @@ class Session:
         kind = event.WhichOneof("event")
         if kind != "error":
             entry.unreachable_since_s = None
+        if kind == "chunk":
+            entry.silence.note_output(self._loop.time())
+        else:
+            entry.silence.note_answered(self._loop.time())
         match kind:
             case "chunk":
                 self._take(entry, event.chunk)
@@ -335,12 +364,6 @@ class Session:
         if entry.handle is not None:
             self._by_handle.pop(entry.handle, None)
             entry.handle = None
-
-
-async def _next_answer(call: Any) -> Any:
-    """Raises TimeoutError where nothing comes for long: frames can be lost without the connection's breaking."""
-    async with asyncio.timeout(QUIET_S):
-        return await call.read()
 
 
 async def _until_none(

@@ -1,4 +1,4 @@
-"""A client's side of a `Session` stream as bytes: sealed when they are sent, checked before they are parsed."""
+"""A client's side of a `Session` stream as bytes: numbered and sealed when they are sent, checked when they come."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,26 +19,42 @@ _RESPONSE_TAG = tag_of(pb.SessionResponse.DESCRIPTOR)
 def open_session(
     channel: grpc.aio.Channel, requests: AsyncIterator[pb.SessionRequest]
 ) -> "grpc.aio.StreamStreamCall[pb.SessionRequest, bytes]":
-    """A stream of sealed requests. Its answers come as bytes, for a `ResponseReader`."""
-    return channel.stream_stream(SESSION, request_serializer=_seal_request)(requests)
+    """A stream of numbered and sealed requests. Its answers come as bytes, for a `ResponseReader`."""
+    return channel.stream_stream(SESSION, request_serializer=_seal_request)(_numbered(requests))
 
 
 class ResponseReader:
-    """The answers of one stream. A server that has sealed one seals all; one of an earlier version seals none."""
+    """The answers of one stream. A server that has sealed one seals all; one of an earlier version seals none.
+
+    So it is with their numbers.
+    """
 
     def __init__(self) -> None:
         self._is_sealed = False
+        self._num_read = 0
 
     def read(self, data: bytes) -> pb.SessionResponse:
-        """Raises DataLossError if these are not the bytes that were sent."""
+        """Raises DataLossError if these are not the bytes that were sent, or not the next ones."""
         if self._is_sealed or has_seal(data, _RESPONSE_TAG):
             if not is_intact(data, _RESPONSE_TAG):
                 raise DataLossError(f"an answer of {len(data):,} bytes does not match its checksum")
             self._is_sealed = True
         try:
-            return pb.SessionResponse.FromString(data)
+            response = pb.SessionResponse.FromString(data)
         except DecodeError as error:
             raise DataLossError(f"an answer of {len(data):,} bytes cannot be read") from error
+        self._num_read += 1
+        if response.number and response.number != self._num_read:
+            raise DataLossError(f"answer {self._num_read} was due and {response.number} came")
+        return response
+
+
+async def _numbered(requests: AsyncIterator[pb.SessionRequest]) -> AsyncIterator[pb.SessionRequest]:
+    number = 0
+    async for request in requests:
+        number += 1
+        request.number = number
+        yield request
 
 
 def _seal_request(request: Any) -> bytes:

@@ -1142,9 +1142,14 @@ class SessionRequest(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """handle names the request within this session; the client's own choice, not in use. Events carry it."""
+    number: _builtins.int
+    """number counts the messages of this stream, from 1 on. Absent or 0: not counted. One that is not due shows that a
+    message was lost; it is not acted on, and the stream ends with DATA_LOSS.
+    """
     checksum: _builtins.int
     """checksum is the CRC-32 of the message's bytes before this field, which then comes last on the wire. Absent or 0:
     not checked. A message that does not match it is not acted on, and the stream ends with DATA_LOSS.
@@ -1173,11 +1178,12 @@ class SessionRequest(_message.Message):
         attach: Global___Attach | None = ...,
         cancel: Global___Cancellation | None = ...,
         detach: Global___Detachment | None = ...,
+        number: _builtins.int = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "detach", b"detach", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "checksum", b"checksum", "detach", b"detach", "handle", b"handle", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "checksum", b"checksum", "detach", b"detach", "handle", b"handle", "number", b"number", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "attach", "cancel", "detach"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
@@ -1256,7 +1262,10 @@ class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """number counts the messages of this stream, from 1 on. Where one is missing, open the stream again and attach."""
     checksum: _builtins.int
     """checksum, as that of GenerateResponse."""
     @_builtins.property
@@ -1267,11 +1276,12 @@ class SessionResponse(_message.Message):
         self,
         *,
         events: _abc.Iterable[Global___SessionEvent] | None = ...,
+        number: _builtins.int = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "events", b"events"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "events", b"events", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ import structlog
 
 from common.bounds_check import OutOfBoundsError
 from common.native_faults import CONTROL_FLOW
-from quire.errors import FieldViolation, InvalidRequestError, OverloadedError, QuireError, to_status
+from quire.errors import DataLossError, FieldViolation, InvalidRequestError, OverloadedError, QuireError, to_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.output_stream import Subscription
@@ -41,6 +41,8 @@ class Session:
         self._room = asyncio.Event()
         self._ended = False  # the client says no more
         self._broken = False  # what it said last cannot be understood
+        self._num_taken = 0  # messages of the client
+        self._num_sent = 0
 
     async def read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         """Takes the client's messages until it closes its side; then what is open still runs to its end."""
@@ -57,7 +59,11 @@ class Session:
             self._news.set()
 
     async def _take_next(self, requests: AsyncIterator[pb.SessionRequest]) -> bool:
-        """Takes one message. False: there are no more. One beyond the bounds is a refusal of its handle alone."""
+        """Takes one message. False: there are no more. One beyond the bounds is a refusal of its handle alone.
+
+        Raises DataLossError if one before it was lost.
+        """
+        self._num_taken += 1
         try:
             request = await anext(requests)
         except StopAsyncIteration:
@@ -65,6 +71,8 @@ class Session:
         except OutOfBoundsError as error:
             self._refuse(error.numbers["handle"], error)
             return True
+        if request.number and request.number != self._num_taken:
+            raise DataLossError(f"message {self._num_taken} was due and {request.number} came; open the session again")
         try:
             self._take(request)
         except CONTROL_FLOW:
@@ -79,6 +87,8 @@ class Session:
         while not self._broken:
             response = self._take_news()
             if response.events:
+                self._num_sent += 1
+                response.number = self._num_sent
                 return response
             if self._ended and not self._subscriptions and not self._starting:
                 return None

@@ -13,6 +13,7 @@ Direction = Literal["up", "down"]  # to the server, to the client
 CHUNK_BYTES = 1 << 16
 MIN_FLIPPED_BYTES = 40  # shorter ones are acknowledgements and pings
 
+Edit = Callable[[bytes], bytes]
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -24,6 +25,7 @@ class Proxy:
         self.address = ""
         self.num_flipped = 0
         self.num_dropped = 0
+        self.num_edited = 0
         self._dial = _dial_of(server)
         self._rng = random.Random(seed)
         self._server: asyncio.Server | None = None
@@ -34,6 +36,7 @@ class Proxy:
         self._bytes_per_s: float | None = None
         self._drops = 0
         self._flips: dict[Direction, int] = {"up": 0, "down": 0}
+        self._edits: dict[Direction, Edit] = {}
         self.heal()
 
     async def __aenter__(self) -> "Proxy":
@@ -72,6 +75,10 @@ class Proxy:
         """In each of the next pieces that carry something, one bit is another."""
         self._flips[direction] = number
 
+    def edit(self, direction: Direction, edit: Edit) -> None:
+        """The first piece of which it makes another is replaced by that one."""
+        self._edits[direction] = edit
+
     def cut(self) -> None:
         """Every connection breaks."""
         for writer in list(self._writers):
@@ -81,6 +88,7 @@ class Proxy:
         """In nobody's way from now on; what was held goes on."""
         self._delay_s, self._bytes_per_s, self._drops = 0.0, None, 0
         self._flips = {"up": 0, "down": 0}
+        self._edits = {}
         for event in self._open.values():
             event.set()
 
@@ -106,13 +114,20 @@ class Proxy:
                     self._drops -= 1
                     self.num_dropped += 1
                     break
-                writer.write(self._flipped(direction, data))
+                writer.write(self._flipped(direction, self._edited(direction, data)))
                 await writer.drain()
         except OSError:
             pass
         finally:
             self._writers.discard(writer)
             writer.close()
+
+    def _edited(self, direction: Direction, data: bytes) -> bytes:
+        edited = self._edits[direction](data) if direction in self._edits else data
+        if edited != data:
+            del self._edits[direction]
+            self.num_edited += 1
+        return edited
 
     def _flipped(self, direction: Direction, data: bytes) -> bytes:
         if not self._flips[direction] or len(data) < MIN_FLIPPED_BYTES:

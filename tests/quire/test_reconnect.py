@@ -59,6 +59,19 @@ async def test_a_submission_without_an_answer_is_made_again_and_runs_once(
     assert (await stream.accepted()).attached
 
 
+async def test_a_request_that_waits_for_long_is_attached_to_again_on_the_stream_that_there_is(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    """A long queue is no reason to leave a connection that answers."""
+    server.default = Script(num_tokens=4, released=2)
+    stream = client.stream("hello", request_id="queued")
+    await anext(stream)
+    await server.until(lambda: server.count("attach", "queued") == 1)
+    assert server.num_sessions == 1
+    server.release("queued")
+    assert (await stream.completion()).text == text_of(4)
+
+
 async def test_a_resumption_refused_for_now_is_tried_again(server: ScriptedServer, client: quire.AsyncClient) -> None:
     script = server.default = Script(num_tokens=4, released=2)
     stream = client.stream("hello", request_id="patient")
