@@ -63,6 +63,7 @@ class HotJournal:
         self._record_ttl_s = record_ttl_s
         self._forget_every_s = forget_every_s
         self._forgot_s = time.monotonic()
+        self._ended_s: dict[int, float] = {}  # by number: since when it is known to have ended
 
     async def follow(self) -> None:
         """Reads until cancelled, or until an entry is damaged: whoever leads then will meet it, and say so."""
@@ -140,6 +141,7 @@ class HotJournal:
 
     def _begin_again(self) -> None:
         self.replay, self.last, self.ended_epoch = JournalReplay(), JOURNAL_START, 0
+        self._ended_s.clear()
 
     def _take(self, page: Sequence[StoredEntry]) -> None:
         for stored in page:
@@ -151,18 +153,21 @@ class HotJournal:
             self.has_ended.set()
 
     async def _forget_now_and_then(self) -> None:
-        """Forgets requests that have had their record, or ended so long ago that it has expired."""
-        if time.monotonic() < self._forgot_s + self._forget_every_s:
+        """Forgets requests that have had their record, or were found ended so long ago that it has expired.
+
+        Goes by how long this process has known: the time of day at which they ended is by another process's clock.
+        """
+        now_s = time.monotonic()
+        if now_s < self._forgot_s + self._forget_every_s:
             return
-        self._forgot_s = time.monotonic()
+        self._forgot_s = now_s
         requests = self.replay.requests.values()
         open_ids = {each.request_id for each in requests if each.finish is None}  # one of them must stay the later
         ended = [each for each in requests if each.finish is not None and each.request_id not in open_ids]
         recorded = await settled_records(ended, self._store)
-        oldest_ns = time.time_ns() - self._record_ttl_s * 1_000_000_000
+        self._ended_s = {each.number: self._ended_s.get(each.number, now_s) for each in ended}
         for each in ended:
-            assert each.finish is not None
-            if each.request_id in recorded or each.finish.finished_unix_ns <= oldest_ns:
+            if each.request_id in recorded or self._ended_s[each.number] + self._record_ttl_s <= now_s:
                 self.replay.forget(each.number)
 
 

@@ -67,7 +67,6 @@ class TakeOver:
         me: Lease,
         *,
         lease_ms: int,
-        record_ttl_s: int,
         store_timeout_s: float,
         standby: Standby | None = None,
         hot: HotJournal | None = None,
@@ -78,7 +77,6 @@ class TakeOver:
         self._leases = leases
         self._me = me
         self._lease_ms = lease_ms
-        self._record_ttl_s = record_ttl_s
         self._store_timeout_s = store_timeout_s
         self._standby = standby
         self._hot = hot
@@ -120,7 +118,6 @@ class TakeOver:
                 attempt.recovery,
                 self._store,
                 self._hot,
-                record_ttl_s=self._record_ttl_s,
                 patience_s=self._lease_ms / 1000 if self._store.durable else 0.0,
             )
         except BaseException as error:
@@ -139,7 +136,6 @@ async def take_over(
     store: Store,
     hot: HotJournal | None,
     *,
-    record_ttl_s: int,
     patience_s: float,
 ) -> int:
     """Returns the epoch in which this process leads: earlier leaders are fenced, and what they left is known.
@@ -149,7 +145,6 @@ async def take_over(
         recovery: takes what has not ended.
         store: the journal's.
         hot: what was read of the journal before, if this was a standby.
-        record_ttl_s: how long the records of ended requests live.
         patience_s: how long to wait for a leader that lives and knows more than the journal has: the journal is
             empty, or its last leader had not become ready.
 
@@ -158,7 +153,7 @@ async def take_over(
     """
     epoch = await journal.open(after_epoch=hot.last.epoch if hot is not None else 0)
     begun = await hot.begun(epoch) if hot is not None else None
-    if not await recovery.read(store, record_ttl_s, begun) and patience_s:
+    if not await recovery.read(store, begun) and patience_s:
         log.info("waiting for a leader that may know more than the journal has", seconds=patience_s, epoch=epoch)
         await asyncio.sleep(patience_s)
     await journal.begin()

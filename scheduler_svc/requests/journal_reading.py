@@ -1,7 +1,6 @@
 """What a new leader makes of the journal: reads it to its end, and sorts out what of it is needed."""
 
 import asyncio
-import time
 from collections.abc import Collection
 
 import structlog
@@ -38,17 +37,15 @@ async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[Journal
     return replay, num_entries
 
 
-async def sorted_out(
-    replay: JournalReplay, store: Store, record_ttl_s: int
-) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
+async def sorted_out(replay: JournalReplay, store: Store) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
     """Those that are needed, in order, and the ends of those that are over though the journal does not say so.
 
     Needed are those without an end, and those whose end came so late that their record was not written; not those
-    whose record was dropped for want of room. A record without an end in the journal is of a request whose end the
-    store has lost: it ended as its record says.
+    whose record was dropped for want of room. How long ago an end was is not asked: clocks of two leaders may be hours
+    apart, and a record that had expired is only there again. A record without an end in the journal is of a request
+    whose end the store has lost: it ended as its record says.
     """
-    oldest_ns = time.time_ns() - record_ttl_s * 1_000_000_000
-    owners = [each for each in replay.owners() if each.finish is None or each.finish.finished_unix_ns > oldest_ns]
+    owners = list(replay.owners())
     recorded = await settled_records(owners, store)
     needed = []
     ends = [withdrawal(each.number) for each in replay.disowned()]

@@ -101,7 +101,7 @@ class Recovery:
         waiting = self._waiting.get(request_id)
         return None if waiting is None else waiting.journaled
 
-    async def read(self, store: Store, record_ttl_s: int, begun: BegunReplay | None = None) -> bool:
+    async def read(self, store: Store, begun: BegunReplay | None = None) -> bool:
         """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `begin`.
 
         `begun` is what was read of it before. Returns whether the last leader had been ready: else it, or one before
@@ -119,7 +119,7 @@ class Recovery:
         if begun is not None and (not begun.is_whole or replay.is_cut_short):
             self._engine.journal.say_all_again()
         self._engine.count_sequences_from(replay.highest_number)
-        needed, ends = await sorted_out(replay, store, record_ttl_s)
+        needed, ends = await sorted_out(replay, store)
         for each in needed:
             self._take(each)
         self.pins = list(replay.pins.values())
@@ -249,10 +249,10 @@ class Recovery:
             self._rebuild(waiting, self._model)
 
     async def _rebuild_all(self, model: ServedModel) -> None:
-        """In the order in which they are served; the first go on while the others are rebuilt."""
+        """In the order in which they are served, what has ended last; the first go on while others are rebuilt."""
         started_s = time.monotonic()
         waiting = [each for each in self._waiting.values() if each.fingerprint == model.fingerprint]
-        waiting.sort(key=lambda each: (each.journaled.admission.request.priority, each.journaled.number))
+        waiting.sort(key=_rank)
         slice_ends_s = started_s + SLICE_S
         for each in waiting:
             self._rebuild(each, model)
@@ -328,6 +328,12 @@ class Recovery:
             waiting.deadline.cancel()
         del self._waiting[waiting.journaled.request_id]
         waiting.gone.set()
+
+
+def _rank(waiting: Waiting) -> tuple[bool, int, int]:
+    """What has ended serves nobody but those who ask for it again, and there may be much of it."""
+    journaled = waiting.journaled
+    return journaled.finish is not None, journaled.admission.request.priority, journaled.number
 
 
 def _nothing() -> None:

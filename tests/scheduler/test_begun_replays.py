@@ -76,7 +76,7 @@ async def test_a_new_leader_says_all_again_that_the_store_has_lost() -> None:
     replay = replay_of([((1, 1), pb.JournalEntry(admissions=[admission(1)]))])
     async with site_on(pb.JournalEntry()) as (site, store):
         await site.journal.open()
-        await site.recovery.read(store, TTL_S, BegunReplay(replay, EntryId(1, 2), is_whole=False))
+        await site.recovery.read(store, BegunReplay(replay, EntryId(1, 2), is_whole=False))
         site.writing = [asyncio.create_task(site.journal.run())]
         await until(lambda: site.journal.is_ready)
         said, ready = [entry for _, entry in await entries_of(store)][-2:]
@@ -88,7 +88,7 @@ async def test_a_journal_that_does_not_go_on_with_what_was_followed_is_read_anew
     replay = replay_of([((1, 1), pb.JournalEntry(admissions=[admission(1, "followed")]))])
     async with site_on(pb.JournalEntry(), pb.JournalEntry(admissions=[admission(1, "found")])) as (site, store):
         await site.journal.open()
-        await site.recovery.read(store, TTL_S, BegunReplay(replay, EntryId(1, 1)))
+        await site.recovery.read(store, BegunReplay(replay, EntryId(1, 1)))
         assert site.recovery.find("found") is not None
         assert site.recovery.find("followed") is None
 

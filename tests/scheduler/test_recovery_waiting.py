@@ -1,6 +1,7 @@
 """Requests of an earlier scheduler before their model is known, and the moments at which a death is awkward."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -131,7 +132,10 @@ async def test_a_deadline_passes_while_nobody_serves(lives: Lives) -> None:
     await site.idle()
 
 
-async def test_a_request_that_ended_without_its_record_gets_it(lives: Lives) -> None:
+@pytest.mark.parametrize("hours", [0, -5, 5])
+async def test_a_request_that_ended_without_its_record_gets_it_whatever_the_clocks_of_the_leaders(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
     store = lives.store
     assert isinstance(store, ForgetfulStore)
     store.forgets = True
@@ -142,6 +146,8 @@ async def test_a_request_that_ended_without_its_record_gets_it(lives: Lives) -> 
     await until(lambda: client.is_done)
     await lives.die()
     store.forgets = False
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + hours * 3_600_000_000_000)
     site = await lives.begin()
     assert site.recovery.num_waiting == 1
     await lives.add_workers()

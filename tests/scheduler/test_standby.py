@@ -49,8 +49,10 @@ def end(journal: Journal, *finishes: pb.Finish) -> None:
     journal.append(sequences=(), tokens=(), finishes=finishes, on_durable=lambda: None)
 
 
-def new_hot(valkey: ValkeyProcess, store: RedisStore, forget_every_s: float = 0.0) -> HotJournal:
-    return HotJournal(RedisTail(valkey.url), store, record_ttl_s=TTL_S, forget_every_s=forget_every_s)
+def new_hot(
+    valkey: ValkeyProcess, store: RedisStore, forget_every_s: float = 0.0, record_ttl_s: int = TTL_S
+) -> HotJournal:
+    return HotJournal(RedisTail(valkey.url), store, record_ttl_s=record_ttl_s, forget_every_s=forget_every_s)
 
 
 @asynccontextmanager
@@ -91,18 +93,39 @@ async def test_what_the_leader_writes_is_known_and_a_new_leader_reads_only_the_r
         assert not hot.replay.requests  # it has let go of them
 
 
-async def test_what_has_ended_is_forgotten_once_its_record_is_there_or_would_have_expired(
-    valkey: ValkeyProcess,
-) -> None:
+async def test_what_has_ended_is_forgotten_once_its_record_is_there(valkey: ValkeyProcess) -> None:
     async with hot_on(valkey) as (hot, store, journal), following(hot):
         for number in (1, 2, 3, 4):
             await journal.admit(admission(number))
         await put_records(store, {"r1": b"x"})
-        end(journal, finish(1), finish(2, finished_unix_ns=5), finish(3))
-        await until(lambda: set(hot.replay.requests) == {3, 4})  # 3 has no record yet, 4 no end
-        await put_records(store, {"r3": b"x"})
+        end(journal, finish(1), finish(2), finish(3))
+        await until(lambda: set(hot.replay.requests) == {2, 3, 4})  # 2 and 3 have no record yet, 4 no end
+        await put_records(store, {"r2": b"x", "r3": b"x"})
         journal.append(sequences=[4], tokens=[1], on_durable=lambda: None)
         await until(lambda: set(hot.replay.requests) == {4})
+
+
+async def test_an_end_without_a_record_is_kept_however_long_ago_it_was_by_the_leaders_clock(
+    valkey: ValkeyProcess,
+) -> None:
+    """A leader's time of day may be hours behind ours, and it may die before it has written the record."""
+    async with hot_on(valkey) as (hot, store, journal), following(hot):
+        for number in (1, 2, 3):
+            await journal.admit(admission(number))
+        await put_records(store, {"r2": b"x"})
+        end(journal, finish(1, finished_unix_ns=5), finish(2))
+        await until(lambda: set(hot.replay.requests) == {1, 3})
+
+
+async def test_an_end_without_a_record_is_forgotten_once_the_record_would_have_expired(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        hot = new_hot(valkey, store, record_ttl_s=0)
+        async with following(hot):
+            await journal.admit(admission(1))
+            await journal.admit(admission(2))
+            end(journal, finish(1))
+            await until(lambda: set(hot.replay.requests) == {2})
+        await hot.close()
 
 
 async def test_an_end_that_tells_whose_the_request_id_is_is_not_forgotten(valkey: ValkeyProcess) -> None:

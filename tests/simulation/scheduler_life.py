@@ -246,7 +246,6 @@ class SchedulerLife:
             self._leases,
             me,
             lease_ms=LEASE_MS,
-            record_ttl_s=RECORD_TTL_S,
             store_timeout_s=STORE_TIMEOUT_S,
             standby=standby,
             hot=self._hot,
