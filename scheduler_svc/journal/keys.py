@@ -18,8 +18,8 @@ keys are written and read by the scheduler alone.
                                    Trimmed up to the oldest admission, restatement or pin that is still needed.
     {quire:<deployment>}:record:<request_id>
                                    string, a serialised quire.v1.RequestRecord. Written once when the request has
-                                   ended, read by GetRequest and by late attachment. Expires (one hour after the end
-                                   unless configured), or is dropped when records take more than they may.
+                                   ended, read by GetRequest and by late attachment. Expires (one hour later unless
+                                   configured), or is dropped when records take more than they may.
     {quire:<deployment>}:record_bytes
                                    string, an integer. What all records count for together. This key and those below
                                    are written by the script that writes records, and read by it.

@@ -35,7 +35,7 @@ class MemoryStore:
         self._last: EntryId | None = None
         self._ids: list[EntryId] = []
         self._payloads: list[bytes] = []
-        self._records: dict[str, tuple[int, bytes]] = {}  # until when (Unix, ns), payload
+        self._records: dict[str, tuple[int, bytes]] = {}  # until when (monotonic), payload; oldest first
         self._ledger = RecordLedger()
 
     async def next_epoch(self) -> int:
@@ -72,15 +72,17 @@ class MemoryStore:
         del self._ids[:count], self._payloads[:count]
 
     async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
-        now_ns, ttl_ns = time.time_ns(), limits.ttl_s * 1_000_000_000
+        ttl_ns = limits.ttl_s * 1_000_000_000
+        self._forget_expired()
+        self._ledger.expire(time.time_ns() - ttl_ns)
         num_dropped = 0
         for each in records:
-            gone = self._ledger.expire(now_ns - ttl_ns)
-            self._records[each.request_id] = (min(each.ended_unix_ns, now_ns) + ttl_ns, each.payload)
+            self._records.pop(each.request_id, None)
+            self._records[each.request_id] = (time.monotonic_ns() + ttl_ns, each.payload)
             dropped = self._ledger.add(each, limits.max_bytes, limits.max_tenant_bytes)
             num_dropped += len(dropped)
-            for request_id in (*gone, *dropped):
-                del self._records[request_id]
+            for request_id in dropped:
+                self._records.pop(request_id, None)
         return num_dropped
 
     async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
@@ -88,12 +90,20 @@ class MemoryStore:
         return {tenant: dropped_until[tenant] for tenant in tenants if tenant in dropped_until}
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
-        now_ns = time.time_ns()
+        now_ns = time.monotonic_ns()
         return {each for each in request_ids if each in self._records and self._records[each][0] > now_ns}
 
     async def get_record(self, request_id: str) -> bytes | None:
         until_ns, payload = self._records.get(request_id, (0, None))
-        return payload if until_ns > time.time_ns() else None
+        return payload if until_ns > time.monotonic_ns() else None
 
     async def close(self) -> None:
         """Nothing to let go of."""
+
+    def _forget_expired(self) -> None:
+        now_ns = time.monotonic_ns()
+        while self._records:
+            request_id, (until_ns, _) = next(iter(self._records.items()))
+            if until_ns > now_ns:
+                return
+            del self._records[request_id]

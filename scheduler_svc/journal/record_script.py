@@ -15,6 +15,8 @@ RECORDS_AT_ONCE = 16  # the store serves nobody else while a script runs
 # KEYS: record_bytes, record_bytes_of, record_ends, records_dropped. ARGV: the prefixes of records_of and of records;
 # now and the time to live, in microseconds; the bytes that all and that one tenant may have; then of each record its
 # request_id, tenant, end in Unix microseconds, and payload. Returns how many records were dropped for want of room.
+# A record lives from when it is written, by the server's clock: those of schedulers may be hours apart, and then its
+# account only ends earlier or later than it.
 # The first line has the server refuse the whole script, not a part of it, when it is out of memory.
 _PUT = b"""#!lua
 local bytes, bytes_of, ends, dropped_of = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -77,8 +79,7 @@ for i = 7, #ARGV, 4 do
   end
   local known = member(id, redis.call('STRLEN', record .. id))
   if redis.call('ZREM', ledger .. tenant, known) == 1 then count(tenant, -weight_of(known)) end
-  local left = math.max(1000, math.min(ttl, tonumber(ended) - expired) / 1000)
-  redis.call('SET', record .. id, payload, 'PX', string.format('%.0f', left))
+  redis.call('SET', record .. id, payload, 'PX', string.format('%.0f', ttl / 1000))
   local name = member(id, #payload)
   if redis.call('ZADD', ledger .. tenant, ended, name) == 1 then count(tenant, weight_of(name)) end
   note_first(tenant)

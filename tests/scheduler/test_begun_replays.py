@@ -13,7 +13,7 @@ from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
 from tests.scheduler.journal_setup import entries_of, put_records, until
 from tests.scheduler.serving_site import Site
-from tests.scheduler.test_standby import TTL_S, admission, finish
+from tests.scheduler.test_standby import admission, finish
 
 Entries = Sequence[tuple[tuple[int, int], pb.JournalEntry]]
 

@@ -26,6 +26,8 @@ from scheduler_svc.journal.store import (
 from tests.scheduler.journal_setup import put_records, redis_store
 from tests.valkey import ValkeyProcess
 
+MINUTE_NS = 60_000_000_000
+
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, valkey: ValkeyProcess) -> AsyncIterator[Store]:
@@ -111,13 +113,42 @@ async def test_records_expire_in_redis(valkey: ValkeyProcess) -> None:
         assert await store.get_record("a") is None
 
 
-async def test_records_expire_in_memory() -> None:
-    store, now_ns = MemoryStore(), time.time_ns()
-    minute_ns = 60 * 1_000_000_000
-    records = [Record(f"r{age}", "", now_ns - age * minute_ns, b"x") for age in (0, 59, 60)]
-    await store.put_records(records, RecordLimits(ttl_s=3600))
-    assert [await store.get_record(each.request_id) for each in records] == [b"x", b"x", None]
-    assert await store.known_records([each.request_id for each in records]) == {"r0", "r59"}
+async def test_records_expire_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now_ns = MemoryStore(), time.monotonic_ns()
+    for minute in (0, 1, 60):
+        monkeypatch.setattr(time, "monotonic_ns", lambda minute=minute: now_ns + minute * MINUTE_NS)
+        await store.put_records([Record(f"r{minute}", "", time.time_ns(), b"x")], RecordLimits(ttl_s=3600))
+    assert [await store.get_record(f"r{minute}") for minute in (0, 1, 60)] == [None, b"x", b"x"]
+    assert await store.known_records(["r0", "r1", "r60"]) == {"r1", "r60"}
+
+
+async def put_by_clocks_apart(store: Store, monkeypatch: pytest.MonkeyPatch, hours: int) -> list[str]:
+    """Records of two requests that ended by clocks hours apart, and one written by a clock that was set meanwhile."""
+    now_ns, apart_ns = time.time_ns(), hours * 60 * MINUTE_NS
+    await store.put_records([Record("other", "", now_ns + apart_ns, b"x")], RecordLimits(ttl_s=3600))
+    await store.put_records([Record("ours", "", now_ns, b"x")], RecordLimits(ttl_s=3600))
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + apart_ns)
+    await store.put_records([Record("later", "", now_ns, b"x")], RecordLimits(ttl_s=3600))
+    return ["other", "ours", "later"]
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+async def test_records_live_their_time_in_redis_whatever_the_clocks_of_schedulers_say(
+    valkey: ValkeyProcess, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    async with redis_store(valkey.url) as store:
+        for each in await put_by_clocks_apart(store, monkeypatch, hours):
+            left_ms = int(valkey.command("PTTL", Keys.of("default").record(each))[1:])
+            assert 3_500_000 < left_ms <= 3_600_000
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+async def test_records_live_their_time_in_memory_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    store = MemoryStore()
+    ids = await put_by_clocks_apart(store, monkeypatch, hours)
+    assert await store.known_records(ids) == set(ids)
 
 
 async def test_deployments_share_a_server_and_nothing_else(valkey: ValkeyProcess) -> None:
