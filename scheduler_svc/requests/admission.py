@@ -36,7 +36,13 @@ from scheduler_svc.requests.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
-from scheduler_svc.requests.request_params import RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.request_params import (
+    MOST_TIMEOUT_S,
+    RequestParams,
+    request_digest,
+    settle_length,
+    validate,
+)
 from scheduler_svc.requests.request_record import stream_of_record
 from scheduler_svc.requests.sampling_defaults import with_defaults
 from scheduler_svc.requests.served_model import ServedModel
@@ -292,7 +298,7 @@ class Admission:
     ) -> OutputStream:
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
-        deadline_s = times.arrived_ns / 1e9 + min(timeouts_s) if timeouts_s else None
+        deadline_s = times.arrived_ns / 1e9 + min(*timeouts_s, MOST_TIMEOUT_S) if timeouts_s else None
         self._check_store()
         if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
             _check_same(request.request_id, record.request_digest, digest)

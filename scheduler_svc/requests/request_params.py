@@ -16,7 +16,16 @@ from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.requests.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
 from scheduler_svc.requests.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
 
-__all__ = ["ModelLimits", "RequestParams", "num_sequences_of", "request_digest", "settle", "settle_length", "validate"]
+__all__ = [
+    "MOST_TIMEOUT_S",
+    "ModelLimits",
+    "RequestParams",
+    "num_sequences_of",
+    "request_digest",
+    "settle",
+    "settle_length",
+    "validate",
+]
 
 EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_UNSPECIFIED: False,
@@ -25,7 +34,7 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_NEVER: "never",
 }
 _PINNED_RETRY_S = 5.0  # nothing says when somebody unpins
-_MOST_TIMEOUT_MS = 100 * 365 * 24 * 3600 * 1000  # as good as none, and its deadline still fits int64 nanoseconds
+MOST_TIMEOUT_S = 100 * 365 * 24 * 3600  # as good as none, and its deadline still fits int64 nanoseconds
 _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
 
@@ -127,7 +136,7 @@ def settle(
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)),  # journals once had any
-        timeout_ms=min(request.timeout_ms, _MOST_TIMEOUT_MS) if request.HasField("timeout_ms") else None,
+        timeout_ms=min(request.timeout_ms, 1000 * MOST_TIMEOUT_S) if request.HasField("timeout_ms") else None,
         cancel_on_disconnect=request.on_disconnect != pb.ON_DISCONNECT_CONTINUE,
         sampling=sampling,
         seed=seed,

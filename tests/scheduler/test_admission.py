@@ -11,6 +11,8 @@ from quire.errors import OverloadedError, UnavailableError
 from quire.rpc import error_of
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.store import FencedError
+from tests.hostile.attacks import GENERATE
+from tests.hostile.raw_connection import RawConnection, message
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -359,3 +361,18 @@ async def test_one_that_nobody_can_take_now_keeps_nobody_out() -> None:
         with suppress(grpc.aio.AioRpcError):
             await running
         await site.idle()
+
+
+async def test_a_deadline_of_any_length_in_the_headers_of_a_call_is_kept_or_as_good_as_none(site: Site) -> None:
+    """One of 11,000 years did not fit the journal: the call failed with INTERNAL and a traceback."""
+    await site.add_worker()
+    body = message(counting(10).SerializeToString())
+
+    def answer(timeout: str) -> str:
+        with RawConnection(site.address) as connection:
+            call = connection.open_call(GENERATE, grpc_timeout=timeout)
+            connection.send(call, body, ends=True)
+            return connection.until_ended(call)["grpc-status"]
+
+    for timeout in ("99999999H", "99999999M", "27000H"):
+        assert await asyncio.to_thread(answer, timeout) == "0", timeout
