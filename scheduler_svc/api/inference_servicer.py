@@ -25,7 +25,6 @@ from scheduler_svc.requests.prefixes import Prefixes
 from scheduler_svc.requests.prompt_checks import check_detokenize, check_tokenize
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.request_list import RequestList
-from scheduler_svc.requests.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 ERROR_OF_STATE: dict[int, type[QuireError]] = {
@@ -145,12 +144,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Text or chat to token ids."""
         tokenizer = self._tokenizer()
         check_tokenize(request, self._admission.require_model().limits)
-        if request.HasField("chat"):
-            ids = await asyncio.to_thread(encode_chat, tokenizer, request.chat)
-        else:
-            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            ids = await asyncio.to_thread(tokenizer.encode, request.text, special)
-        return pb.TokenizeResponse(token_ids=ids, tokens=await asyncio.to_thread(tokenizer.tokens, ids))
+        return await self._admission.tokenizer.tokenized(request, tokenizer)
 
     async def Detokenize(
         self,
@@ -160,8 +154,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Token ids to text."""
         tokenizer = self._tokenizer()
         check_detokenize(request, self._admission.require_model().limits)
-        ids = list(request.token_ids)
-        return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, ids, request.keep_special_tokens))
+        return await self._admission.tokenizer.detokenized(request, tokenizer)
 
     async def PinPrefix(
         self,

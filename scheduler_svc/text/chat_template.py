@@ -8,14 +8,25 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from common.native_faults import shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 from scheduler_svc.text import template_program
 from scheduler_svc.text.template_process import TemplateEndedError, TemplateProcess
 
-MAX_EXCESSES = 3  # in a row; then the template is not tried
+MAX_EXCESSES = 3  # in a row; then the template is not tried with chats as long as one of those
 REST_S = 30.0  # for so long
+
+
+class _Size(NamedTuple):
+    """Of a chat."""
+
+    num_messages: int
+    num_chars: int
+
+    def covers(self, other: "_Size") -> bool:
+        return self.num_messages >= other.num_messages and self.num_chars >= other.num_chars
 
 
 class ChatTemplate:
@@ -26,7 +37,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._idle: list[TemplateProcess] = []
         self._lock = threading.Lock()
-        self._num_excesses = 0  # in a row
+        self._excesses: tuple[_Size, ...] = ()  # in a row
+        self._resting: tuple[_Size, ...] = ()  # what is not tried now
         self._rests_until_s = 0.0
         weakref.finalize(self, _kill_all, self._idle)
 
@@ -37,7 +49,8 @@ class ChatTemplate:
             InvalidRequestError: The template refused the messages; its own message is passed on.
             FailedPreconditionError: The template is broken, or goes beyond its limits.
         """
-        if time.monotonic() < self._rests_until_s:
+        size = _Size(len(messages), sum(len(text) for each in messages for text in each.values()))
+        if time.monotonic() < self._rests_until_s and any(size.covers(each) for each in self._resting):
             raise _beyond_limits()
         try:
             with self._lock:
@@ -45,14 +58,14 @@ class ChatTemplate:
             process = process or TemplateProcess(self._source, self._special_tokens)
             kind, rest = process.ask(messages, add_generation_prompt=add_generation_prompt)
         except TemplateEndedError:
-            self._note_excess()
+            self._note_excess(size)
             raise _beyond_limits() from None
         with self._lock:
             self._idle.append(process)
         if kind == template_program.BEYOND_LIMITS:
-            self._note_excess()
+            self._note_excess(size)
             raise _beyond_limits()
-        self._num_excesses = 0
+        self._excesses = ()
         said = rest.decode("utf-8", "surrogatepass")
         if kind == template_program.TEXT:
             return said
@@ -63,11 +76,14 @@ class ChatTemplate:
         description = f"the model's chat template refuses them: {shortened(Exception(said))}"
         raise InvalidRequestError.of([FieldViolation("chat.messages", description)])
 
-    def _note_excess(self) -> None:
-        """Each costs seconds of a core, so after some in a row the template is left alone for a while."""
-        self._num_excesses += 1
-        if self._num_excesses >= MAX_EXCESSES:
-            self._num_excesses = 0
+    def _note_excess(self, size: _Size) -> None:
+        """Each costs seconds of a core, so after some in a row the like of them are refused for a while.
+
+        Shorter chats are not: else a few long ones of one client would stop everybody's.
+        """
+        self._excesses += (size,)
+        if len(self._excesses) >= MAX_EXCESSES:
+            self._resting, self._excesses = self._excesses, ()
             self._rests_until_s = time.monotonic() + REST_S
 
 

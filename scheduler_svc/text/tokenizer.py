@@ -64,8 +64,8 @@ class ModelTokenizer:
         """Text of token ids on their own. Ids that the vocabulary does not know have no text."""
         if token_ids and min(token_ids) < 0:
             _refuse("token_ids", "has negative ids: leave them out")
-        try:
-            return str(self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special_tokens))
+        try:  # a batch of one, as in `_encode`
+            return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=not keep_special_tokens)[0])
         except CONTROL_FLOW:
             raise
         except BaseException as error:  # as above

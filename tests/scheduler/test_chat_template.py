@@ -199,7 +199,17 @@ def test_a_template_that_exceeds_its_limits_again_and_again_is_not_tried_for_a_w
         with pytest.raises(FailedPreconditionError, match="takes more than"):
             template.render([USER], add_generation_prompt=True)
     with pytest.raises(FailedPreconditionError, match="takes more than"):
-        template.render([SYSTEM], add_generation_prompt=True)
+        template.render([SYSTEM, USER], add_generation_prompt=True)
+
+
+def test_long_chats_beyond_the_limits_of_a_template_stop_no_shorter_ones() -> None:
+    """Three of them made everybody's chats fail for half a minute."""
+    slow = "{% for a in messages %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
+    template = ChatTemplate(slow, {})
+    for _ in range(MAX_EXCESSES + 1):
+        with pytest.raises(FailedPreconditionError, match="takes more than"):
+            template.render([USER] * 10_000, add_generation_prompt=True)
+    assert template.render([USER], add_generation_prompt=True) == "fine"
 
 
 def test_a_template_sees_nothing_of_its_process() -> None:
