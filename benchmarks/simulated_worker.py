@@ -21,7 +21,8 @@ from benchmarks.stage_spans import SpanLog
 from benchmarks.step_trace import StepTrace, WorkerMoments
 from benchmarks.worker_probes import probe_worker
 from common.log import set_up_logging
-from common.process import end_after, refuse_to_start, run_service
+from common.process import end_after, run_service
+from common.refusal import refuse_to_start
 from common.serving import ListenError
 from common.step import Step, StepResult
 from worker_svc.description import ModelDescription, TokenizerFiles, WorkerDescription

@@ -13,7 +13,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from common.log_file import LogStream, RotatingLog
-from common.process import refuse_to_start
+from common.refusal import refuse_to_start
 from common.status import Status
 from quire.log_text import readable
 from quire.redaction import without_passwords

@@ -1,4 +1,4 @@
-"""The life of a service's process: when to end, what to give up then, how to end, and how to refuse to start.
+"""The life of a service's process: when to end, what to give up then, and how to end.
 
 Knows nothing of what the process does.
 """
@@ -15,18 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
-from quire.redaction import without_passwords
-
-EXIT_CONFIGURATION = 2
-
 T = TypeVar("T")
-
-
-def refuse_to_start(service: str, message: str) -> NoReturn:
-    """Ends the process with one line on standard error, and the exit code of a configuration error."""
-    line = without_passwords(" ".join(message.splitlines()))
-    print(f"{service}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it
-    raise SystemExit(EXIT_CONFIGURATION)
 
 
 def end_after(main: Callable[[], None]) -> NoReturn:

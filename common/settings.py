@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from common.process import refuse_to_start
+from common.refusal import refuse_to_start
 from quire.settings import Settings, parse
 
 S = TypeVar("S", bound=Settings)

@@ -4,104 +4,34 @@
     >>> with quire.Client() as client:
     ...     print(client.generate("Once upon a time", max_tokens=32).text)
 
-Knows only the wire: importing it brings grpcio and protobuf, neither torch nor redis.
+Knows only the wire: its first use brings grpcio and protobuf, neither torch nor redis. Until then nothing is loaded, so
+that services and the command line, which need modules beside the SDK, start without it.
 """
 
-from quire.async_client import AsyncClient
-from quire.client import Client, Stream
-from quire.errors import (
-    AlreadyExistsError,
-    FailedPreconditionError,
-    FieldViolation,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    QuireError,
-    RequestCancelledError,
-    RequestExpiredError,
-    RequestFailedError,
-    RetryableError,
-    UnavailableError,
-)
-from quire.params import BeamParams, ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
-from quire.request_list import LiveState, RequestPage, RequestSummary
-from quire.results import (
-    Accepted,
-    Chunk,
-    Completion,
-    Finish,
-    FinishReason,
-    Health,
-    Model,
-    PinnedPrefix,
-    RequestMemory,
-    RequestRecord,
-    RequestState,
-    Sample,
-    SampleOutput,
-    SamplingDefaults,
-    StopCause,
-    Timings,
-    TokenLogprobs,
-    Tokens,
-    Usage,
-)
-from quire.stats import BlockStats, JournalStats, LatencyStats, SlotSplit, Stats, WorkerStats
-from quire.stream import CompletionStream
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Accepted",
-    "AlreadyExistsError",
-    "AsyncClient",
-    "BeamParams",
-    "BlockStats",
-    "ChatMessage",
-    "Chunk",
-    "Client",
-    "ClientOptions",
-    "Completion",
-    "CompletionStream",
-    "FailedPreconditionError",
-    "FieldViolation",
-    "Finish",
-    "FinishReason",
-    "Health",
-    "InvalidRequestError",
-    "JournalStats",
-    "LatencyStats",
-    "LiveState",
-    "Model",
-    "NotFoundError",
-    "OnDisconnect",
-    "OutputParams",
-    "OverloadedError",
-    "PinnedPrefix",
-    "QuireError",
-    "RequestCancelledError",
-    "RequestExpiredError",
-    "RequestFailedError",
-    "RequestMemory",
-    "RequestPage",
-    "RequestRecord",
-    "RequestState",
-    "RequestSummary",
-    "RetryableError",
-    "Sample",
-    "SampleOutput",
-    "SamplingDefaults",
-    "SamplingParams",
-    "SlotSplit",
-    "Stats",
-    "StopCause",
-    "StopParams",
-    "Stream",
-    "Timings",
-    "TokenLogprobs",
-    "Tokens",
-    "UnavailableError",
-    "Usage",
-    "WorkerStats",
-]
 
-for _name in __all__:  # in tracebacks and help, by the name that a user imports
-    globals()[_name].__module__ = __name__
+def _attribute(name: str) -> Any:
+    """A module of ours, or a public name: at the first of these all are loaded."""
+    if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    if not name.startswith("__") or name == "__all__":  # others are what the interpreter and tools look for anywhere
+        public = import_module(f"{__name__}.public")
+        globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return globals()[name]
+
+
+def _names() -> list[str]:
+    """What completion shows."""
+    return sorted({*_attribute("__all__"), *(each for each in globals() if each.startswith("__"))})
+
+
+if TYPE_CHECKING:  # a type checker knows the names, and that there are no others
+    from quire.public import *  # noqa: F403
+    from quire.public import __all__ as __all__
+else:
+    __getattr__, __dir__ = _attribute, _names  # PEP 562

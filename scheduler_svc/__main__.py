@@ -14,7 +14,8 @@ import structlog
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_service_logging
-from common.process import end_after, ending, refuse_to_start, run_service, unless_failed
+from common.process import end_after, ending, run_service, unless_failed
+from common.refusal import refuse_to_start
 from common.rpc import Keepalive
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NEVER = {
-    "quire": (
+    "quire.public": (
         "torch",
         "transformers",
         "redis",

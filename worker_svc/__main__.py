@@ -1,14 +1,17 @@
-"""Entry point of the worker: settles the settings, checks the model folder, and only then loads torch and serves."""
+"""Entry point of the worker: settles and checks settings, checks the model folder, and only then loads torch."""
 
 import sys
+from dataclasses import fields
 
-from common.process import end_after, refuse_to_start
+from common.process import end_after
+from common.refusal import refuse_to_start
 from common.settings import settings_or_exit
 from common.status import Status
 from quire.settings import to_toml
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.preflight import check_model
+from worker_svc.option_check import CheckedOptions, OptionError
+from worker_svc.preflight import check_start
 
 SERVICE = "worker"
 
@@ -22,9 +25,9 @@ def main() -> None:
     status = Status(settings.status_fd)
     status.phase("checking")
     try:
-        uses_model_defaults = settings.generation_config == "model"
-        check_model(settings.model, settings.max_model_len, sampling_defaults=uses_model_defaults)
-    except CheckpointError as error:
+        options = CheckedOptions(**{each.name: getattr(settings, each.name) for each in fields(CheckedOptions)})
+        check_start(settings.model, options, generation_config=settings.generation_config)
+    except (CheckpointError, OptionError) as error:
         refuse_to_start(SERVICE, str(error))
     if settings.check:
         return

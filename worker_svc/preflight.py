@@ -1,4 +1,4 @@
-"""Checks a model folder without torch, in well under a second: everything that can be wrong before weights are read."""
+"""Checks options and a model folder without torch, in well under a second, as far as no weight is read."""
 
 from pathlib import Path
 
@@ -7,8 +7,15 @@ from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.generation_defaults import read_sampling_defaults
 from worker_svc.model.families import read_model_config
 from worker_svc.model.tensor_names import needed_tensors
+from worker_svc.option_check import CheckedOptions, check_options, has_cuda_driver, has_triton
 from worker_svc.tokenizer_files import check_tokenizer
 from worker_svc.weight_files import check_tensor, read_headers
+
+
+def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
+    """Checks what a worker is asked to serve, and how. Raises OptionError or CheckpointError, which say what to do."""
+    check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton())
+    check_model(model, options.max_model_len, sampling_defaults=generation_config == "model")
 
 
 def check_model(name_or_path: str, max_model_len: int | None = None, *, sampling_defaults: bool = True) -> None:

@@ -5,7 +5,8 @@ import sys
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
 from common.log import set_up_service_logging
-from common.process import refuse_to_start, run_service
+from common.process import run_service
+from common.refusal import refuse_to_start
 from common.serving import ListenError
 from common.status import Status
 from quire.worker_settings import WorkerSettings

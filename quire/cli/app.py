@@ -6,24 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.cli.bench_command import bench
-from quire.cli.chat_command import chat
-from quire.cli.flags import Command
-from quire.cli.generate_command import generate
-from quire.cli.health_command import health
+from quire.cli.command_table import CommandGroup
 from quire.cli.output import EXIT_INTERRUPTED
-from quire.cli.pause_command import pause, resume
-from quire.cli.prefix_command import prefix
-from quire.cli.requests_command import cancel, requests
-from quire.cli.serve_command import serve
-from quire.cli.top_command import top
-from quire.cli.workers_command import workers
 
 # Which module has it differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="quire",
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -43,12 +34,6 @@ def quire(
     ] = False,
 ) -> None:
     """Serve a language model, and talk to one that is served."""
-
-
-for command in (serve, generate, chat, health, bench, top, requests, cancel, pause, resume):
-    app.command(cls=Command)(command)
-app.add_typer(prefix, name="prefix")
-app.add_typer(workers, name="workers")
 
 
 def run() -> None:

@@ -31,7 +31,7 @@ def flags_of(command: TyperCommand) -> dict[str, str]:
     return {str(each.name): max(each.opts, key=len) for each in options}
 
 
-def in_flags(error: quire.InvalidRequestError) -> str:
+def in_flags(error: "quire.InvalidRequestError") -> str:
     """What is wrong with a request, by the flags of the command that runs."""
     flags = _flags.get({})
 

@@ -47,7 +47,7 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def write_stream(stream: quire.Stream, on_output: Callable[[], None] = lambda: None) -> None:
+def write_stream(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:
     """Writes a text as it comes, and ends its line however it ends. `on_output` is called before each piece."""
     is_begun = False
     try:
@@ -60,7 +60,7 @@ def write_stream(stream: quire.Stream, on_output: Callable[[], None] = lambda: N
             write_text("\n")
 
 
-def write_samples(stream: quire.Stream, on_output: Callable[[], None] = lambda: None) -> None:
+def write_samples(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:
     """Writes several texts, each under a heading when it has ended. `on_output` is called at each piece that comes."""
     texts: dict[int, str] = {}
     for chunk in stream:
@@ -71,7 +71,7 @@ def write_samples(stream: quire.Stream, on_output: Callable[[], None] = lambda: 
             write_text(texts[chunk.index] + "\n")
 
 
-def heading(index: int, finish: quire.Finish) -> str:
+def heading(index: int, finish: "quire.Finish") -> str:
     """What is said above one of several outputs."""
     score = "" if finish.score is None else f", score {finish.score:.4f}"
     return f"--- sample {index}{score}, {finish.reason.value}"

@@ -13,7 +13,7 @@ from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out
 from quire.params import DEFAULT_ADDRESS
 
-prefix = typer.Typer(no_args_is_help=True, help="Keep prefixes that many requests begin with.")
+prefix = typer.Typer(no_args_is_help=True, help="Keep prefixes that many requests begin with.", add_completion=False)
 
 Name = Annotated[str, typer.Argument(help="Name of the pin: letters, digits and . _ : -")]
 

@@ -122,7 +122,7 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, num_workers: int)
     announcer.greet(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)
 
 
-def _sampling_defaults(model: quire.Model) -> list[str]:
+def _sampling_defaults(model: "quire.Model") -> list[str]:
     """What the model has for sampling parameters that a request leaves out; nothing if it has none."""
     said = {name: value for name, value in asdict(model.sampling_defaults).items() if value is not None}
     if not said:

@@ -12,7 +12,7 @@ from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out
 from quire.params import DEFAULT_ADDRESS
 
-workers = typer.Typer(help="List the workers, and take them out of service.")
+workers = typer.Typer(help="List the workers, and take them out of service.", add_completion=False)
 
 
 @workers.callback(invoke_without_command=True)

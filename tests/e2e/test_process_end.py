@@ -102,7 +102,7 @@ def test_a_scheduler_that_waits_for_its_store_ends_well(resolver: Resolver, stan
 
 def test_a_process_ends_with_its_main_whatever_its_threads_wait_for() -> None:
     program = (
-        "import asyncio, threading, time, common.process as p\n"
+        "import asyncio, threading, time, common.process as p, common.refusal as r\n"
         "async def work():\n"
         "    asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)\n"
         "    threading.Thread(target=time.sleep, args=(3600,)).start()\n"
@@ -112,7 +112,7 @@ def test_a_process_ends_with_its_main_whatever_its_threads_wait_for() -> None:
     )
     for end, code, said in (
         ("", 0, ""),
-        ("p.refuse_to_start('it', 'cannot')", 2, "it: cannot\n"),
+        ("r.refuse_to_start('it', 'cannot')", 2, "it: cannot\n"),
         ("raise SystemExit(7)", 7, ""),
         ("raise SystemExit('a word')", 1, "a word\n"),
         ("raise ValueError('broken')", 1, "ValueError: broken\n"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.supervisor.start_view import StartView
+from tests.patience import patient
 from tests.quire.serve_processes import ServeProcesses
 from tests.services import DEMO_MODEL
 from tests.valkey import ValkeyProcess
@@ -92,8 +93,12 @@ def broken(folder: Path, **changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", ["folder", "file", "architecture", "dtype", "port", "data folder", "key", "variable", "device", "tokenizer"]
-)
+    "case",
+    [
+        "folder", "file", "architecture", "dtype", "port", "data folder", "key", "variable", "device", "tokenizer",
+        "kv dtype", "pool",
+    ],
+)  # fmt: skip
 def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str, tmp_path: Path) -> None:
     """In one line with what to do, before torch is imported: by processor time, since other machines are busy."""
     arguments, named, environment = [str(DEMO_MODEL)], case, {}
@@ -114,6 +119,12 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
     elif case == "device":
         arguments += ["--device", "tpu"]
         named = "--device"
+    elif case == "kv dtype":
+        arguments += ["--device", "cpu", "--kv-dtype", "fp8"]
+        named = "--kv-dtype fp8"
+    elif case == "pool":
+        arguments += ["--num-blocks", "2", "--max-model-len", "100"]
+        named = "give --num-blocks 7"
     elif case == "port":
         named = f"127.0.0.1:{taken.getsockname()[1]}"
         arguments += ["--listen", named]
@@ -136,19 +147,21 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
     taken.close()
     said = [line for line in lines if "starting" not in line and "checking" not in line]
     assert len(said) == 1 and named in said[0], lines
-    assert used_s < 3.0  # torch alone takes that much and more
+    assert used_s < patient(1.0)  # torch alone takes three
     assert not (tmp_path / "data" / "store" / "appendonlydir").exists()  # nothing was started
 
 
 @pytest.mark.timeout(300)
 def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_sentence(data_dir: Path) -> None:
     """What only a loaded model shows; one of two workers is enough, and nobody starts it again and again."""
-    serve = ServeProcesses(data_dir, "--workers", "2", "--num-blocks", "2", "--max-model-len", "100")
+    serve = ServeProcesses(data_dir, "--workers", "2", "--num-host-blocks", "1000000000")
     try:
         assert serve.wait() == 2
-        serve.wait_for("give --num-blocks")
+        serve.wait_for("give at most --num-host-blocks")
         last = serve.said.splitlines()[-1]
-        assert last.startswith("quire: worker: a pool of 2 blocks") and "starting it again" not in serve.said
+        assert (
+            last.startswith("quire: worker: 1000000000 host blocks") and "starting it again" not in serve.said
+        )
         assert serve.living() == {}
     finally:
         serve.clean_up()

@@ -123,10 +123,10 @@ def test_the_sdk_lives_beside_a_users_own_common_and_protos(installed: Path, tmp
         "import json, sys\n"
         "import protos.inference_pb2 as mine\n"
         "import quire\n"
+        "quire.Client, quire.AsyncClient\n"
         "ours = sorted(name for name in sys.modules)\n"
         "import common\n"
         "assert common.MINE and mine.GenerateRequest(mine='x').mine == 'x'\n"
-        "quire.Client, quire.AsyncClient\n"
         "print(json.dumps([quire.__file__, ours]))"
     )
     (user / "program.py").write_text(program)

@@ -10,17 +10,17 @@ With a standby there are two schedulers, equals: either may lead, and what is ki
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any
 
 import quire
 from quire.cli.install import install_hint
 from quire.cli.serve_settings import Settled
 from quire.cli.supervisor.announcer import Announcer
-from quire.cli.supervisor.child import Child, StartFailedError, module_command
+from quire.cli.supervisor.child import Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.log_tail import echo_logs
+from quire.cli.supervisor.model_check import check_model
 from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next
 from quire.cli.supervisor.start_progress import StartProgress
 from quire.cli.supervisor.start_view import READY
@@ -97,28 +97,8 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(self._greet(on_ready)))
 
     async def _check_model(self) -> None:
-        """Lets a worker check model and options, which takes it no second, before anything else is started.
-
-        Raises StartFailedError with its sentence if it could not serve them.
-        """
         self.progress.tell("worker", {"phase": "checking"})
-        checking = await asyncio.create_subprocess_exec(
-            *module_command("worker_svc", "--check", "--model", self._settings.model, *self._settled.worker_flags),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=self._environment(),
-            process_group=0,
-        )
-        try:
-            _, said = await checking.communicate()
-        finally:
-            if checking.returncode is None:
-                with suppress(ProcessLookupError):
-                    checking.kill()
-        if checking.returncode:
-            lines = said.decode(errors="replace").strip().splitlines() or ["the check of the model failed"]
-            raise StartFailedError(lines[-1], checking.returncode)
+        await check_model(self._settled.worker, self._environment())
         self.progress.forget("worker")
 
     async def _open_store(self) -> str:

@@ -1,0 +1,56 @@
+"""Lets a worker's checks look at model and options, in a process of their own, before anything else is started.
+
+What a damaged model folder does to a library, a crash or a loop without end, is done to that process alone.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+
+from quire.cli.supervisor.child import EXIT_CONFIGURATION, StartFailedError, module_command
+from quire.worker_settings import WorkerSettings
+
+LIMIT_S = 60.0  # a sound folder takes a tenth of a second; one of many files on a slow disk a few
+_CHECKED = (
+    "model", "generation_config", "device", "runner", "kv_dtype", "weight_dtype",
+    "block_size", "num_blocks", "max_model_len",
+)  # fmt: skip
+
+
+async def check_model(settings: WorkerSettings, environment: Mapping[str, str], limit_s: float = LIMIT_S) -> None:
+    """Raises StartFailedError with a sentence if a worker could not serve the model with these settings."""
+    values = json.dumps({name: getattr(settings, name) for name in _CHECKED})
+    checking = await asyncio.create_subprocess_exec(
+        *module_command("worker_svc.preflight_process", values),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        process_group=0,
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            _, said = await checking.communicate()
+    except TimeoutError:
+        raise StartFailedError(
+            f"the check of {settings.model} did not end within {limit_s:g} s: see that its disk answers, or download "
+            "the checkpoint again",
+            EXIT_CONFIGURATION,
+        ) from None
+    finally:
+        if checking.returncode is None:
+            with suppress(ProcessLookupError):
+                checking.kill()
+    if checking.returncode == EXIT_CONFIGURATION:
+        raise StartFailedError(_last_line(said), EXIT_CONFIGURATION)
+    if checking.returncode:
+        ended = f"killed by signal {-checking.returncode}" if checking.returncode < 0 else _last_line(said)
+        raise StartFailedError(
+            f"the check of {settings.model} failed ({ended}): download the checkpoint again", EXIT_CONFIGURATION
+        )
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
