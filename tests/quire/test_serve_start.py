@@ -159,9 +159,7 @@ def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_senten
         assert serve.wait() == 2
         serve.wait_for("give at most --num-host-blocks")
         last = serve.said.splitlines()[-1]
-        assert (
-            last.startswith("quire: worker: 1000000000 host blocks") and "starting it again" not in serve.said
-        )
+        assert last.startswith("quire: worker: 1000000000 host blocks") and "starting it again" not in serve.said
         assert serve.living() == {}
     finally:
         serve.clean_up()
