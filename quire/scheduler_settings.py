@@ -118,11 +118,19 @@ class SchedulerSettings(LimitSettings):
         description="how long a client may take nothing of a stream that has something for it; then the stream is cut, "
         "and its requests count as left",
     )
+    only_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="name of the only model to serve, as its workers call it, or the first 8 or more characters of its "
+        "fingerprint; workers of others are refused. Absent: the model that the first worker brings",
+    )
     model_patience_s: float = Field(
         30.0,
         ge=0,
         description="how long, after a start, requests of the journal wait for a worker of their model while workers "
-        "of another one ask to serve; then they are failed",
+        "of another one ask to serve; then they are failed. And how long the served model is kept when its last worker "
+        "has gone and no request waits for it, before a worker of another one is let in",
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")

@@ -162,6 +162,8 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         epoch=epoch,
         send_whole=settings.step_form == "whole",
         decide=settings.decide,
+        only_model=settings.only_model,
+        model_patience_s=settings.model_patience_s,
         on_change=partial(readiness.announce, INFERENCE),
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
     )

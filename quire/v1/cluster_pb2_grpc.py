@@ -56,8 +56,14 @@ class ClusterServicer(object):
     def Register(self, request, context):
         """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
         dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-        FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
-        the worker_id.
+        FAILED_PRECONDITION, whose message names the difference, if the worker's model is not the one that the scheduler is
+        set to serve (only_model) or serves, or if it does not fit beside the other workers; or if another live worker holds
+        the worker_id. What can only be known of a worker by Describe is the answer to its next Register: it is not asked
+        again for a minute, unless others come or go.
+        The model that is served is that of the first worker. It is kept while a worker of it is in service, while a request
+        is live (a paused one, too), and for model_patience_s (30 s) after the last worker has gone; then a worker of
+        another model may bring that. Until it does, prompts are checked, tokenised and accepted as for the old model, and
+        what was accepted keeps it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

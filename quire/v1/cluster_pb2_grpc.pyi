@@ -38,8 +38,14 @@ class ClusterStub:
     Register: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.RegisterRequest, _cluster_pb2.RegisterResponse]
     """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
     dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-    FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
-    the worker_id.
+    FAILED_PRECONDITION, whose message names the difference, if the worker's model is not the one that the scheduler is
+    set to serve (only_model) or serves, or if it does not fit beside the other workers; or if another live worker holds
+    the worker_id. What can only be known of a worker by Describe is the answer to its next Register: it is not asked
+    again for a minute, unless others come or go.
+    The model that is served is that of the first worker. It is kept while a worker of it is in service, while a request
+    is live (a paused one, too), and for model_patience_s (30 s) after the last worker has gone; then a worker of
+    another model may bring that. Until it does, prompts are checked, tokenised and accepted as for the old model, and
+    what was accepted keeps it.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.DrainWorkerResponse]
     """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
@@ -57,8 +63,14 @@ class ClusterAsyncStub(ClusterStub):
     Register: _aio.UnaryUnaryMultiCallable[_cluster_pb2.RegisterRequest, _cluster_pb2.RegisterResponse]  # type: ignore[assignment]
     """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
     dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-    FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
-    the worker_id.
+    FAILED_PRECONDITION, whose message names the difference, if the worker's model is not the one that the scheduler is
+    set to serve (only_model) or serves, or if it does not fit beside the other workers; or if another live worker holds
+    the worker_id. What can only be known of a worker by Describe is the answer to its next Register: it is not asked
+    again for a minute, unless others come or go.
+    The model that is served is that of the first worker. It is kept while a worker of it is in service, while a request
+    is live (a paused one, too), and for model_patience_s (30 s) after the last worker has gone; then a worker of
+    another model may bring that. Until it does, prompts are checked, tokenised and accepted as for the old model, and
+    what was accepted keeps it.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_cluster_pb2.DrainWorkerRequest, _cluster_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
@@ -79,8 +91,14 @@ class ClusterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.RegisterResponse, _abc.Awaitable[_cluster_pb2.RegisterResponse]]:
         """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
         dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-        FAILED_PRECONDITION if another model is served (the message names the difference), or if another live worker holds
-        the worker_id.
+        FAILED_PRECONDITION, whose message names the difference, if the worker's model is not the one that the scheduler is
+        set to serve (only_model) or serves, or if it does not fit beside the other workers; or if another live worker holds
+        the worker_id. What can only be known of a worker by Describe is the answer to its next Register: it is not asked
+        again for a minute, unless others come or go.
+        The model that is served is that of the first worker. It is kept while a worker of it is in service, while a request
+        is live (a paused one, too), and for model_patience_s (30 s) after the last worker has gone; then a worker of
+        another model may bring that. Until it does, prompts are checked, tokenised and accepted as for the old model, and
+        what was accepted keeps it.
         """
 
     @_abc_1.abstractmethod

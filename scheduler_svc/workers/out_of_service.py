@@ -4,33 +4,29 @@ Knows a worker by its incarnation: one that is started anew is another. Pure.
 """
 
 from quire.v1 import cluster_pb2
-
-MAX_KEPT = 1024  # of the latest
+from scheduler_svc.workers.latest import Latest
 
 
 class OutOfService:
     """Who was put out of service, and why."""
 
     def __init__(self) -> None:
-        self._reasons: dict[str, tuple[str, str]] = {}  # by worker_id: incarnation, reason
+        self._reasons: Latest[tuple[str, str]] = Latest()  # incarnation, reason
 
     def put(self, worker_id: str, incarnation: str, reason: str) -> None:
         """It gets no work from now on. Said again, the latest reason counts."""
-        self._reasons.pop(worker_id, None)
-        self._reasons[worker_id] = incarnation, reason
-        if len(self._reasons) > MAX_KEPT:
-            del self._reasons[next(iter(self._reasons))]
+        self._reasons.put(worker_id, (incarnation, reason))
 
     def take_back(self, worker_id: str) -> None:
         """Harmless if it was not out of service."""
-        self._reasons.pop(worker_id, None)
+        self._reasons.discard(worker_id)
 
     def reason(self, request: cluster_pb2.RegisterRequest, epoch: int) -> str:
         """Why a worker that gives this sign of life gets no work of a scheduler of `epoch`; empty: it does."""
-        incarnation, reason = self._reasons.get(request.worker_id, ("", ""))
+        incarnation, reason = self._reasons.get(request.worker_id) or ("", "")
         if incarnation == request.incarnation and reason:
             return reason
-        self._reasons.pop(request.worker_id, None)  # another process
+        self._reasons.discard(request.worker_id)  # another process
         if request.epoch > epoch:
             return (
                 f"it follows a scheduler of epoch {request.epoch}, and this one leads at epoch {epoch}: "

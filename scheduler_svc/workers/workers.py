@@ -23,8 +23,11 @@ from scheduler_svc.requests.result_check import ImpossibleAnswerError
 from scheduler_svc.requests.served_model import served_model, with_shortest_context
 from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.description_check import check_description
+from scheduler_svc.workers.latest import Latest
 from scheduler_svc.workers.memory_log import MemoryLog
+from scheduler_svc.workers.model_policy import ModelPolicy
 from scheduler_svc.workers.out_of_service import OutOfService
+from scheduler_svc.workers.refusals import Refusals
 from scheduler_svc.workers.step_expectations import StepExpectations
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import StaleEpochError, SupersededError, WorkerLoop
@@ -69,6 +72,8 @@ class Workers:
         decide: Decide = "auto",
         on_change: Callable[[bool], None],
         on_fatal: Callable[[QuireError], None],
+        only_model: str | None = None,
+        model_patience_s: float = 30.0,
         make_link: Callable[[str], WorkerLink] = WorkerLink,
     ) -> None:
         self.members: dict[str, Member] = {}
@@ -82,10 +87,13 @@ class Workers:
         self._on_fatal = on_fatal
         self._make_link = make_link
         self._memory_log = MemoryLog()
-        self._drained: dict[str, str] = {}  # by worker_id the incarnation that was taken out of service, here or not
-        # By worker_id its incarnation and what was learnt of its steps, also while its link is broken.
-        self._expectations: dict[str, tuple[str, StepExpectations]] = {}
+        # By worker_id: the incarnation that was taken out of service, here or not; and an incarnation with what was
+        # learnt of its steps, also while its link is broken.
+        self._drained: Latest[str] = Latest()
+        self._expectations: Latest[tuple[str, StepExpectations]] = Latest()
         self._out_of_service = OutOfService()
+        self._refusals = Refusals()
+        self._model_policy = ModelPolicy(admission, only_model=only_model, patience_s=model_patience_s)
         self._closed = False
         engine.on_worker_at_fault = self._put_at_fault
 
@@ -115,9 +123,9 @@ class Workers:
             return ""
         if member is None and len(self.members) >= MAX_WORKERS:
             raise OverloadedError(f"{len(self.members)} workers are here, the most that one scheduler takes", 10.0)
-        self._check_model(request.worker_id, request.model_fingerprint)
+        self._check_registration(request)
         if self._drained.get(request.worker_id) != request.incarnation:
-            self._drained.pop(request.worker_id, None)
+            self._drained.discard(request.worker_id)
         if member is not None and member.task is not None:
             member.task.cancel()
         member = Member(
@@ -153,9 +161,9 @@ class Workers:
         if undo and member.is_leaving:
             raise FailedPreconditionError(f"worker {worker_id!r} was told to end: start it again")
         if undo:
-            self._drained.pop(worker_id, None)
+            self._drained.discard(worker_id)
         else:
-            self._drained[worker_id] = member.incarnation
+            self._drained.put(worker_id, member.incarnation)
         self._settle_drain(member, is_draining=not undo)
         return self._engine.scheduler.num_sequences_on(worker_id)
 
@@ -218,27 +226,35 @@ class Workers:
                 member.given_up = reason
                 log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=reason)
 
+    def _check_registration(self, request: cluster_pb2.RegisterRequest) -> None:
+        """Raises FailedPreconditionError for a worker that cannot serve, as far as that is known without asking it."""
+        now_s = time.monotonic()
+        if reason := self._refusals.reason(request.worker_id, request.incarnation, now_s):
+            raise FailedPreconditionError(reason)
+        try:
+            self._check_model(request.worker_id, request.model_fingerprint)
+        except FailedPreconditionError as error:
+            if self._refusals.note(request.worker_id, request.incarnation, error.message, now_s, holds=False):
+                log.warning(
+                    "worker refused", worker_id=request.worker_id, address=request.address, reason=error.message
+                )
+            raise
+
     def _check_model(self, worker_id: str, fingerprint: str) -> None:
-        model = self._admission.model
-        if model is None:
-            self._admission.recovery.check_model(worker_id, fingerprint)
-        if model is None or model.fingerprint == fingerprint:
-            return
-        if self.driven or self._admission.is_in_use:
-            raise FailedPreconditionError(
-                f"worker {worker_id!r} has another model than the {model.name!r} being served: its fingerprint is "
-                f"{fingerprint[:12]!r}, and {model.fingerprint[:12]!r} is served; start it with the same model folder, "
-                "or serve it by a scheduler of its own"
-            )
+        self._model_policy.check(worker_id, fingerprint, time.monotonic(), has_workers=bool(self.driven))
 
     async def _drive(self, member: Member) -> None:
-        link, worker_id = member.link, member.worker_id
+        link, worker_id, was_taken_in = member.link, member.worker_id, False
         try:
             known = self._admission.model
             description = await link.describe(known.tokenizer_fingerprint if known else "")
             _check_identity(member, description)
-            self._check_model(worker_id, description.model.fingerprint)  # again: others have come meanwhile
+            model = description.model
+            self._model_policy.check_set(worker_id, model.name, model.fingerprint)
+            self._check_model(worker_id, model.fingerprint)  # again: others have come meanwhile
             self._take_in(member, description)
+            was_taken_in = True
+            self._refusals.forget(worker_id)
             reason = await self._run_loop(member, description.model.fingerprint)
             if member.is_leaving:
                 log.info("worker left", worker_id=worker_id, address=member.address)
@@ -247,7 +263,11 @@ class Workers:
         except StaleEpochError as error:
             await self._question(member, error)
         except QuireError as error:
-            log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=str(error))
+            holds = isinstance(error, FailedPreconditionError)  # else it may go well the next time
+            if was_taken_in or self._refusals.note(
+                worker_id, member.incarnation, error.message, time.monotonic(), holds=holds
+            ):
+                log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=error.message)
         except CONTROL_FLOW:
             raise
         except BaseException:  # a fault of our own: what ran there waits for a worker again
@@ -278,7 +298,7 @@ class Workers:
 
     def _put_out_of_service(self, worker_id: str, reason: str) -> None:
         """Until it is started anew, or an administrator takes it back. What runs there moves, and is not to blame."""
-        incarnation, _ = self._expectations.get(worker_id, ("", None))
+        incarnation, _ = self._expectations.get(worker_id) or ("", None)
         if not incarnation:
             return
         self._out_of_service.put(worker_id, incarnation, reason)
@@ -319,11 +339,11 @@ class Workers:
             num_host_blocks=pool.num_host_blocks,
             max_model_len=description.model.max_model_len,
         )
-        incarnation, expectations = self._expectations.get(member.worker_id, ("", StepExpectations()))
+        incarnation, expectations = self._expectations.get(member.worker_id) or ("", StepExpectations())
         if incarnation != member.incarnation:  # another process, which may have to compile first
             expectations = StepExpectations()
             self._engine.scheduler.forgive(member.worker_id)
-        self._expectations[member.worker_id] = member.incarnation, expectations
+        self._expectations.put(member.worker_id, (member.incarnation, expectations))
         member.loop = WorkerLoop(
             member.worker_id,
             member.link,
@@ -349,6 +369,7 @@ class Workers:
         assert member.loop is not None
         lost_by: str | None = None
         try:
+            self._refusals.reconsider()
             self._prefixes.worker_came(member.worker_id, block_size=member.block_size, fingerprint=fingerprint)
             self._on_change(True)
             self._engine.wake_workers()
@@ -367,6 +388,9 @@ class Workers:
             self._prefixes.worker_went(member.worker_id)
             if self._admission.model is not None:
                 self._admission.serve(with_shortest_context(self._admission.model, self._max_model_lens()))
+            self._refusals.reconsider()
+            if not self.driven:
+                self._model_policy.note_last_gone(time.monotonic())
             self._on_change(bool(self.driven))
             self._engine.wake_workers()
 
@@ -378,9 +402,9 @@ class Workers:
 
 
 def _check_identity(member: Member, description: worker_pb2.DescribeResponse) -> None:
-    """Raises FailedPreconditionError if someone else answers at a worker's address."""
+    """Raises UnavailableError if someone else answers at a worker's address: perhaps not for long."""
     if (description.worker_id, description.incarnation) != (member.worker_id, member.incarnation):
-        raise FailedPreconditionError(
+        raise UnavailableError(
             f"at {member.address} answers worker {description.worker_id!r}, incarnation {description.incarnation}; "
             "give each worker an address of its own to advertise"
         )

@@ -69,7 +69,9 @@ class Site:
         epoch: int = 1,
         prefix_cache: bool = True,
         pin_retry_s: float = 0.01,
-        model_patience_s: float = 30.0,
+        model_patience_s: float = 30.0,  # of what was recovered
+        model_kept_s: float = 0.0,  # without workers
+        only_model: str | None = None,
         restate_entries: int = 4096,
         trim_every: int = 512,
         probe_every_s: float = 0.5,
@@ -124,6 +126,8 @@ class Site:
             on_change=self.changes.append,
             on_fatal=self.fatal.append,
             make_link=make_link,
+            only_model=only_model,
+            model_patience_s=model_kept_s,
         )
         self.server = GrpcServer(
             ("quire.v1.Inference", "quire.v1.Cluster"),
