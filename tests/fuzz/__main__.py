@@ -2,8 +2,8 @@
 
     python -m tests.fuzz [--share 1.0] [--seed 1] [--only STAGES]
 
-50,000 messages over every RPC, 200 damaged model folders, abuse of HTTP/2. Prints what came of each stage, and ends
-with status 1 if there is a fault.
+50,000 messages over every RPC, 200 damaged model folders and 60 given to `quire serve`, abuse of HTTP/2. Prints what
+came of each stage, and ends with status 1 if there is a fault.
 """
 
 import argparse

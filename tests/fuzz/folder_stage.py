@@ -1,4 +1,4 @@
-"""Damaged model folders, each checked by a worker's process of its own: one line and exit code 2, or none and 0."""
+"""Damaged model folders: one line and exit code 2, from a worker's check (or none and 0) and from `quire serve`."""
 
 import asyncio
 import random
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.fuzz.outcome import Outcome, Stage
 from tests.patience import patient
+from tests.quire.damaged_service import faults_of_serving
 from tests.services import ROOT
 from tests.worker.damaged_folders import FAMILIES, Damage, damages, random_damage, spoilt_copy, write_sound_folder
 
@@ -65,4 +66,25 @@ async def _check(folder: Path, family: str, damage: Damage, outcome: Outcome) ->
         outcome.fail(f"{about}: passed")
 
 
-STAGES = (Stage(name="folders", num_inputs=200, play=damage_folders),)
+async def serve_damaged(num_inputs: int, seed: int) -> Outcome:
+    """Folders that nobody could serve, given to `quire serve`."""
+    outcome = Outcome("damaged model folders, by quire serve")
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="quire-fuzz-") as place:
+        sound = {family: write_sound_folder(family, Path(place) / family) for family in FAMILIES}
+        fatal = {family: [each for each in damages(folder) if each.is_fatal] for family, folder in sound.items()}
+        for number in range(num_inputs):
+            family = FAMILIES[number % len(FAMILIES)]
+            damage = rng.choice(fatal[family])
+            folder = spoilt_copy(sound[family], damage, Path(place) / "spoilt")
+            for fault in await asyncio.to_thread(faults_of_serving, folder):
+                outcome.fail(f"{family}, {damage.name}: {fault}")
+            outcome.num_inputs += 1
+            shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+STAGES = (
+    Stage(name="folders", num_inputs=200, play=damage_folders),
+    Stage(name="served-folders", num_inputs=60, play=serve_damaged),
+)
