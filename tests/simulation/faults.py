@@ -32,7 +32,7 @@ Kind = Literal[
     "store is flushed at death",
     "store is flushed under a newcomer",
     "store fails over",
-    "clock jumps back",
+    "clock jumps",
 ]
 
 EMPTIED = 0.35  # probability that it is about an emptied store and standbys
@@ -74,7 +74,7 @@ _OF_EMPTIED_STORE: list[Kind] = [
     "store is flushed under a newcomer",
     "store is flushed under a newcomer",
     "second leader",
-    "clock jumps back",
+    "clock jumps",
 ]
 
 

@@ -54,7 +54,8 @@ class Inflicting:
         elif subject == "standby":
             self._do_to_standbys(fault, what)
         elif subject == "clock":
-            self._world.loop.clock.wall_offset_ns -= fault.number * CLOCK_JUMP_NS
+            ahead_ns = fault.number * CLOCK_JUMP_NS
+            self._world.loop.clock.set_wall(ahead_ns if fault.number % 2 else -ahead_ns)
         elif subject in ("scheduler", "second"):
             self._do_to_scheduler(fault, what)
         else:

@@ -70,6 +70,7 @@ class Link:
             if not self._way.lets_pass():
                 if self._way.is_cut_now():  # its reply is what is lost
                     self._server.send(Command(name, work, is_write, reply, self._server.server, taken))
+                reply.cancel()
                 self._connected_to = None
                 raise StoreUnavailableError("connection reset by peer")
             server = self._server.server if self._connected_to is None else self._connected_to

@@ -8,8 +8,11 @@ from tests.simulation.load import Order
 SLACK_S = 0.5
 
 
-def fault_of_end(order: Order, now_s: float, grace_s: float) -> str | None:
-    """What is wrong with the end of a request as its client has seen it; None if nothing is."""
+def fault_of_end(order: Order, now_s: float, grace_s: float, wall_span_s: float = 0.0) -> str | None:
+    """What is wrong with the end of a request as its client has seen it; None if nothing is.
+
+    Over a change of leaders a deadline may pass early by as much as the time of day was set: `wall_span_s` at most.
+    """
     finished, request = order.finished, order.request
     assert finished is not None
     name, state = order.request_id, finished.state
@@ -20,7 +23,7 @@ def fault_of_end(order: Order, now_s: float, grace_s: float) -> str | None:
         if not order.was_cancelled and not is_abandoned:
             faults.append(f"P1: it was cancelled, which nobody asked for; nobody read it for {order.away_s:.1f} s")
     elif state == pb.REQUEST_STATE_EXPIRED:
-        due_s = order.arrives_s + request.timeout_ms / 1000
+        due_s = order.arrives_s + request.timeout_ms / 1000 - wall_span_s
         if not request.HasField("timeout_ms") or (order.samples and order.samples[0].token_ids and now_s < due_s):
             faults.append(f"P1: it expired at {now_s:.3f} s, with {request.timeout_ms} ms from {order.arrives_s:.3f} s")
     elif state == pb.REQUEST_STATE_FAILED:

@@ -28,7 +28,9 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now_ns = START_NS
-        self.wall_offset_ns = 0  # of the time of day, which somebody may set back
+        self.wall_offset_ns = 0  # of the time of day, which somebody may set
+        self.wall_span_s = 0.0  # between the furthest that it was ahead and behind
+        self._wall_offsets_ns = [0]
 
     def monotonic(self) -> float:
         return self.now_ns / 1e9
@@ -41,6 +43,12 @@ class VirtualClock:
 
     def time_ns(self) -> int:
         return UNIX_NS + self.now_ns + self.wall_offset_ns
+
+    def set_wall(self, ahead_ns: int) -> None:
+        """Sets the time of day ahead, or back."""
+        self.wall_offset_ns += ahead_ns
+        self._wall_offsets_ns.append(self.wall_offset_ns)
+        self.wall_span_s = (max(self._wall_offsets_ns) - min(self._wall_offsets_ns)) / 1e9
 
 
 class Process:

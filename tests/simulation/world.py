@@ -228,7 +228,7 @@ class World:
             self.kill_scheduler(life)
 
     def _verify(self, order: Order) -> None:
-        fault = fault_of_end(order, self.loop.time() - self._begun_s, GRACE_S)
+        fault = fault_of_end(order, self.loop.time() - self._begun_s, GRACE_S, self.loop.clock.wall_span_s)
         if fault is not None:
             self.history.violate(fault)
 
