@@ -101,8 +101,9 @@ CAMPAIGNS = {
     "endurance": Scenario(
         fault="C5",
         title="anything goes wrong, again and again under fifty mixed requests",
-        injected="every 3 s, drawn: leader, standby, worker or store killed or frozen; a path of clients or steps cut, "
-        "half-open, or with flipped bits; the store out of memory, read only, or emptied, with and without a newcomer",
+        injected="every 3 s, drawn: leader, standby, worker or store killed, frozen or ended by SIGTERM; the clock of "
+        "one of them set hours off; a path of clients or steps cut, half-open, silent for good, or with flipped bits; "
+        "the store slow, silent, out of memory, read only, or emptied, with and without a newcomer",
         promise="P1 P2 P3 P4 P5 P6 P7 P8",
         play=anything_goes_wrong,
     ),

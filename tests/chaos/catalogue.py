@@ -2,10 +2,12 @@
 
 from tests.chaos import (
     client_faults,
+    clock_faults,
     input_faults,
     overload_faults,
     poison_faults,
     scheduler_faults,
+    slow_store_faults,
     store_faults,
     supervisor_faults,
     wire_faults,
@@ -18,8 +20,10 @@ _BY_THEME = (
     poison_faults,
     scheduler_faults,
     store_faults,
+    slow_store_faults,
     wire_faults,
     client_faults,
+    clock_faults,
     *(overload_faults, input_faults, supervisor_faults),
 )
 
@@ -31,5 +35,6 @@ SCENARIOS: tuple[Scenario, ...] = tuple(
 QUICK: tuple[Scenario, ...] = (
     *(scenario for scenario in SCENARIOS if scenario.fault in ("F07", "F11", "F24")),
     *(scenario for scenario in client_faults.SCENARIOS if scenario.fault == "F10"),
+    wire_faults.HALF_OPEN,
     *(scenario for scenario in SCENARIOS if scenario.fault == "F01"),
 )

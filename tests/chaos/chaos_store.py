@@ -4,9 +4,11 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
+from tests.patience import patient
 from tests.valkey import ValkeyProcess
 
 DISK_BYTES = 8 << 20
+STOP_TIMEOUT_S = 20.0
 
 
 class ChaosStore(ValkeyProcess):
@@ -24,6 +26,13 @@ class ChaosStore(ValkeyProcess):
     def folder(self) -> Path:
         """Where its files are."""
         return self._folder
+
+    def stop(self) -> None:
+        """SIGTERM: it ends in order, and its files stay."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(patient(STOP_TIMEOUT_S))
+        self._process = None
 
     def revive(self) -> None:
         """Starts it again on its files, unless it runs."""

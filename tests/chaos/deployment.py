@@ -118,16 +118,24 @@ class Deployment(Place):
         await self.begin_scheduler()
         await self.until_driven(*workers)
 
-    async def begin_scheduler(self, *flags: str, address: str | None = None, listens: bool = True) -> Life:
+    async def begin_scheduler(
+        self,
+        *flags: str,
+        address: str | None = None,
+        listens: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Life:
         """A scheduler; with `listens`, one that has said so."""
         arguments = ("--store", self.store_url, *self.scheduler_flags, *flags)
         listen = address or self.address
-        if listens:
+        if listens and env is None:
             service, _ = await asyncio.to_thread(start_scheduler, *arguments, listen=listen)
-        else:
-            service = Service("scheduler_svc", "--listen", listen, *arguments)
+        else:  # a fork has no environment of its own
+            service = Service("scheduler_svc", "--listen", listen, *arguments, env=env)
         life = Life(f"scheduler-{len(self.schedulers)}", self._stack.enter_context(service))
         self.schedulers.append(life)
+        if listens:
+            await asyncio.to_thread(service.wait_for, "listening")
         return life
 
     def begin_worker(

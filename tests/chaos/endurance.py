@@ -1,7 +1,8 @@
 """Endurance: every few seconds a fault that the seed draws, on any process and any path, under fifty requests at once.
 
-A leader and a hot standby, two workers and the store; proxies stand between clients and schedulers, and between
-schedulers and workers. What has died is started again before the next fault.
+A leader and a hot standby, two workers and the store; proxies stand between clients and schedulers, between schedulers
+and workers, and between schedulers and store; each process has a time of day of its own. What has ended is started
+again before the next fault.
 """
 
 import asyncio
@@ -14,9 +15,11 @@ from functools import partial
 import quire
 from tests.chaos.client_load import ClientLoad
 from tests.chaos.deployment import Deployment, Life
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import Direction, Proxy
 from tests.chaos.scenario import Figures
 from tests.chaos.stage import STANDARD_WORKERS, Stage
+from tests.chaos.standby_pair import SCHEDULERS
+from tests.chaos.wall_clocks import WallClock, WallClocks
 from tests.services import free_address
 
 EVERY_S = 3.0
@@ -24,6 +27,8 @@ LEASE_MS = 1500
 FROZEN_S = (0.2, 2.5)
 APART_S = 2.0
 STORE_TROUBLE_S = (0.5, 2.5)
+SLOW_WAY_S = (0.025, 0.15)  # in each direction: 50 to 300 ms a command
+HOURS = (-6.0, 6.0)  # that a process's time of day is set apart from the machine's
 RESTATED_S = 2.5  # after which all that lives is in a new journal: until then an emptied store has no second copy
 NUM_BLOCKS = 4096
 READY_TIMEOUT_S = 90.0
@@ -42,19 +47,23 @@ class Site:
     step_paths: list[Proxy]
     addresses: list[str]  # of the schedulers
     worker_listens: list[str]
+    store_path: Proxy
+    clocks: dict[str, WallClock]  # by name of a process
     schedulers: list[Life] = field(default_factory=list)  # beside addresses
     flushed_s: float = 0.0
 
     async def start_scheduler(self, number: int, *, listens: bool = True) -> None:
         """The scheduler of an address, told to clients by its proxy's."""
         flags = ("--standby", "--lease-ms", str(LEASE_MS), "--advertise", self.client_paths[number].address)
-        life = await self.deployment.begin_scheduler(*flags, address=self.addresses[number], listens=listens)
+        env, address = self.clocks[SCHEDULERS[number]].env, self.addresses[number]
+        life = await self.deployment.begin_scheduler(*flags, address=address, listens=listens, env=env)
         self.schedulers[number : number + 1] = [life]
 
     def start_worker(self, number: int) -> None:
         """A worker that is dialled through its proxy."""
         listen, path = self.worker_listens[number], self.step_paths[number].address
-        self.deployment.begin_worker(STANDARD_WORKERS[number], "--listen", listen, "--advertise", path)
+        name = STANDARD_WORKERS[number]
+        self.deployment.begin_worker(name, "--listen", listen, "--advertise", path, env=self.clocks[name].env)
 
     async def revive(self) -> None:
         """Starts again what has ended."""
@@ -79,15 +88,23 @@ class Site:
         await asyncio.sleep(max(0.0, self.flushed_s + RESTATED_S - time.monotonic()))
 
     def strikes(self) -> list[Strike]:
-        """All kinds of fault, each as likely as the others."""
+        """All kinds of fault, on each process and each path."""
+        lives = (*self.schedulers, *self.deployment.workers.values())
+        paths = (*self.client_paths, *self.step_paths)
         return [
-            *(partial(self._kill, life) for life in (*self.schedulers, *self.deployment.workers.values())),
-            *(partial(self._freeze, life) for life in (*self.schedulers, *self.deployment.workers.values())),
-            *(partial(self._cut, path) for path in (*self.client_paths, *self.step_paths)),
-            *(partial(self._half_open, path) for path in (*self.client_paths, *self.step_paths)),
-            *(partial(self._flip, path) for path in (*self.client_paths, *self.step_paths)),
+            *(partial(self._kill, life) for life in lives),
+            *(partial(self._freeze, life) for life in lives),
+            *(partial(self._end_in_order, life) for life in lives),
+            *(partial(self._set_clock, clock) for clock in self.clocks.values()),
+            *(partial(self._cut, path) for path in paths),
+            *(partial(self._half_open, path) for path in paths),
+            *(partial(self._swallow, path) for path in paths),
+            *(partial(self._flip, path) for path in paths),
             self._kill_store,
+            self._end_store_in_order,
             self._freeze_store,
+            self._slow_store,
+            self._hold_store,
             partial(self._refuse_writes, "maxmemory", "1"),
             partial(self._refuse_writes, "min-replicas-to-write", "1"),  # read only, in effect
             self._empty_store,
@@ -105,6 +122,13 @@ class Site:
         await asyncio.sleep(self.stage.rng.uniform(*FROZEN_S))
         life.send(signal.SIGCONT)
 
+    async def _end_in_order(self, life: Life) -> None:
+        if not life.is_over:
+            life.send(signal.SIGTERM)
+
+    async def _set_clock(self, clock: WallClock) -> None:
+        clock.set_ahead(self.stage.rng.uniform(*HOURS))
+
     async def _cut(self, path: Proxy) -> None:
         path.cut()
 
@@ -114,6 +138,13 @@ class Site:
         path.heal()
         path.cut()
 
+    async def _swallow(self, path: Proxy) -> None:
+        """What is lost is lost, and nobody is told, then or later."""
+        directions: tuple[Direction, ...] = self.stage.rng.choice((("up",), ("down",), ("up", "down")))
+        path.swallow(*directions)
+        await asyncio.sleep(APART_S)
+        path.heal()
+
     async def _flip(self, path: Proxy) -> None:
         path.flip(self.stage.rng.choice(("up", "down")), self.stage.rng.randint(1, 3))
 
@@ -122,6 +153,20 @@ class Site:
         store.kill()
         await asyncio.sleep(self.stage.rng.uniform(0.0, 1.0))
         await asyncio.to_thread(store.start)
+
+    async def _end_store_in_order(self) -> None:
+        await asyncio.to_thread(self.deployment.store.stop)
+        await asyncio.to_thread(self.deployment.store.start)
+
+    async def _slow_store(self) -> None:
+        self.store_path.delay(*SLOW_WAY_S)
+        await asyncio.sleep(self.stage.rng.uniform(*STORE_TROUBLE_S))
+        self.store_path.heal()
+
+    async def _hold_store(self) -> None:
+        self.store_path.hold("up", "down")
+        await asyncio.sleep(self.stage.rng.uniform(*STORE_TROUBLE_S))
+        self.store_path.heal()
 
     async def _freeze_store(self) -> None:
         self.deployment.store.freeze()
@@ -170,7 +215,11 @@ async def make_site(stage: Stage) -> Site:
     steps = [await stage.proxy(each) for each in listens]
     deployment.client_address = ",".join(each.address for each in clients)
     deployment.worker_scheduler = ",".join(addresses)
-    site = Site(stage, deployment, clients, steps, addresses, listens)
+    store_path = await stage.proxy(str(deployment.store.socket_path))
+    deployment.store_url = f"redis://{store_path.address}"
+    clocks = WallClocks(stage.folder())
+    by_name = {name: clocks.make(name) for name in (*SCHEDULERS, *STANDARD_WORKERS)}
+    site = Site(stage, deployment, clients, steps, addresses, listens, store_path, by_name)
     for number in range(len(STANDARD_WORKERS)):
         site.start_worker(number)
     for number in range(len(addresses)):

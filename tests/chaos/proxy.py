@@ -1,7 +1,8 @@
 """A TCP proxy of our own: between any two of our processes, and in their way when it is told to be.
 
-It can hold what flows in one direction or both (what a broken network does: nothing arrives, nobody is told), delay
-and throttle it, cut connections, swallow a reply, and flip a bit. Everything it holds goes on when it is healed.
+It can hold what flows in one direction or both (what a broken network does: nothing arrives, nobody is told), swallow
+it, delay and throttle it, cut connections, lose a reply, and flip a bit. Everything it holds goes on when it is healed;
+a connection that lost something stays half-open for ever.
 """
 
 import asyncio
@@ -26,13 +27,16 @@ class Proxy:
         self.num_flipped = 0
         self.num_dropped = 0
         self.num_edited = 0
+        self.num_connections = 0  # that were taken
+        self.num_half_open = 0  # connections that lost something in a direction
         self._dial = _dial_of(server)
         self._rng = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._open: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
-        self._delay_s = 0.0
+        self._swallowed: set[Direction] = set()
+        self._delay_s = (0.0, 0.0)
         self._bytes_per_s: float | None = None
         self._drops = 0
         self._flips: dict[Direction, int] = {"up": 0, "down": 0}
@@ -59,9 +63,13 @@ class Proxy:
         for direction in directions:
             self._open[direction].clear()
 
-    def delay(self, seconds: float) -> None:
-        """Every piece arrives that much later."""
-        self._delay_s = seconds
+    def swallow(self, *directions: Direction) -> None:
+        """What flows in these directions is gone, and so is all that follows it on its connection; nobody is told."""
+        self._swallowed |= set(directions)
+
+    def delay(self, least_s: float, most_s: float | None = None) -> None:
+        """Every piece arrives that much later, or a time drawn between the two."""
+        self._delay_s = (least_s, least_s if most_s is None else most_s)
 
     def throttle(self, bytes_per_s: float) -> None:
         """Not more than that in either direction of a connection."""
@@ -85,8 +93,9 @@ class Proxy:
             writer.transport.abort()
 
     def heal(self) -> None:
-        """In nobody's way from now on; what was held goes on."""
-        self._delay_s, self._bytes_per_s, self._drops = 0.0, None, 0
+        """In nobody's way from now on; what was held goes on, and connections that lost something do not."""
+        self._delay_s, self._bytes_per_s, self._drops = (0.0, 0.0), None, 0
+        self._swallowed.clear()
         self._flips = {"up": 0, "down": 0}
         self._edits = {}
         for event in self._open.values():
@@ -98,6 +107,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        self.num_connections += 1
         self._writers |= {writer, server_writer}
         for pump in (self._pump("up", reader, server_writer), self._pump("down", server_reader, writer)):
             task = asyncio.create_task(pump)
@@ -105,11 +115,17 @@ class Proxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_half_open = False
         try:
             while data := await reader.read(CHUNK_BYTES):
                 await self._open[direction].wait()
-                if self._delay_s or self._bytes_per_s:
-                    await asyncio.sleep(self._delay_s + len(data) / (self._bytes_per_s or float("inf")))
+                if is_half_open or direction in self._swallowed:
+                    self.num_half_open += not is_half_open
+                    is_half_open = True
+                    continue
+                if any(self._delay_s) or self._bytes_per_s:
+                    delay_s = self._rng.uniform(*self._delay_s)
+                    await asyncio.sleep(delay_s + len(data) / (self._bytes_per_s or float("inf")))
                 if direction == "down" and self._drops:
                     self._drops -= 1
                     self.num_dropped += 1
@@ -119,8 +135,9 @@ class Proxy:
         except OSError:
             pass
         finally:
-            self._writers.discard(writer)
-            writer.close()
+            if not is_half_open:  # else not even the end arrives
+                self._writers.discard(writer)
+                writer.close()
 
     def _edited(self, direction: Direction, data: bytes) -> bytes:
         edited = self._edits[direction](data) if direction in self._edits else data

@@ -9,9 +9,9 @@ from tests.chaos.history import Told
 from tests.chaos.journal_tail import JournalTail
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
-from tests.services import free_address
+from tests.chaos.standby_pair import LEASE_S, begin_pair
 
-LEASE_S = 1.5
+NUM_ROUNDS = 2
 ON_ITS_WAY_S = 0.1  # what a scheduler had sent before its death has come by then
 FROZEN_LEADER_S = 4 * LEASE_S
 OLD_LEADER_END_S = 20.0
@@ -32,17 +32,7 @@ async def the_only_one_is_killed(stage: Stage) -> Figures:
 
 async def with_standby(stage: Stage) -> Deployment:
     """Two schedulers, the first of which leads, and two workers that know both."""
-    await stage.reference()
-    deployment = stage.own(scheduler_flags=("--standby", "--lease-ms", str(int(LEASE_S * 1000))))
-    second = free_address()
-    both = f"{deployment.address},{second}"
-    deployment.worker_scheduler = deployment.client_address = both
-    for name in STANDARD_WORKERS:
-        deployment.begin_worker(name)
-    await deployment.begin_scheduler()
-    await deployment.begin_scheduler(address=second)
-    await deployment.until_driven(*STANDARD_WORKERS)
-    return deployment
+    return (await begin_pair(stage)).deployment
 
 
 async def the_leader_is_killed(stage: Stage) -> Figures:
@@ -88,21 +78,27 @@ async def the_leader_hands_over(stage: Stage) -> Figures:
 
 
 async def everything_is_restarted_in_turn(stage: Stage) -> Figures:
-    """Schedulers with a standby, then workers, each by SIGTERM, each started again."""
-    deployment = await with_standby(stage)
+    """Standby, leader, workers and store, each by SIGTERM, each started again; all of it twice."""
+    pair = await begin_pair(stage)
+    deployment = pair.deployment
     load = stage.load(deployment.client_address)
     await load.until_flowing()
     unclean = []
-    addresses = deployment.client_address.split(",")
-    for address, life in zip(addresses, list(deployment.schedulers), strict=True):
-        unclean += await _ended_unclean(life)
-        await deployment.begin_scheduler(address=address)
+    for _ in range(NUM_ROUNDS):
+        leader = await pair.leader()
+        for number in (1 - leader, leader):
+            unclean += await _ended_unclean(pair.schedulers[number])
+            await pair.begin_scheduler(number)
+            await load.until_flowing()
+        for name in STANDARD_WORKERS:
+            unclean += await _ended_unclean(deployment.workers[name])
+            pair.begin_worker(name)
+            await deployment.until_driven(name)
+            await load.until_flowing()
+        await asyncio.to_thread(deployment.store.stop)
+        await asyncio.to_thread(deployment.store.start)
         await load.until_flowing()
-    for name in STANDARD_WORKERS:
-        unclean += await _ended_unclean(deployment.workers[name])
-        deployment.begin_worker(name)
-        await deployment.until_driven(name)
-        await load.until_flowing()
+    unclean += [f"{life.name} has ended by itself" for life in pair.schedulers if life.is_over]
     figures = await stage.figures(load, deployment, unclean_ends=len(unclean))
     figures.reasons += unclean
     return figures
@@ -164,7 +160,7 @@ SCENARIOS = (
     ),
     Scenario(
         fault="F30",
-        title="rolling restart of schedulers and workers, hot standby",
+        title="rolling restart of standby, leader, workers and store, twice around",
         injected="SIGTERM of each in turn, each started again",
         promise="P1 P2 P4 P7",
         play=everything_is_restarted_in_turn,

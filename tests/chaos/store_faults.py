@@ -11,8 +11,9 @@ from tests.chaos.deployment import Deployment
 from tests.chaos.journal_tail import JournalTail
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
-from tests.chaos.scheduler_faults import LEASE_S, with_standby
+from tests.chaos.scheduler_faults import with_standby
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
+from tests.chaos.standby_pair import LEASE_S
 
 FROZEN_S = 5.0
 FULL_S = 3.0

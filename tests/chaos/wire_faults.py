@@ -15,6 +15,7 @@ APART_S = 10.0  # longer than a worker's lease
 NUM_FLIPS = 12
 FLIPS_TIMEOUT_S = 90.0
 NUM_CUTS = 5
+HALF_OPEN_S = 12.0  # longer than keepalive, and than a reader waits for a silent stream
 
 
 class Wires:
@@ -131,7 +132,71 @@ async def _pass_by(load: ClientLoad, wire: Proxy) -> None:
     await load.until_flowing()
 
 
+async def nothing_goes_up(stage: Stage) -> Figures:
+    return await _half_open(stage, "up")
+
+
+async def nothing_comes_down(stage: Stage) -> Figures:
+    return await _half_open(stage, "down")
+
+
+async def nothing_passes(stage: Stage) -> Figures:
+    return await _half_open(stage, "up", "down")
+
+
+async def what_is_open_is_lost(stage: Stage) -> Figures:
+    deployment = await stage.standard()
+    wire = await stage.proxy(deployment.address)
+    load = stage.load(wire.address)
+    anew_after_s = await _lose_what_is_open(load, wire, "up", "down")
+    return await stage.figures(load, deployment, connected_anew_after_s=anew_after_s)
+
+
+async def _half_open(stage: Stage, *directions: Direction) -> Figures:
+    """First only what is open is lost and new connections pass; then, for long, nothing that is opened passes."""
+    deployment = await stage.standard()
+    wire = await stage.proxy(deployment.address)
+    load = stage.load(wire.address)
+    anew_after_s = await _lose_what_is_open(load, wire, *directions)
+    wire.swallow(*directions)
+    await asyncio.sleep(HALF_OPEN_S)
+    wire.heal()
+    healed_s = time.monotonic()
+    recovered_s = await load.first_token_after(healed_s)
+    await load.until_flowing()
+    return await stage.figures(
+        load,
+        deployment,
+        connected_anew_after_s=anew_after_s,
+        token_after_heal_s=recovered_s - healed_s,
+    )
+
+
+async def _lose_what_is_open(load: ClientLoad, wire: Proxy, *directions: Direction) -> float:
+    """Returns how long it took until every client had connected anew."""
+    await load.until_flowing()
+    num_anew = wire.num_connections + len(load.clients)
+    struck_s = time.monotonic()
+    wire.swallow(*directions)
+    await load.until(lambda: wire.num_half_open >= len(load.clients) * len(directions), "every path is half-open")
+    wire.heal()
+    await load.until(lambda: wire.num_connections >= num_anew, "every client connects anew")
+    anew_s = time.monotonic()
+    await load.until_flowing()
+    return anew_s - struck_s
+
+
+HALF_OPEN = Scenario(
+    fault="F10",
+    title="half-open: connections of clients die without a word, and new ones pass",
+    injected="a proxy that swallows both directions of what is open, and never resets it",
+    promise="P1 P2",
+    play=what_is_open_is_lost,
+    targets=(*NOTHING_LOST, speed("connected_anew_after_s", 5.0)),
+)
+
 SCENARIOS = (
+    HALF_OPEN,
     Scenario(
         fault="F10",
         title="connections of clients cut, then half-open for 3 s",
@@ -139,6 +204,21 @@ SCENARIOS = (
         promise="P1 P2",
         play=clients_are_cut_off,
         targets=(*NOTHING_LOST, speed("longest_resume_s", 1.0)),
+    ),
+    *(
+        Scenario(
+            fault="F10",
+            title=f"half-open: {what}",
+            injected="a proxy that swallows it, on what is open, then on everything for 12 s; nothing is ever reset",
+            promise="P1 P2",
+            play=play,
+            targets=(*NOTHING_LOST, speed("connected_anew_after_s", 5.0), speed("token_after_heal_s", 5.0)),
+        )
+        for what, play in (
+            ("nothing of what clients say arrives", nothing_goes_up),
+            ("nothing of what clients are told arrives", nothing_comes_down),
+            ("nothing between clients and scheduler arrives", nothing_passes),
+        )
     ),
     Scenario(
         fault="F19",

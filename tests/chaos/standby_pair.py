@@ -1,0 +1,89 @@
+"""A leader, a hot standby and two workers, each with its place: what ends is started again as it was.
+
+Each process may have a time of day of its own, and a proxy may stand between schedulers and store.
+"""
+
+import asyncio
+import time
+
+import quire
+from tests.chaos.deployment import Deployment, Life
+from tests.chaos.proxy import Proxy
+from tests.chaos.stage import STANDARD_WORKERS, Stage
+from tests.chaos.wall_clocks import WallClock, WallClocks
+from tests.services import free_address
+
+LEASE_S = 1.5
+SCHEDULERS = ("scheduler-0", "scheduler-1")
+LEADS_TIMEOUT_S = 90.0
+
+
+class StandbyPair:
+    """Two schedulers of one deployment, by number."""
+
+    def __init__(self, deployment: Deployment, clocks: dict[str, WallClock], store_path: Proxy | None) -> None:
+        self.deployment = deployment
+        self.clocks = clocks  # by name of a process; empty: all have the machine's
+        self.store_path = store_path
+        self.addresses = (deployment.address, free_address())
+        self.schedulers: list[Life] = []
+        deployment.worker_scheduler = deployment.client_address = ",".join(self.addresses)
+
+    async def begin(self) -> None:
+        """All of them; the first scheduler leads."""
+        for name in STANDARD_WORKERS:
+            self.begin_worker(name)
+        for number in range(len(self.addresses)):
+            await self.begin_scheduler(number)
+        await self.deployment.until_driven(*STANDARD_WORKERS)
+
+    async def begin_scheduler(self, number: int) -> Life:
+        """The scheduler of that number, or the next life of it."""
+        clock = self.clocks.get(SCHEDULERS[number])
+        address = self.addresses[number]
+        life = await self.deployment.begin_scheduler(address=address, env=None if clock is None else clock.env)
+        self.schedulers[number : number + 1] = [life]
+        return life
+
+    def begin_worker(self, name: str) -> Life:
+        """The worker of that name, or the next life of it."""
+        clock = self.clocks.get(name)
+        return self.deployment.begin_worker(name, env=None if clock is None else clock.env)
+
+    async def leader(self) -> int:
+        """The number of the scheduler that serves. Raises AssertionError if none does for long."""
+        give_up_s = time.monotonic() + LEADS_TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            for number, address in enumerate(self.addresses):
+                if self.schedulers[number].is_over:
+                    continue
+                async with quire.AsyncClient(address, retries=0, call_timeout_s=2.0) as client:
+                    try:
+                        await client.stats()
+                    except quire.QuireError:
+                        continue
+                    return number
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"no scheduler leads within {LEADS_TIMEOUT_S:g} s")
+
+    @property
+    def num_ended(self) -> int:
+        """Schedulers that have ended, of the two that were started last."""
+        return sum(life.is_over for life in self.schedulers)
+
+
+async def begin_pair(stage: Stage, *, own_clocks: bool = False, has_store_path: bool = False) -> StandbyPair:
+    """A pair of this scenario alone, all there and idle."""
+    await stage.reference()
+    deployment = stage.own(scheduler_flags=("--standby", "--lease-ms", str(int(LEASE_S * 1000))))
+    clocks: dict[str, WallClock] = {}
+    if own_clocks:
+        making = WallClocks(stage.folder())
+        clocks = {name: making.make(name) for name in (*SCHEDULERS, *STANDARD_WORKERS)}
+    store_path = None
+    if has_store_path:
+        store_path = await stage.proxy(str(deployment.store.socket_path))
+        deployment.store_url = f"redis://{store_path.address}"
+    pair = StandbyPair(deployment, clocks, store_path)
+    await pair.begin()
+    return pair
