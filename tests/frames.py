@@ -1,4 +1,4 @@
-"""HTTP/2 frames within a piece of a connection's bytes: finds one, and damages it. Knows a piece that begins with one."""
+"""HTTP/2 frames within a piece of a connection's bytes: finds and damages one. Knows a piece that begins with one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
