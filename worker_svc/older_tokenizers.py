@@ -9,8 +9,9 @@ here, and a file that makes them crash must end in words.
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from worker_svc.checkpoint_error import CheckpointError
 
@@ -31,20 +32,16 @@ def convert_tokenizer(folder: Path) -> bytes:
     return done.stdout
 
 
-def check_convertible(folder: Path, name: str) -> None:
-    """Raises CheckpointError if what reads this file is not installed."""
-    if name.endswith(".model") and find_spec("sentencepiece") is None:
-        raise CheckpointError(
-            f"{folder} has its tokenizer as {name} alone, and sentencepiece, which reads that, is not installed: add a "
-            "tokenizer.json to the folder, or run pip install 'sentencepiece==0.2.1'"
-        )
-
-
 def main() -> None:
     """Entry point of the process that converts."""
     # Here, because it loads torch; this module is imported by what must not.
     from transformers import AutoTokenizer  # noqa: PLC0415
 
+    # It reads sentencepiece's files as protobuf messages, and calls nothing of the sentencepiece library, yet asks for
+    # it; where that is installed, loading it beside torch crashes.
+    conversion: Any = import_module("transformers.convert_slow_tokenizer")
+    conversion.requires_backends = lambda *_: None
+    conversion.is_sentencepiece_available = lambda: False
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
     sys.stdout.buffer.write(tokenizer.backend_tokenizer.to_str().encode())
     sys.stdout.flush()

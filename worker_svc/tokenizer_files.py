@@ -14,7 +14,7 @@ from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.description import TokenizerFiles
 from worker_svc.folder_files import find_file, read_file, read_text
 from worker_svc.json_file import MOST_BYTES, read_optional_table, shown
-from worker_svc.older_tokenizers import check_convertible, convert_tokenizer
+from worker_svc.older_tokenizers import convert_tokenizer
 
 _TOKENIZER_FILE = "tokenizer.json"
 _OLDER_FILES = ("vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -69,11 +69,8 @@ def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> by
 
 
 def _has_older_files(folder: Path) -> bool:
-    """Raises CheckpointError if there are some that cannot be converted here."""
-    found = next((name for name in _OLDER_FILES if find_file(folder, name) is not None), None)
-    if found is not None:
-        check_convertible(folder, found)
-    return found is not None
+    """Raises CheckpointError for one that is no regular file of the folder."""
+    return any(find_file(folder, name) is not None for name in _OLDER_FILES)
 
 
 def _parse(folder: Path, tokenizer_json: bytes) -> Tokenizer:

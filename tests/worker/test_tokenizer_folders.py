@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from transformers.utils import sentencepiece_model_pb2_new
 
 from tests.scheduler.text_tokenizers import byte_level_json
 from worker_svc.checkpoint_error import CheckpointError
@@ -81,8 +82,47 @@ def test_tokens_of_all_files_count_as_they_do_for_transformers(name: str, tmp_pa
     compare(write(tmp_path, FOLDERS[name]))
 
 
-def test_a_sentencepiece_model_alone_says_what_is_missing(tmp_path: Path) -> None:
+def sentencepiece_model() -> bytes:
+    """A BPE model with byte fallback and a dummy prefix, as LLaMA's is."""
+    schema: Any = sentencepiece_model_pb2_new
+    model = schema.ModelProto()
+    model.trainer_spec.model_type, model.trainer_spec.byte_fallback = 2, True
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["he", "ll", "▁hello", "hell", "hello", "▁w", "or", "▁wor", "ld", "▁world", *"▁abcdefghijklmnopqrstuvwxyz"]
+    for kind, pieces in ((2, ["<unk>"]), (3, ["<s>", "</s>"]), (6, bytes_of), (4, ["<user>"]), (1, words)):
+        for piece in pieces:
+            model.pieces.add(piece=piece, type=kind, score=-float(words.index(piece)) if kind == 1 else 0.0)
+    return bytes(model.SerializeToString())
+
+
+def test_a_sentencepiece_model_alone_is_converted_as_transformers_does(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **roles}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    check_tokenizer(tmp_path)
+    files = read_tokenizer_files(tmp_path)
+    assert files is not None
+    tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
+    for text, tokens in {
+        "hello world": ["▁hello", "▁world"],
+        "hello  world\n": ["▁hello", "▁", "▁world", "<0x0A>"],
+        "é한": ["▁", "<0xC3>", "<0xA9>", "<0xED>", "<0x95>", "<0x9C>"],
+        "<user>hello": ["<user>", "hello"],
+        "</s>x": ["</s>", "x"],
+        "": [],
+    }.items():
+        encoded = tokenizer.encode(text)
+        assert encoded.tokens == ["<s>", *tokens]
+        assert tokenizer.decode(encoded.ids) == text.removeprefix("</s>")
+
+
+def test_a_sentencepiece_model_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"whatever it is")
-    for act in (read_tokenizer_files, check_tokenizer):
-        with pytest.raises(CheckpointError, match=r"tokenizer\.model alone, and sentencepiece.* is not installed"):
-            act(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(
+        CheckpointError, match=r"cannot be converted to tokenizer\.json .*add a tokenizer\.json"
+    ) as caught:
+        read_tokenizer_files(tmp_path)
+    assert str(caught.value).isprintable()
