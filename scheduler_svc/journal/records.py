@@ -97,7 +97,8 @@ class Records:
         of this request serve no one.
         """
         self._remove(request_id)
-        ended_unix_ns = time.time_ns() if ended_unix_ns is None else ended_unix_ns
+        now_ns = time.time_ns()  # who ended later did so by a clock that was ahead of ours
+        ended_unix_ns = now_ns if ended_unix_ns is None else min(ended_unix_ns, now_ns)
         self._pending[request_id] = _Pending(Record(request_id, tenant, ended_unix_ns, payload), on_settled)
         self._pending_of.setdefault(tenant, {})[request_id] = len(payload)
         self._bytes_of[tenant] += len(payload)

@@ -1,6 +1,7 @@
 """What a new leader makes of the journal: reads it to its end, and sorts out what of it is needed."""
 
 import asyncio
+import time
 from collections.abc import Collection
 
 import structlog
@@ -66,10 +67,15 @@ async def sorted_out(replay: JournalReplay, store: Store) -> tuple[list[Journale
 
 
 async def settled_records(requests: Collection[JournaledRequest], store: Store) -> set[str]:
-    """The request_ids of those that have a record, or had one that was dropped for want of room."""
+    """The request_ids of those that have a record, or had one that was dropped for want of room.
+
+    What was dropped by a clock that was ahead of ours says nothing of what ended by ours.
+    """
     recorded = await store.known_records([each.request_id for each in requests])
     unrecorded = [each for each in requests if each.finish is not None and each.request_id not in recorded]
     dropped_until = await store.dropped_until({each.admission.request.tenant for each in unrecorded})
+    now_ns = time.time_ns()
+    dropped_until = {tenant: until_ns for tenant, until_ns in dropped_until.items() if until_ns <= now_ns}
     for each in unrecorded:
         assert each.finish is not None
         if each.finish.finished_unix_ns <= dropped_until.get(each.admission.request.tenant, 0):

@@ -136,6 +136,26 @@ async def test_who_reads_the_journal_waits_for_no_record_that_was_dropped(store:
     assert await settled_records(list(replay.requests.values()), store) == {"m1", "m2"}
 
 
+async def test_what_was_dropped_by_a_clock_that_was_ahead_says_nothing_of_what_ends_now(store: Store) -> None:
+    ahead = [record(f"m{i}", ended_s=5 * 3600 + i) for i in range(3)]
+    await store.put_records(ahead, limits(all_records=100, of_one_tenant=1))
+    replay, entry = JournalReplay(), journal_pb2.JournalEntry(admissions=[admission(1)])
+    entry.admissions[0].request.tenant = "one"
+    entry.finishes.add(sequence=1, finished_unix_ns=NOW_NS)
+    replay.apply(EntryId(1, 1), entry)
+    assert await settled_records(list(replay.requests.values()), store) == set()
+
+
+async def test_a_request_that_ended_by_a_clock_ahead_ended_now() -> None:
+    store = MemoryStore()
+    async with running_records(store, limits=limits(all_records=100, of_one_tenant=1)) as records:
+        for request_id, ended_s in (("a0", 5 * 3600), ("a1", None)):
+            ended_unix_ns = None if ended_s is None else time.time_ns() + ended_s * SECOND_NS
+            records.put(request_id, PAYLOAD, tenant="one", ended_unix_ns=ended_unix_ns)
+            await until(lambda: records.num_pending == 0)
+    assert await store.known_records(["a0", "a1"]) == {"a1"}
+
+
 async def test_the_accounts_in_the_store_end_with_the_records(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store:
         tenants = [f"tenant-{i}" for i in range(100)]
