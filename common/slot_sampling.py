@@ -4,6 +4,8 @@ The scheduler settles it once per sequence from the client's parameters; it cros
 It knows nothing of stop strings, tenants or text.
 """
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -12,11 +14,12 @@ class SlotSampling:
     """Sampling parameters of one slot, in the order in which they act on a row of logits.
 
     Allowed and suppressed ids, then bias, penalties, temperature, min-p, top-k, top-p, noise.
+    Allowed ids are kept as int32, however they are given: there may be 65,536 of them, for each of 128 samples.
     """
 
     seed: int  # uint64
     sample_index: int = 0
-    allowed_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     suppressed_token_ids: tuple[int, ...] = ()  # barred while the sampled position is below suppressed_until
     suppressed_until: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -29,6 +32,11 @@ class SlotSampling:
     top_p: float = 1.0  # 1 is off
     num_logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k most likely
     num_prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        token_ids = self.allowed_token_ids
+        if token_ids is not None and not isinstance(token_ids, array):
+            object.__setattr__(self, "allowed_token_ids", array("i", token_ids))
 
     @property
     def is_greedy(self) -> bool:

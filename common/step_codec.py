@@ -174,7 +174,7 @@ def _sampling_from_pb(message: pb.SlotSampling) -> SlotSampling:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=tuple(zip(bias_ids, bias_values, strict=True)),
-        allowed_token_ids=tuple(unpack_int32(message.allowed_ids)) or None,
+        allowed_token_ids=unpack_int32(message.allowed_ids) or None,
         suppressed_token_ids=tuple(unpack_int32(message.suppressed_ids)),
         suppressed_until=message.suppressed_until,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,

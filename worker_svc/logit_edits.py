@@ -7,6 +7,7 @@ whatever else is in the batch. What is edited may be logits or log-probabilities
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ def edit_rows(
     histories: Sequence[TokenHistory | None],
 ) -> Tensor:
     """Allowed and suppressed ids, bias, penalties, on a copy; the logits themselves if no slot has any."""
-    allowed = [slot.allowed_token_ids or () for slot in slots]
+    allowed: list[Sequence[int]] = [slot.allowed_token_ids or () for slot in slots]
     suppressed = [
         slot.suppressed_token_ids if position < slot.suppressed_until else ()
         for slot, position in zip(slots, positions, strict=True)
@@ -80,5 +81,5 @@ def _pairs(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
     """The token ids of all rows as flat int64 pairs: row, token id."""
     counts = torch.tensor([len(tokens) for tokens in lists])
     rows = torch.arange(len(lists)).repeat_interleave(counts)
-    token_ids = torch.tensor([token for tokens in lists for token in tokens], dtype=torch.int64)
+    token_ids = torch.from_numpy(np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in lists]))
     return rows.to(device), token_ids.to(device)

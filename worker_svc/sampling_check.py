@@ -4,6 +4,9 @@ The scheduler has checked them for the client; here a mistake of ours is kept fr
 """
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from common.slot_sampling import SlotSampling
 from worker_svc.step_limits import InvalidStepError
@@ -29,6 +32,7 @@ def _check(where: str, holds: bool, must: str) -> None:
         raise InvalidStepError(f"{where} must {must}")
 
 
-def _check_token_ids(where: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+def _check_token_ids(where: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    ids = np.asarray(token_ids)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
         raise InvalidStepError(f"{where} names a token id outside the vocabulary of {vocab_size}")

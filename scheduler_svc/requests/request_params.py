@@ -5,6 +5,7 @@ checked in `request_checks`; lengths are settled once the prompt's tokens are co
 """
 
 import hashlib
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -166,7 +167,7 @@ def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) 
     return SlotSampling(
         seed=seed,
         sample_index=sampling.first_sample_index,
-        allowed_token_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)) or None,
+        allowed_token_ids=array("i", dict.fromkeys(sampling.allowed_token_ids)) or None,
         suppressed_token_ids=tuple(sorted(suppressed_token_ids(request.stopping, limits))),
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
