@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "quire"
+MAX_RETRY_AFTER_S = 300.0  # whatever a server says
 _LEADER = "leader"  # in the metadata of an ErrorInfo
 
 
@@ -202,26 +204,35 @@ def from_status(status: status_pb2.Status) -> QuireError:
 
 def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
-    for detail in status.details:
-        if detail.Unpack(info):
-            break
+    _unpack(status, info)
     return info
 
 
 def _violations(status: status_pb2.Status) -> list[FieldViolation]:
     bad_request = error_details_pb2.BadRequest()
-    for detail in status.details:
-        if detail.Unpack(bad_request):
-            return [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
-    return []
+    _unpack(status, bad_request)
+    return [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
 
 
 def _retry_after_s(status: status_pb2.Status) -> float:
     retry_info = error_details_pb2.RetryInfo()
+    if not _unpack(status, retry_info):
+        return 1.0
+    return min(max(0.0, float(retry_info.retry_delay.ToMilliseconds()) / 1000), MAX_RETRY_AFTER_S)
+
+
+def _unpack(
+    status: status_pb2.Status,
+    into: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+) -> bool:
+    """Whether the status has a detail of this kind, which is then in `into`. One that cannot be read is none."""
     for detail in status.details:
-        if detail.Unpack(retry_info):
-            return float(retry_info.retry_delay.ToMilliseconds()) / 1000
-    return 1.0
+        try:
+            if detail.Unpack(into):
+                return True
+        except DecodeError:
+            into.Clear()
+    return False
 
 
 def _any(

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from quire.errors import QuireError
 from quire.results import Accepted, Chunk, Outcome
 
+MAX_SAMPLES = 128  # that a request may ask for
+MAX_POSITION = 2**31 - 1  # no context is as long
+
 
 class OpenRequest:
     """A request and what of its output is here but unread."""
@@ -60,6 +63,10 @@ class OpenRequest:
             return
         due = self._positions.get(chunk.index, 0)
         end = chunk.position + chunk.num_tokens
+        if chunk.index >= MAX_SAMPLES or end > MAX_POSITION:
+            raise QuireError(
+                f"request {self.request_id}: the server sent position {end} of sample {chunk.index}, which cannot be"
+            )
         if chunk.num_tokens and end <= due:
             return
         if chunk.token_ids and len(chunk.token_ids) != chunk.num_tokens:

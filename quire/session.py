@@ -139,6 +139,9 @@ class Session:
     async def _run(self) -> None:
         try:
             await self._keep_open()
+        except DataLossError as error:  # again and again: the server's doing, and each request's answer
+            for entry in list(self._entries.values()):
+                self._give_up(entry, error)
         except Exception as error:
             for entry in list(self._entries.values()):
                 self._give_up(entry, QuireError(f"the session failed: {error!r}"))

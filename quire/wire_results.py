@@ -1,10 +1,12 @@
 """Answers from protobuf into plain data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from quire.errors import QuireError, from_status
+from quire.errors import DataLossError, QuireError, from_status
 from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
@@ -25,6 +27,9 @@ from quire.results import (
     Usage,
 )
 from quire.v1 import inference_pb2 as pb
+
+Number = TypeVar("Number", bound=int)
+Word = TypeVar("Word")
 
 _REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -93,15 +98,28 @@ def outcome_from_pb(message: pb.Finished) -> Outcome:
 
 def error_from_pb(message: pb.Error) -> QuireError:
     """Decodes a refusal, with its details where the server sent any."""
-    status = status_pb2.Status.FromString(message.status)
+    try:
+        status = status_pb2.Status.FromString(message.status)
+    except DecodeError:
+        status = status_pb2.Status()
     if status.code == 0:
         status = status_pb2.Status(code=message.code, message=message.message)
     return from_status(status)
 
 
+def _known(words: Mapping[Number, Word], number: Number, what: str) -> Word:
+    """What a number of an enum means. Raises DataLossError."""
+    try:
+        return words[number]
+    except KeyError:
+        raise DataLossError(
+            f"the server's answer has a {what} that this client does not know ({number}); a newer client may"
+        ) from None
+
+
 def state_from_pb(state: pb.RequestState.ValueType) -> RequestState:
     """Decodes a state."""
-    return _STATES[state]
+    return _known(_STATES, state, "state")
 
 
 def record_from_pb(message: pb.GetRequestResponse) -> RequestRecord:
@@ -133,7 +151,7 @@ def _request_summary(message: pb.RequestSummary) -> RequestSummary:
     return RequestSummary(
         request_id=message.request_id,
         tenant=message.tenant,
-        state=_LIVE_STATES[message.state],
+        state=_known(_LIVE_STATES, message.state, "state"),
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         num_samples=message.num_samples,
@@ -181,7 +199,7 @@ def _sampling_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
 def _finish(message: pb.SampleFinish) -> Finish:
     cause = message.WhichOneof("cause")
     return Finish(
-        reason=_REASONS[message.reason],
+        reason=_known(_REASONS, message.reason, "reason of an end"),
         cause=StopCause(**{cause: getattr(message, cause)}) if cause else None,
         score=message.score if message.HasField("score") else None,
         sample_index=message.sample_index,
