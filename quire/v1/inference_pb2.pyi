@@ -701,7 +701,9 @@ class OutputParams(_message.Message):
     0 gives the sampled token's alone. They are of the model's own distribution, before any parameter acted.
     """
     prompt_logprobs: _builtins.int
-    """prompt_logprobs asks the same of each prompt token but the first. It turns the prefix cache off for the request."""
+    """prompt_logprobs asks the same of each prompt token but the first. It turns the prefix cache off for the request.
+    They come in one chunk, so they are bounded: at 20 a prompt may have 68,385 tokens, at 0 524,288.
+    """
     keep_special_tokens: _builtins.bool
     """keep_special_tokens leaves special tokens in the text. By default they are left out."""
     def __init__(

@@ -32,6 +32,7 @@ from scheduler_svc.requests.journal_replay import JournaledRequest
 from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.new_request import new_live_request
 from scheduler_svc.requests.output_stream import OutputStream
+from scheduler_svc.requests.prompt_checks import check_prompt_logprobs
 from scheduler_svc.requests.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
 from scheduler_svc.requests.readers import Readers
@@ -330,6 +331,8 @@ class Admission:
         """Tokenises the prompt and settles the length."""
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
+        if params.num_prompt_logprobs is not None:
+            check_prompt_logprobs(len(token_ids), params.num_prompt_logprobs)
         self._queue.check_tokens(params.tenant, len(token_ids))
         scheduler = self._engine.scheduler
         fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)

@@ -15,6 +15,10 @@ SERVE_WITH_MORE_MEMORY = "serve with more KV memory (--kv-memory-bytes, --num-bl
 _SHORT_TEXT_CHARS = 65_536  # tokenised in some tens of milliseconds, whatever it is
 _MOST_CHARS_A_TOKEN = 16  # on the average of a text; human languages and programs have 1 to 6
 
+# Log-probabilities of a prompt come in one chunk, which has to fit into one message beside other news.
+_MOST_LOGPROB_BYTES = 12 * 1024 * 1024
+_LOGPROB_BYTES, _TOP_BYTES = 24, 8  # on the wire at most, of one token and of each likely one beside it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
@@ -71,6 +75,18 @@ def check_detokenize(request: pb.DetokenizeRequest, limits: ModelLimits) -> None
     else:
         check_ids("token_ids", request.token_ids, limits, violations)
     violations.raise_if_any()
+
+
+def check_prompt_logprobs(num_tokens: int, num_top: int) -> None:
+    """Raises InvalidRequestError if those of a prompt, with so many likely tokens each, fit into no message."""
+    most = _MOST_LOGPROB_BYTES // (_LOGPROB_BYTES + _TOP_BYTES * num_top)
+    if num_tokens > most:
+        violations = Violations()
+        violations.add(
+            "output.prompt_logprobs",
+            f"is {num_top} for a prompt of {num_tokens:,} tokens: lower it, or shorten the prompt to at most {most:,}",
+        )
+        violations.raise_if_any()
 
 
 def _check_chat(messages: Sequence[pb.ChatMessage], limits: ModelLimits, violations: Violations) -> None:

@@ -15,6 +15,7 @@ from tests.hostile.attacks import GENERATE
 from tests.hostile.raw_connection import RawConnection, message
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
 
@@ -376,3 +377,16 @@ async def test_a_deadline_of_any_length_in_the_headers_of_a_call_is_kept_or_as_g
 
     for timeout in ("99999999H", "99999999M", "27000H"):
         assert await asyncio.to_thread(answer, timeout) == "0", timeout
+
+
+async def test_log_probabilities_of_a_prompt_that_fit_into_no_message_are_refused(site: Site) -> None:
+    """They were computed, and no client could take the chunk: it attached again and again."""
+    worker = ScriptedWorker(num_blocks=8000)
+    worker.description.model.max_model_len = 120_000
+    await site.start_worker(worker)
+    request = counting(10, 1)
+    request.token_ids.ids.extend([1] * 110_000)
+    request.output.prompt_logprobs = 20
+    error = await refused(site, request)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "output.prompt_logprobs: is 20 for a prompt of 110,001 tokens" in (error.details() or "")
