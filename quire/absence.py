@@ -1,16 +1,20 @@
 """What a client says of a server that does not answer, or that has forgotten what it had accepted."""
 
+import re
+
 import grpc
 
 from quire.errors import NotLeaderError, RequestFailedError, UnavailableError
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before, we name ours
+_LOOKUP = re.compile(r"address lookup failed for \S+: ([^\[\]]+)")
 
 
 def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
     """Says that no server answers, where, and what to do about it."""
     details = (error.details() if error is not None else None) or "it closed the connection"
-    why = details.rpartition(_BEFORE_THE_REASON)[2]
+    lookup = _LOOKUP.search(details)
+    why = lookup[1] if lookup is not None else details.rpartition(_BEFORE_THE_REASON)[2]
     return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from quire.errors import FieldViolation, InvalidRequestError
@@ -25,6 +26,12 @@ _PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {
 _LIVE_STATES: dict[LiveState, pb.LiveState.ValueType] = {
     each: pb.LiveState.Value(f"LIVE_STATE_{each.name}") for each in LiveState
 }
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}  # what a field of the kind can hold
 _FRAME_BYTES = 1024  # room for what surrounds a request in its message
 
 
@@ -194,8 +201,19 @@ def _set(message: Message, path: str, name: str, value: Any) -> None:
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, AttributeError) as error:
-        shown = repr(value)[:80]
-        raise _invalid(path + name, f"cannot be {shown}: {error}") from error
+        raise _invalid(path + name, _why_not(message, name, value, error)) from error
+
+
+def _why_not(message: Message, name: str, value: Any, error: Exception) -> str:
+    """What is wrong with a value that its field does not take, and what it takes."""
+    if isinstance(error, UnicodeError):
+        return "holds what UTF-8 cannot encode, as text read with a wrong encoding does: give valid text"
+    field = message.DESCRIPTOR.fields_by_name.get(name)
+    bounds = _INTEGERS.get(field.cpp_type) if field is not None else None
+    if bounds is not None and isinstance(value, int):
+        low, high = bounds
+        return f"is {value}: give " + (f"at most {high:,}" if value > high else f"at least {low:,}")
+    return f"cannot be {repr(value)[:80]}: {error}"
 
 
 def _check_size(message: Message, field: str) -> None:

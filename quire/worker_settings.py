@@ -78,7 +78,8 @@ class WorkerSettings(Settings):
         None,
         ge=1,
         description="main memory that a worker on a CPU may take in all, weights, steps and KV pool: its share where "
-        "several are on one machine; absent: 9/10 of what is free for the pool in a container with a limit, else half",
+        "several are on one machine; absent: quire serve gives each worker an equal share of what is free, of which "
+        "9/10 are for the pool; run by hand 9/10 in a container with a limit, else half",
     )
     num_host_blocks: int = Field(
         0,

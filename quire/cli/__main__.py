@@ -1,6 +1,7 @@
 """Entry point of the console script `quire`: works without the extra `cli` as far as saying that it is missing."""
 
 import os
+import signal
 import sys
 
 from quire.cli.install import install_hint
@@ -10,8 +11,11 @@ EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command line; Ctrl-C raises KeyboardInterrupt once all is loaded, before that it ends the process."""
     _hide_password()
+    _open_missing_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun that would have to be ended
     try:
         from quire.cli.app import run  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
@@ -19,7 +23,19 @@ def main() -> None:
             raise
         sys.stderr.write(f"quire: the command line needs {error.name}; run {install_hint('cli')}\n")
         raise SystemExit(1) from None
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
+
+
+def _open_missing_streams() -> None:
+    """Puts the null device in place of standard streams that are closed: else a socket takes such a place."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - open as long as the process lives
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _hide_password() -> None:

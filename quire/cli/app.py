@@ -1,5 +1,7 @@
 """The commands, put together, and how what is typed wrongly is told."""
 
+import errno
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -7,10 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli.command_table import CommandGroup
-from quire.cli.output import EXIT_INTERRUPTED
+from quire.cli.output import EXIT_FAILED, EXIT_INTERRUPTED
 
 # Which module has it differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+
+# By what writing to a file, pipe or terminal fails that cannot take it.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 app = typer.Typer(
     name="quire",
@@ -39,12 +44,30 @@ def quire(
 def run() -> None:
     """Runs the command that was typed, and ends the process; what is typed wrongly is one line and exit code 2."""
     try:
-        raise SystemExit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        raise SystemExit(code)
     except _USAGE_ERROR as error:
-        if not sys.argv[1:] or not error.args:
-            error.show()
-        else:
-            sys.stderr.write(f"quire: {error.format_message()}\n")
+        message = error.format_message()
+        if message:  # a group without a command has printed its help
+            sys.stderr.write(f"quire: {message}\n")
         raise SystemExit(2) from None
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        _give_up_output(error)
+        raise SystemExit(EXIT_FAILED) from None
+
+
+def _give_up_output(error: OSError) -> None:
+    """Says that what was written went nowhere, unless its reader left; nothing is tried again as the process ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    try:
+        if error.errno != errno.EPIPE:
+            sys.stderr.write(f"quire: the output cannot be written: {error.strerror}\n")
+            sys.stderr.flush()
+    except OSError:
+        os.dup2(null, sys.stderr.fileno())

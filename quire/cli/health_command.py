@@ -5,24 +5,28 @@ from typing import Annotated
 import typer
 
 import quire
+from quire.cli import options
 from quire.cli.output import EXIT_FAILED, errors_explained, out
 from quire.connection import INFERENCE_SERVICE, JOURNAL_SERVICE
 from quire.params import DEFAULT_ADDRESS
 
 
 def health(
-    address: Annotated[
-        str, typer.Argument(envvar="QUIRE_ADDRESS", help="Where the service listens, host:port.")
-    ] = DEFAULT_ADDRESS,
+    context: typer.Context,
+    where: Annotated[str | None, typer.Argument(metavar="[ADDRESS]", help="The same as --address.")] = None,
+    address: options.Address = DEFAULT_ADDRESS,
     service: Annotated[
         str, typer.Option(help='Full name of the service; "" asks for the process itself.')
     ] = INFERENCE_SERVICE,
-    timeout_s: Annotated[float, typer.Option(help="Longest wait for an answer, in seconds.")] = 3.0,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Longest wait for an answer, in seconds.")] = 3.0,
 ) -> None:
     """Ask whether the server can serve: exit code 0 if it can, 1 if not.
 
     DEGRADED is 0: the journal's store does not answer, what runs goes on, and nothing new is accepted until it does.
     """
+    if where is not None and where != address and options.is_typed(context, "address"):
+        raise typer.BadParameter(f"the address is given as {where} and as --address {address}: give it once")
+    address = address if where is None else where
     with errors_explained(), quire.Client(address, connect_timeout_s=timeout_s) as client:
         answer = client.health(service)
         is_degraded = service == INFERENCE_SERVICE and answer is quire.Health.SERVING and _is_degraded(client)

@@ -15,10 +15,10 @@ def of_any_level(context: typer.Context, parameter: typer.CallbackParam, value: 
     Raises typer.BadParameter if it was typed at both places with different values: one of them would be ignored.
     """
     name = str(parameter.name)
-    typed: list[str] = [value] if _is_typed(context, name) else []
+    typed: list[str] = [value] if is_typed(context, name) else []
     above: Any = context.parent
     while above is not None:
-        if _is_typed(above, name):
+        if is_typed(above, name):
             typed.append(above.params[name])
         above = above.parent
     if len(set(typed)) > 1:
@@ -26,7 +26,8 @@ def of_any_level(context: typer.Context, parameter: typer.CallbackParam, value: 
     return typed[0] if typed else value
 
 
-def _is_typed(context: Any, name: str) -> bool:
+def is_typed(context: Any, name: str) -> bool:
+    """Whether the command line has the parameter: not a variable, not a default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

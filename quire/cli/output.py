@@ -25,16 +25,21 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if 
 
 
 @contextmanager
-def errors_explained() -> Iterator[None]:
-    """Turns what can go wrong into one line on standard error and an exit code."""
+def errors_explained(if_not_found: str = "") -> Iterator[None]:
+    """Turns what can go wrong into one line on standard error and an exit code.
+
+    `if_not_found` says which command lists what there is.
+    """
     try:
         yield
+    except quire.NotFoundError as error:
+        fail("; ".join(filter(None, (with_flags(error.message), if_not_found))))
     except quire.InvalidRequestError as error:
         fail(in_flags(error), EXIT_USAGE)
     except quire.OverloadedError as error:
         fail(f"{error.message} (the server suggests {error.retry_after_s:g} s)")
     except quire.QuireError as error:
-        fail(error.message)
+        fail(with_flags(error.message))
     except ValueError as error:
         fail(with_flags(str(error)), EXIT_USAGE)
     except KeyboardInterrupt:

@@ -37,7 +37,8 @@ def pin(
 @prefix.command(cls=Command)
 def unpin(name: Name, address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
     """Let a prefix be forgotten when its memory is needed."""
-    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+    what_to_do = "`quire prefix list` shows a tenant's pins"
+    with errors_explained(what_to_do), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         client.unpin_prefix(name, tenant=tenant)
     out.print(f"{name}: kept no longer", markup=False)
 

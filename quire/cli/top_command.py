@@ -1,9 +1,12 @@
 """`quire top`: what the server does, live in the terminal."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.live import Live
 
 import quire
@@ -31,14 +34,25 @@ def _watch(client: quire.Client, interval_s: float) -> None:
     before = client.stats()
     taken_s = time.monotonic()
     first = view(client.address, before, None, interval_s, client.list_requests(page_size=MAX_SHOWN))
-    with Live(first, console=out, screen=True, auto_refresh=False) as live:
+    with _screen() as show:
+        show(first)
         while True:
             time.sleep(interval_s)
             try:
                 now, requests = client.stats(), client.list_requests(page_size=MAX_SHOWN)
             except quire.UnavailableError as error:
-                live.update(error.message, refresh=True)
+                show(error.message)
                 continue
             now_s = time.monotonic()
-            live.update(view(client.address, now, before, now_s - taken_s, requests), refresh=True)
+            show(view(client.address, now, before, now_s - taken_s, requests))
             before, taken_s = now, now_s
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[RenderableType], None]]:
+    """What shows a frame: in place of the one before on a terminal, below it in a file or pipe."""
+    if not out.is_terminal:
+        yield out.print
+        return
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        yield lambda frame: live.update(frame, refresh=True)

@@ -43,7 +43,8 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Take it back into service.")] = False,
 ) -> None:
     """Give a worker nothing new, and move what runs there; it serves again after --undo, or when it is restarted."""
-    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+    what_to_do = "`quire workers` lists those that are"
+    with errors_explained(what_to_do), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         num_running = client.drain_worker(worker_id, undo=undo)
     if undo:
         out.print(f"{worker_id}: in service", markup=False)

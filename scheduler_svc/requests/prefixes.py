@@ -83,7 +83,8 @@ class Prefixes:
             self._keeper.drop(prefix, RequestCancelledError("the prefix was unpinned before it was computed"))
         is_gone = await self._keeper.pins.until_gone(request.tenant, request.name)
         if prefix is None and not is_gone:
-            raise NotFoundError("the tenant has no pin of this name; ListPrefixes shows those that it has")
+            of_whom = f" for tenant {request.tenant!r}" if request.tenant else ""
+            raise NotFoundError(f"no prefix is pinned as {request.name!r}{of_whom}")
 
     def of_tenant(self, tenant: str) -> pb.ListPrefixesResponse:
         """By name; those, too, that no worker has at the moment."""

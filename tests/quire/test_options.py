@@ -78,8 +78,8 @@ def test_an_address_counts_wherever_it_stands_whatever_the_environment_says(leaf
     if leaf.path[0] in NEVER_ASK:
         return
     places = [[*leaf.path, "--address", ELSEWHERE, *leaf.arguments]]
-    if not any(each.name == "address" and typed(each) for each in leaf.command.params):
-        places = [[*leaf.path, ELSEWHERE]]  # `quire health ADDRESS`
+    if leaf.path == ("health",):
+        places.append([*leaf.path, ELSEWHERE])  # as the health checks of the containers say it
     for depth, group in enumerate(leaf.groups):
         if any(each.name == "address" for each in group.params):
             places.append([*leaf.path[:depth], "--address", ELSEWHERE, *leaf.path[depth:], *leaf.arguments])
