@@ -30,6 +30,7 @@ TIMEOUT_S = 0.3
 GRACE_S = 0.2
 NUM_TOKENS = 100_000
 TOKEN_CHARS = 400  # 40 MB of text in all: more than the windows of a connection hold
+BUFFER_TOKENS = 1000  # of the SDK: fewer, so that it cannot have read all before the program sees the first
 TEXT = "".join(f"{i:{TOKEN_CHARS}}" for i in range(NUM_TOKENS))
 ROOT = Path(__file__).parent.parent.parent
 
@@ -117,7 +118,7 @@ async def client_process(site: Site, body: str) -> asyncio.subprocess.Process:
 import asyncio, hashlib, sys
 import quire
 async def main():
-    async with quire.AsyncClient({site.address!r}, buffer_tokens={NUM_TOKENS}) as client:
+    async with quire.AsyncClient({site.address!r}, buffer_tokens={BUFFER_TOKENS}) as client:
 {lines}
 asyncio.run(main())
 """
