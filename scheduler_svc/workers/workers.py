@@ -122,7 +122,7 @@ class Workers:
             self.members.pop(request.worker_id, None)
             return ""
         if member is None and len(self.members) >= MAX_WORKERS:
-            raise OverloadedError(f"{len(self.members)} workers are here, the most that one scheduler takes", 10.0)
+            self._make_room()
         self._check_registration(request)
         if self._drained.get(request.worker_id) != request.incarnation:
             self._drained.discard(request.worker_id)
@@ -143,6 +143,15 @@ class Workers:
         else:
             member.task = asyncio.create_task(self._drive(member), name=f"worker {member.worker_id}")
         return reason
+
+    def _make_room(self) -> None:
+        """Gives up the longest known of those that take no steps, who may be nobody. Raises OverloadedError."""
+        idle = next((member for member in self.members.values() if member.loop is None), None)
+        if idle is None:
+            raise OverloadedError(f"{len(self.members)} workers are here, the most that one scheduler takes", 10.0)
+        del self.members[idle.worker_id]
+        if idle.task is not None:
+            idle.task.cancel()
 
     def drain(self, worker_id: str, *, undo: bool) -> int:
         """Takes a worker out of service, or back into it. Returns how many sequences are still there.

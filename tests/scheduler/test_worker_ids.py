@@ -131,15 +131,39 @@ async def test_what_is_kept_of_workers_that_have_gone_is_bounded(kind: str) -> N
     assert f"gone-{kind}-0" not in kept
 
 
-async def test_no_more_workers_are_dialled_at_once_than_one_scheduler_takes() -> None:
+async def test_a_crowd_that_says_nothing_of_itself_keeps_no_worker_out() -> None:
+    """Names that nobody stands behind took all places, ten seconds at a time."""
+    num_dialling = 0
+
     class Silent(HollowLink):
         async def describe(self, known_tokenizer_fingerprint: str) -> worker_pb2.DescribeResponse:
-            await asyncio.Event().wait()
+            nonlocal num_dialling
+            if self.address == "real":
+                return await super().describe(known_tokenizer_fingerprint)
+            num_dialling += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                num_dialling -= 1
             raise AssertionError
 
     async with running_site(make_link=Silent) as site:
         for number in range(MAX_WORKERS):
             register(site, f"w{number}")
+        await passes(lambda: num_dialling == MAX_WORKERS)
+        register(site, "real")
+        await passes(lambda: [each.worker_id for each in site.workers.driven] == ["real"])
+        for number in range(MAX_WORKERS):
+            register(site, f"x{number}")
+        await passes(lambda: num_dialling == MAX_WORKERS - 1)
+        assert len(site.workers.members) == MAX_WORKERS and site.workers.driven
+
+
+async def test_no_more_workers_serve_at_once_than_one_scheduler_takes() -> None:
+    async with running_site(make_link=HollowLink) as site:
+        for number in range(MAX_WORKERS):
+            register(site, f"w{number}")
+        await until(lambda: len(site.workers.driven) == MAX_WORKERS)
         with pytest.raises(OverloadedError):
             register(site, "one too many")
         assert len(site.workers.members) == MAX_WORKERS
