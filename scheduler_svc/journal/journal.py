@@ -124,13 +124,14 @@ class Journal:
         """Whether the store takes entries, and since when not."""
         return self._writer.health
 
-    async def open(self, *, after_epoch: int = 0) -> int:
+    async def open(self, *, after_epoch: int = 0, says_all_again: bool = False) -> int:
         """Takes a new epoch and begins it with a LeaderStart, which fences every earlier leader.
 
-        Returns the epoch, which is later than `after_epoch` though the store may have lost that. Raises
+        Returns the epoch, which is later than `after_epoch` though the store may have lost that. `says_all_again` tells
+        other standbys that this one knows what the store has lost. Raises
         StoreUnavailableError, or FencedError if other leaders keep coming in between.
         """
-        return await self._writer.take_epoch(after_epoch)
+        return await self._writer.take_epoch(after_epoch, says_all_again=says_all_again)
 
     def admit(self, admission: pb.Admission, restate: Restate | None = None) -> "asyncio.Future[None]":
         """Copies the admission into the next entry, where it is needed by its sequence until `forget`.

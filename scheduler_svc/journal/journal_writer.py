@@ -68,14 +68,14 @@ class JournalWriter:
         self._is_whole = True  # as far as we know: the store has all that it acknowledged
         self._give_up = asyncio.Event()
 
-    async def take_epoch(self, after: int = 0) -> int:
+    async def take_epoch(self, after: int = 0, *, says_all_again: bool = False) -> int:
         """Begins an epoch later than `after` with a LeaderStart, which fences every earlier leader, and returns it.
 
         Raises StoreUnavailableError, or FencedError if other leaders keep coming in between.
         """
         for attempt in range(1, _OPEN_ATTEMPTS + 1):
             try:
-                await self._try_epoch(after, says_all_again=False)
+                await self._try_epoch(after, says_all_again=says_all_again)
             except (StaleEntryError, StoreFlushedError):
                 continue  # another leader was faster, or what was found is gone
             except StoreUnavailableError:

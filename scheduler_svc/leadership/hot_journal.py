@@ -58,6 +58,7 @@ class HotJournal:
         self.last = JOURNAL_START
         self.has_ended = asyncio.Event()  # set whenever `ended_epoch` is
         self.ended_epoch = 0  # of a leader that handed over, and whom none has followed yet
+        self.forgotten_since_s: float | None = None  # since when somebody is seen to begin without what was read
         self._tail = tail
         self._store = store
         self._record_ttl_s = record_ttl_s
@@ -73,12 +74,14 @@ class HotJournal:
                 page = await self._tail.read_after(self.last, page_size)
                 if page and not await self._goes_on_with(page[0]):
                     if not await self._is_led_without_ours():
+                        await self._note_forgotten()
                         await asyncio.sleep(_RETRY_S)  # whoever begins there may know less than we do
                         continue
                     log.warning("journal trimmed before it was read; reading it anew", last=str(self.last))
                     self._begin_again()
                     continue
                 self._take(page)
+                self.forgotten_since_s = None
                 await self._forget_now_and_then()
                 page_size, is_late = min(page_size + 1, _PAGE), False
             except StoreUnavailableError as error:
@@ -114,6 +117,21 @@ class HotJournal:
             is_whole = await self._tail.has(self.last)
         return BegunReplay(self.replay, self._next(), is_whole, self._note_read)
 
+    async def outlives_journal(self) -> bool:
+        """Whether this has read of requests, and the journal has nothing but beginnings of leaders who have not.
+
+        Raises StoreUnavailableError, or DataLossError.
+        """
+        if not self.replay.requests:
+            return False
+        if await self._tail.first() is None:
+            return True  # a page of it would be waited for
+        page = await self._tail.read_after(JOURNAL_START, _PAGE)
+        starts = [decode(each) for each in page]
+        return len(page) < _PAGE and all(
+            each.HasField("leader_start") and not each.leader_start.says_all_again for each in starts
+        )
+
     async def close(self) -> None:
         """Lets go of what was read, and of the connection."""
         self._begin_again()
@@ -136,12 +154,19 @@ class HotJournal:
         """Whether a leader is ready in a journal that has nothing of what was read: it was trimmed, or is over."""
         return any(is_news(decode(each)) for each in await self._tail.read_after(JOURNAL_START, _PAGE))
 
+    async def _note_forgotten(self) -> None:
+        if not await self.outlives_journal():
+            self.forgotten_since_s = None
+        elif self.forgotten_since_s is None:
+            self.forgotten_since_s = time.monotonic()
+
     def _next(self) -> EntryId:
         return EntryId(self.last.epoch, self.last.seq + 1) if self.last != JOURNAL_START else JOURNAL_START
 
     def _begin_again(self) -> None:
         self.replay, self.last, self.ended_epoch = JournalReplay(), JOURNAL_START, 0
         self._ended_s.clear()
+        self.forgotten_since_s = None
 
     def _take(self, page: Sequence[StoredEntry]) -> None:
         for stored in page:

@@ -4,6 +4,7 @@ Knows the lease and that the journal is being read meanwhile; nothing of request
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,6 +19,9 @@ log = structlog.get_logger()
 _LOOKS = 10  # at the lease, within its life
 _ANNOUNCEMENTS = 2  # within the time that each counts
 _PRESENT_LEASES = 2  # the time that an announcement counts, in lives of a lease
+# Lives of a lease in which a leader that lives says again what an emptied store has lost: it looks four times in one.
+# Who begins without it waits for a whole one before it serves.
+_FORGOTTEN_LEASES = 0.5
 _AFTER_END_S = 0.002  # a lease is looked at again so soon after it must have ended
 
 
@@ -52,7 +56,7 @@ class Standby:
         self._patient_until_s = 0.0
 
     async def wait(self) -> None:
-        """Returns once the lease is ours."""
+        """Returns once the lease is ours, or is that of one who begins without what was read here."""
         others = [asyncio.create_task(each) for each in (self._journal.follow(), self._announce())]
         try:
             while (pause_s := await self._try_to_lead()) is not None:
@@ -64,7 +68,7 @@ class Standby:
             await self._withdraw()
 
     async def _try_to_lead(self) -> float | None:
-        """Takes the lease if it may be taken. Returns when to look again, in seconds; None: it is ours."""
+        """Takes the lease if it may be taken. Returns when to look again, in seconds; None: it is ours to lead."""
         loop = asyncio.get_running_loop()
         pause_s = self._lease_ms / 1000 / _LOOKS
         try:
@@ -73,6 +77,9 @@ class Standby:
             if held is not None and not is_ours:
                 self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
             is_over = self._seen is not None and self._seen.epoch > 0 and self._seen.epoch == self._journal.ended_epoch
+            if held is not None and not is_ours and self._is_forgotten():
+                log.warning("another scheduler begins to lead without what this one has read", other=str(held.lease))
+                return None
             if held is not None and not is_ours and not is_over:
                 self._could_not_look, self._is_new, self._patient_until_s = False, False, 0.0
                 self._note_leader(held.lease)
@@ -94,6 +101,11 @@ class Standby:
         if other is None:
             log.info("lease taken", handed_over=is_over)
         return None if other is None else pause_s
+
+    def _is_forgotten(self) -> bool:
+        """Whether what was read here would be lost with the next leader, and the last one has had time to say it."""
+        since_s = self._journal.forgotten_since_s
+        return since_s is not None and time.monotonic() >= since_s + self._lease_ms / 1000 * _FORGOTTEN_LEASES
 
     async def _pause(self, seconds: float) -> None:
         """Shorter if the leader hands over meanwhile."""

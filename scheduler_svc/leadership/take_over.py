@@ -151,7 +151,10 @@ async def take_over(
     Raises StoreUnavailableError, JournalLostError or FencedError if it comes to nothing, DataLossError if an entry of
     the journal is damaged.
     """
-    epoch = await journal.open(after_epoch=hot.last.epoch if hot is not None else 0)
+    epoch = await journal.open(
+        after_epoch=hot.last.epoch if hot is not None else 0,
+        says_all_again=hot is not None and await hot.outlives_journal(),
+    )
     begun = await hot.begun(epoch) if hot is not None else None
     if not await recovery.read(store, begun) and patience_s:
         log.info("waiting for a leader that may know more than the journal has", seconds=patience_s, epoch=epoch)

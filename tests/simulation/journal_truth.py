@@ -77,6 +77,15 @@ class JournalTruth:
         if is_last_unanswered:
             self._unsure.add(self._last_payload)
 
+    def note_answered(self, payload: bytes) -> None:
+        """Its writer has heard that this entry was taken, and will not send it again: the same bytes are news."""
+        self._unsure.discard(payload)
+
+    def unended(self) -> list[Admitted]:
+        """Of each id the last that was admitted by it, if it has no end: one that was lost may be admitted anew."""
+        owners = (self.owner(request_id) for request_id in self.by_id)
+        return [each for each in owners if each is not None and each.state is None]
+
     def owner(self, request_id: str) -> Admitted | None:
         """The last that was admitted by this id, unless it was withdrawn."""
         kept = [each for each in self.by_id.get(request_id, ()) if not each.is_withdrawn]

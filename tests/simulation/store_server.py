@@ -67,6 +67,7 @@ class StoreServer:
         self.lost_replies = 0.0  # probability
         self.on_taken: Callable[[EntryId, bytes], None] = lambda entry_id, payload: None
         self.on_loss: Callable[[bool, bool], None] = lambda is_last_unanswered, is_all: None
+        self.on_answered: Callable[[bytes], None] = lambda payload: None
         self.server = 1  # who it is: after a failover another, to whom nobody is connected
         self.forgets = 0.0  # probability that an entry is acknowledged, and not kept: no promise survives that
         self.has_lost_data = False
@@ -154,6 +155,8 @@ class StoreServer:
             reply.set_exception(result)
         else:
             command.is_answered = True
+            if command.taken is not None:
+                self.on_answered(command.taken[1])
             reply.set_result(result)
 
     def _delay(self) -> float:

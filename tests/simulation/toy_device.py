@@ -59,6 +59,10 @@ class ToyDevice:
     def epoch(self) -> int:
         return self._fence.epoch
 
+    def follow(self, epoch: int) -> None:
+        """As a scheduler that leads has answered, though it may be lower."""
+        self._fence.follow(epoch)
+
     def execute(self, step: Step) -> StepResult:
         refusal = self._fence.refusal(step)
         if refusal is not None:

@@ -7,6 +7,7 @@ and made slow. An answer to a line that is gone goes nowhere.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from tests.simulation import toy_model
 from tests.simulation.history import History
 from tests.simulation.toy_device import FatalStepError, ToyDevice
 from tests.simulation.virtual_loop import Process, VirtualLoop
+from worker_svc.followed_epoch import FollowedEpoch
 
 LINE_DELAY_S = (0.0001, 0.001)
 PING_TIMEOUT_S = 2.0
@@ -36,6 +38,8 @@ MODEL = worker_pb2.ModelInfo(
 
 class Registry(Protocol):
     """Of a scheduler."""
+
+    epoch: int
 
     def register(self, request: cluster_pb2.RegisterRequest) -> object: ...
 
@@ -81,6 +85,7 @@ class ToyWorker:
         self._incarnation = 0
         self._lines: list[ToyLine] = []
         self._queue: asyncio.Queue[tuple[ToyLine, Step, float]] = asyncio.Queue()
+        self._followed = FollowedEpoch()
         self.device = self._new_device()
 
     def start(self) -> None:
@@ -89,6 +94,7 @@ class ToyWorker:
         self.process = Process(self.loop, f"{self.worker_id}-{self._incarnation}")
         self.slowness = 1.0
         self.device = self._new_device()
+        self._followed = FollowedEpoch()
         self._queue = asyncio.Queue()
         self.process.spawn(self._execute_all())
         self.process.spawn(self._register_for_ever())
@@ -179,24 +185,27 @@ class ToyWorker:
             address=self.worker_id,
             incarnation=self.process.name,
             model_fingerprint=MODEL.fingerprint,
+            epoch=self._followed.epoch,
         )
-        answer: asyncio.Future[bool] = self.loop.create_future()
+        answer: asyncio.Future[int | None] = self.loop.create_future()
         leader.process.call_later(self.random.uniform(*LINE_DELAY_S), self._ask, leader, request, answer)
         try:
             async with asyncio.timeout(PING_TIMEOUT_S):
-                return await answer
+                epoch = await answer
         except TimeoutError:
             return False
+        if epoch is not None and self._followed.note(epoch, self.loop.time()):
+            self.device.follow(epoch)
+        return epoch is not None
 
-    def _ask(self, leader: Leader, request: cluster_pb2.RegisterRequest, answer: "asyncio.Future[bool]") -> None:
-        """In the leader's process."""
-        try:
+    def _ask(self, leader: Leader, request: cluster_pb2.RegisterRequest, answer: "asyncio.Future[int | None]") -> None:
+        """In the leader's process. The answer is its epoch."""
+        epoch = None
+        with suppress(QuireError):
             leader.registry.register(request)
-            is_known = True
-        except QuireError:
-            is_known = False
+            epoch = leader.registry.epoch
         if not answer.done():
-            answer.set_result(is_known)
+            answer.set_result(epoch)
 
     def _new_device(self) -> ToyDevice:
         return ToyDevice(

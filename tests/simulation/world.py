@@ -42,6 +42,7 @@ class World:
         self.store = StoreServer(loop, Random(draw.getrandbits(64)), history)
         self.store.on_taken = self._on_taken
         self.store.on_loss = self.truth.note_loss
+        self.store.on_answered = self.truth.note_answered
         self.options = _draw_options(draw)
         self.workers = self._draw_workers(draw)
         self.lives: list[SchedulerLife] = []  # that lead, led or are about to
@@ -134,14 +135,14 @@ class World:
             and not life.recovery.num_waiting
             and not life.records.num_pending
             and not life.journal.stats.pending
-            and all(each.state is not None for each in self.truth.by_number.values() if not each.is_withdrawn)
+            and not self.truth.unended()
             and all(each.num_used_blocks == each.num_pinned_blocks for each in life.engine.scheduler.stats().workers)
         )
 
     def unserved(self) -> str:
         """For people: who waits for what."""
         waiting = [order.request_id for order in self.orders if not order.is_done]
-        states = [(each.request_id, each.state) for each in self.truth.by_number.values() if each.state is None]
+        states = [each.request_id for each in self.truth.unended()]
         life = self.life
         return (
             f"orders {waiting}, without an end in the journal {states}, {life.process.name} serves: {life.serves}, "

@@ -1,0 +1,156 @@
+"""The way from standing by to leading, on a real store: cut at every command, and contended by one who knows less."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import pytest
+from structlog.testing import capture_logs
+
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.redis_store import RedisStore
+from scheduler_svc.journal.store import FencedError
+from scheduler_svc.leadership.take_over import Leading
+from tests.chaos.proxy import Proxy
+from tests.patience import patient
+from tests.scheduler.journal_setup import redis_store, running_journal, until
+from tests.scheduler.standby_site import StandbySite, standby_site
+from tests.scheduler.test_standby import admission
+from tests.valkey import ValkeyProcess
+
+Cut = Literal["command", "reply", "stall"]
+STALL_S = 0.3
+STORE_TIMEOUT_S = 5.0  # none runs out here, on a slow machine either: a stall ends with a cut
+MOST_COMMANDS = 40
+
+
+@asynccontextmanager
+async def leading(site: StandbySite, ready: Callable[[], bool]) -> AsyncIterator["asyncio.Task[Leading]"]:
+    """A task that leads in the end; `ready` holds before anything else happens."""
+    task = asyncio.create_task(site.lead())
+    try:
+        await until(ready)
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled() and task.exception() is None:
+            keeping = task.result().keeping_lease
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def taken_over(valkey: ValkeyProcess, cut: Cut, cut_at: int) -> int:
+    """A leader is gone, and its standby's way to the store is cut at a command. Returns how many there were.
+
+    Each is a deployment of its own, so that they do not meet.
+    """
+    deployment = f"{cut}-{cut_at}"
+    num_commands = 0
+    leader_store = RedisStore(valkey.url, deployment=deployment)
+    async with (
+        Proxy(str(valkey.socket_path)) as proxy,
+        standby_site(f"redis://{proxy.address}", deployment=deployment, timeout_s=STORE_TIMEOUT_S) as site,
+    ):
+
+        def count(piece: bytes) -> bytes:
+            nonlocal num_commands
+            num_commands += 1
+            if num_commands == cut_at:
+                break_off(proxy, cut)
+            return piece
+
+        async with running_journal(leader_store) as leader:
+            await leader.admit(admission(1))
+            epoch = leader.stats.epoch
+            await site.leases.hold(Lease("leader", "leader:1", epoch), 60_000)
+            site.on_attempt = lambda: proxy.edit("up", count)
+            async with leading(site, lambda: site.has_read(1)) as task:
+                await site.leases.release(Lease("leader", "leader:1", epoch))
+                led = await asyncio.wait_for(task, patient(30))
+                assert led.epoch > epoch
+                assert led.attempt.recovery.num_waiting == 1
+    await leader_store.close()
+    return num_commands
+
+
+def break_off(proxy: Proxy, cut: Cut) -> None:
+    match cut:
+        case "command":
+            proxy.cut()
+        case "reply":
+            proxy.drop_reply()
+        case "stall":
+            proxy.hold("down")
+            loop = asyncio.get_running_loop()
+            loop.call_later(STALL_S, proxy.cut)
+            loop.call_later(STALL_S, proxy.heal)
+
+
+@pytest.mark.parametrize("cut", ["command", "reply", "stall"])
+async def test_a_standby_whose_way_to_the_store_breaks_at_any_command_of_its_take_over_leads_in_the_end(
+    valkey: ValkeyProcess, cut: Cut
+) -> None:
+    num_commands = await taken_over(valkey, cut, 0)
+    assert 5 <= num_commands <= MOST_COMMANDS
+    with capture_logs() as logs:
+        done = await asyncio.gather(*(taken_over(valkey, cut, number) for number in range(1, num_commands + 1)))
+    assert all(number <= each for number, each in enumerate(done, 1)), "each was cut"
+    assert not [line for line in logs if "exc_info" in line or line["log_level"] in ("error", "critical")]
+
+
+async def led_until_read(valkey: ValkeyProcess, leases: Leases, ready: Callable[[], bool], *numbers: int) -> int:
+    """A leader admits requests, and is gone with its lease still there. Returns its epoch."""
+    store = RedisStore(valkey.url)
+    async with running_journal(store) as leader:
+        epoch = leader.stats.epoch
+        await leases.hold(Lease("leader", "leader:1", epoch), 60_000)
+        for number in numbers:
+            await leader.admit(admission(number))
+        await until(ready)
+    await store.close()
+    return epoch
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_read(
+    valkey: ValkeyProcess, is_known: bool
+) -> None:
+    """The leader died as the store was emptied, and a scheduler that has just started was the first to find that."""
+    async with (
+        redis_store(valkey.url) as store,
+        standby_site(valkey.url) as site,
+        leading(site, lambda: True) as task,
+    ):
+        numbers = [1] if is_known else []
+        epoch = await led_until_read(valkey, site.leases, lambda: site.hot.last.seq == 1 + is_known, *numbers)
+        valkey.command("FLUSHALL")
+        newcomer = Journal(store, leader_id="newcomer")
+        await newcomer.open(after_epoch=epoch)
+        await site.leases.hold(Lease("newcomer", "newcomer:1"), 60_000)
+        if is_known:
+            led = await asyncio.wait_for(task, patient(15))
+            assert led.attempt.recovery.num_waiting == 1
+            with pytest.raises(FencedError):
+                await newcomer.begin()
+        else:
+            await newcomer.begin()
+            await until(lambda: site.hot.last.epoch == newcomer.stats.epoch)
+            assert not task.done() and not site.attempts
+
+
+async def test_two_that_have_read_the_same_do_not_contend_for_a_journal_that_is_lost(valkey: ValkeyProcess) -> None:
+    async with (
+        standby_site(valkey.url, name="one") as one,
+        standby_site(valkey.url, name="two") as two,
+        leading(one, lambda: True) as first,
+        leading(two, lambda: True) as second,
+    ):
+        await led_until_read(valkey, one.leases, lambda: one.has_read(1) and two.has_read(1), 1)
+        valkey.command("FLUSHALL")
+        done, _ = await asyncio.wait({first, second}, return_when="FIRST_COMPLETED", timeout=patient(15))
+        (task,) = done
+        assert task.result().attempt.recovery.num_waiting == 1
+        assert len(one.attempts) + len(two.attempts) == 1

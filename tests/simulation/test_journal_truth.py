@@ -1,0 +1,46 @@
+"""What the simulation's checker takes for lost, for the same again, and for news."""
+
+from quire.v1 import inference_pb2, journal_pb2
+from scheduler_svc.journal.store import EntryId
+from tests.simulation.history import History
+from tests.simulation.journal_truth import JournalTruth
+from tests.simulation.virtual_loop import VirtualClock
+
+
+def truth_of(*request_ids: str) -> JournalTruth:
+    truth = JournalTruth(History(VirtualClock(), is_traced=False))
+    for number, request_id in enumerate(request_ids):
+        truth.take(EntryId(1, number), admission(number, request_id))
+    return truth
+
+
+def admission(number: int, request_id: str) -> bytes:
+    request = inference_pb2.GenerateRequest(request_id=request_id)
+    return journal_pb2.JournalEntry(
+        admissions=[journal_pb2.Admission(sequence=number, request=request)]
+    ).SerializeToString()
+
+
+def test_an_entry_that_may_have_been_lost_unheard_of_counts_once_though_it_comes_again() -> None:
+    truth = truth_of("a")
+    truth.note_loss(True, True)
+    truth.take(EntryId(2, 0), admission(0, "a"))
+    assert truth.num_entries == 1
+
+
+def test_the_same_bytes_are_news_once_their_writer_has_heard_that_the_first_were_taken() -> None:
+    """Its answer was on the way when the store lost all: the same token of the same request may come twice."""
+    truth = truth_of("a")
+    truth.note_loss(True, True)
+    truth.note_answered(admission(0, "a"))
+    truth.take(EntryId(2, 0), admission(0, "a"))
+    assert truth.num_entries == 2
+
+
+def test_an_admission_that_was_lost_is_followed_by_the_next_of_its_id() -> None:
+    truth = truth_of("a", "b")
+    truth.note_loss(False, True)
+    truth.take(EntryId(2, 0), admission(7, "a"))
+    finish = journal_pb2.Finish(sequence=7, state=inference_pb2.REQUEST_STATE_FINISHED)
+    truth.take(EntryId(2, 1), journal_pb2.JournalEntry(finishes=[finish]).SerializeToString())
+    assert [each.request_id for each in truth.unended()] == ["b"]
