@@ -14,6 +14,7 @@ def main() -> None:
     """Runs the command line; Ctrl-C raises KeyboardInterrupt once all is loaded, before that it ends the process."""
     _hide_password()
     _open_missing_streams()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its remarks on connections tell a user nothing
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun that would have to be ended
     try:

@@ -58,6 +58,22 @@ async def test_a_loaded_command_ends_by_ctrl_c_with_its_own_exit_code(server: Sc
     assert (command.returncode, errors) == (130, b"")
 
 
+async def test_a_server_that_breaks_off_its_connections_is_no_remark_of_grpc(server: ScriptedServer) -> None:
+    command = await asyncio.create_subprocess_exec(
+        *(*SCRIPT, "top", "-a", server.address, "--interval-s", "0.1"),
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    await server.until(lambda: server.num_looks >= 2)
+    await server.stop()
+    assert command.stdout is not None
+    async with asyncio.timeout(patient(30)):
+        while b"answer" not in (line := await command.stdout.readline()):
+            assert line
+    command.send_signal(signal.SIGINT)
+    _, errors = await asyncio.wait_for(command.communicate(), patient(20))
+    assert b"chttp2" not in errors
+
+
 WRITERS = ["health", "top --once", "requests", "workers", "prefix list", "generate hello", "generate --json hello"]
 
 
