@@ -87,7 +87,10 @@ Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 
 @_typing.final
 class DescribeResponse(_message.Message):
-    """DescribeResponse is what a worker is. It does not change during an incarnation."""
+    """DescribeResponse is what a worker is. It does not change during an incarnation. The scheduler refuses a worker whose
+    answer has more than 72 MiB, a list with more items than its comment says, an id or fingerprint of more than 128
+    characters, or a name of more than 1,024.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -124,7 +127,7 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def startup(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTime]:
-        """startup_ms by phase, in order."""
+        """startup is the time of each phase of its start, in order. At most 256."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class ModelInfo(_message.Message):
     """max_model_len is the longest sequence, in tokens."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """eos_token_ids end a sequence."""
+        """eos_token_ids end a sequence. At most 256."""
 
     @_builtins.property
     def sampling_defaults(self) -> _inference_pb2.SamplingDefaults:
@@ -234,12 +237,14 @@ class TokenizerFiles(_message.Message):
     fingerprint: _builtins.str
     """fingerprint of the files."""
     tokenizer_json: _builtins.bytes
-    """tokenizer_json is the content of tokenizer.json; empty if the asker knows the fingerprint."""
+    """tokenizer_json is the content of tokenizer.json; empty if the asker knows the fingerprint. At most
+    64 MiB.
+    """
     chat_template: _builtins.str
-    """chat_template is a Jinja template; empty if the model has none."""
+    """chat_template is a Jinja template; empty if the model has none. At most 1,048,576 characters."""
     @_builtins.property
     def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """special_tokens by role ("bos_token", "eos_token", ...), for the chat template."""
+        """special_tokens by role ("bos_token", "eos_token", ...), for the chat template. At most 1,024."""
 
     def __init__(
         self,

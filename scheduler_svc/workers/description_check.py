@@ -1,8 +1,11 @@
 """What a worker says of itself, checked before anything is made of it: no figure costs others memory or time.
 
-Bounds are far above what any machine has. Pure.
+Bounds are far above what any machine or model has. Knows the message and its bytes, not who asked for it. Pure.
 """
 
+from google.protobuf.message import DecodeError
+
+from common.wire_scan import ScannedField, WireScan
 from quire.v1 import worker_pb2
 
 MAX_BLOCKS = 1 << 22  # of a pool; the scheduler keeps some 50 bytes of each
@@ -11,16 +14,47 @@ MAX_TOKENS = 1 << 27  # of a context, or of one step
 MAX_VOCAB_SIZE = 1 << 22
 MAX_EOS_TOKENS = 256
 MAX_NAME_CHARS = 1024
-MAX_TOKENIZER_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 64 << 20  # that of Gemma, the largest in use, has 33 MB
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_SPECIAL_TOKENS = 1024
+MAX_PHASES = 256  # of its start
+MAX_ID_CHARS = 128
+MAX_DESCRIPTION_BYTES = MAX_TOKENIZER_BYTES + (8 << 20)  # the rest has some kilobytes, and the template a megabyte
+
+_LISTS = {
+    4: ScannedField("tokenizer", fields={4: ScannedField("special_tokens", MAX_SPECIAL_TOKENS)}),
+    9: ScannedField("startup", MAX_PHASES),
+}
+
+
+def read_description(data: bytes) -> worker_pb2.DescribeResponse:
+    """The description in these bytes, within its bounds. Lists are counted before they are parsed.
+
+    Raises ValueError that names what is beyond its bound, and repeats no text of it.
+    """
+    if len(data) > MAX_DESCRIPTION_BYTES:
+        raise ValueError(f"it has {len(data):,} bytes, and may have {MAX_DESCRIPTION_BYTES:,}")
+    scan = WireScan()
+    try:
+        scan.look_at(data, _LISTS)
+        if scan.excess is None:
+            description = worker_pb2.DescribeResponse.FromString(data)
+    except (IndexError, ValueError, DecodeError):
+        raise ValueError("its bytes are no description, or have far too many fields") from None
+    if scan.excess is not None:
+        raise ValueError(f"{scan.excess.path} has more than {scan.excess.max_items:,} items")
+    description.DiscardUnknownFields()
+    check_description(description)
+    return description
 
 
 def check_description(description: worker_pb2.DescribeResponse) -> None:
     """Raises ValueError that names each figure beyond its bound."""
     model, pool, files = description.model, description.pool, description.tokenizer
+    ids = (description.worker_id, description.incarnation, model.fingerprint, files.fingerprint)
     names = (model.name, model.architecture, model.dtype, description.device, pool.dtype)
-    special = files.special_tokens.values()
+    phases = [each.phase for each in description.startup]
+    special = [*files.special_tokens, *files.special_tokens.values()]
     figures = {
         "pool.num_blocks": (pool.num_blocks, 1, MAX_BLOCKS),
         "pool.num_host_blocks": (pool.num_host_blocks, 0, MAX_BLOCKS),
@@ -30,10 +64,11 @@ def check_description(description: worker_pb2.DescribeResponse) -> None:
         "model.vocab_size": (model.vocab_size, 1, MAX_VOCAB_SIZE),
         "model.max_model_len": (model.max_model_len, 2, MAX_TOKENS),
         "number of model.eos_token_ids": (len(model.eos_token_ids), 0, MAX_EOS_TOKENS),
-        "length of a name": (max(map(len, names)), 0, MAX_NAME_CHARS),
+        "length of an id or fingerprint": (max(map(len, ids)), 0, MAX_ID_CHARS),
+        "length of a name": (max(map(len, [*names, *phases])), 0, MAX_NAME_CHARS),
         "length of tokenizer_json": (len(files.tokenizer_json), 0, MAX_TOKENIZER_BYTES),
         "length of chat_template": (len(files.chat_template), 0, MAX_TEMPLATE_CHARS),
-        "number of special_tokens": (len(special), 0, MAX_SPECIAL_TOKENS),
+        "number of special_tokens": (len(files.special_tokens), 0, MAX_SPECIAL_TOKENS),
         "length of a special token": (max(map(len, special), default=0), 0, MAX_NAME_CHARS),
     }
     wrong = [
@@ -42,4 +77,4 @@ def check_description(description: worker_pb2.DescribeResponse) -> None:
         if not least <= value <= most
     ]
     if wrong:
-        raise ValueError(f"what worker {description.worker_id!r} says of itself cannot be: {'; '.join(wrong)}")
+        raise ValueError("; ".join(wrong))

@@ -14,14 +14,16 @@ from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
 from common.step_wire import open_response, open_step_stream
-from quire.errors import DataLossError, UnavailableError
+from quire.errors import DataLossError, FailedPreconditionError, UnavailableError
 from quire.rpc import channel_options, error_of
-from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire.v1 import worker_pb2
+from scheduler_svc.workers.description_check import MAX_DESCRIPTION_BYTES, read_description
 
 log = structlog.get_logger()
 
 DESCRIBE_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 16 << 20  # of one step: log-probabilities of many thousand tokens, 20 each, have some megabytes
+_DESCRIBE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Describe"
 _MAX_ERROR_CHARS = 500  # of what a worker says went wrong: it comes to stand in logs and in the ends of requests
 
 
@@ -35,19 +37,29 @@ class WorkerLink:
         self.broken: str | None = None  # why
         self.is_damaged = False  # bytes were changed on the way: that is neither the worker's doing nor a request's
         self.is_unreadable = False  # it broke by an answer that came as it was sent, and is none
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
-        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        options = dict(channel_options(CLUSTER_MESSAGE_BYTES))
+        options["grpc.max_receive_message_length"] = MAX_DESCRIPTION_BYTES  # no answer is longer
+        self._channel = grpc.aio.insecure_channel(address, options=list(options.items()))
         self._reading: asyncio.Task[None] | None = None
 
     async def describe(self, known_tokenizer_fingerprint: str) -> worker_pb2.DescribeResponse:
-        """Asks the worker what it is. Raises UnavailableError."""
+        """Asks the worker what it is.
+
+        Raises UnavailableError, or FailedPreconditionError for an answer beyond its bounds.
+        """
+        serialize = worker_pb2.DescribeRequest.SerializeToString
+        ask: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.DescribeRequest, bytes]
+        ask = self._channel.unary_unary(_DESCRIBE, request_serializer=serialize)
+        request = worker_pb2.DescribeRequest(known_tokenizer_fingerprint=known_tokenizer_fingerprint)
         try:
-            return await self._stub.Describe(
-                worker_pb2.DescribeRequest(known_tokenizer_fingerprint=known_tokenizer_fingerprint),
-                timeout=DESCRIBE_TIMEOUT_S,
-            )
+            return read_description(await ask(request, timeout=DESCRIBE_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
-            raise UnavailableError(f"worker at {self.address}: {error_of(error).message}") from error
+            reason = error_of(error).message[:_MAX_ERROR_CHARS]
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise _unbelievable(self.address, reason) from error
+            raise UnavailableError(f"worker at {self.address}: {reason}") from error
+        except ValueError as error:
+            raise _unbelievable(self.address, str(error)) from error
 
     def open(self, step_key: str = "") -> None:
         """Opens the stream of steps, with the key that the worker asks for."""
@@ -92,6 +104,13 @@ class WorkerLink:
         if self.broken is None:
             self.broken = reason[:_MAX_ERROR_CHARS]
         self.news.set()
+
+
+def _unbelievable(address: str, reason: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"what the worker at {address} says of itself cannot be: {reason}; start it with a model folder and a version "
+        "of Quire that are whole"
+    )
 
 
 def _result(data: bytes) -> StepResult:

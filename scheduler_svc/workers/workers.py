@@ -22,7 +22,6 @@ from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.result_check import ImpossibleAnswerError
 from scheduler_svc.requests.served_model import served_model, with_shortest_context
 from scheduler_svc.workers.decision_time import Decide
-from scheduler_svc.workers.description_check import check_description
 from scheduler_svc.workers.latest import Latest
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.model_policy import ModelPolicy
@@ -323,7 +322,6 @@ class Workers:
     def _take_in(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
         """Raises FailedPreconditionError if its tokenizer cannot be read, or it does not fit beside the others."""
         try:
-            check_description(description)
             model = served_model(description, self._admission.model)
             member.link.open(member.step_key)
             member.max_model_len = description.model.max_model_len
