@@ -7,7 +7,8 @@ import grpc
 from quire.errors import NotLeaderError, RequestFailedError, UnavailableError
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before, we name ours
-_LOOKUP = re.compile(r"address lookup failed for \S+: ([^\[\]]+)")
+# Both resolvers of gRPC, the system's and c-ares, name the host again, and what they asked for.
+_LOOKUP = re.compile(r"(?:address lookup|DNS resolution) failed for \S+: (?:C-ares status [^:]*: )?([^\[\]]+)")
 
 
 def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:

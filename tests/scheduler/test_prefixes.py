@@ -106,7 +106,7 @@ async def test_tenants_and_salts_share_neither_names_nor_blocks(site: Site) -> N
     assert await cached_tokens(site, beginning(PREFIX)) == 0
     assert await cached_tokens(site, beginning(PREFIX, cache_salt="pepper")) == 32
     assert await cached_tokens(site, beginning(PREFIX, tenant="acme")) == 32
-    with pytest.raises(grpc.aio.AioRpcError, match="no pin"):
+    with pytest.raises(grpc.aio.AioRpcError, match="no prefix is pinned as"):
         await unpin(site, tenant="other")
     await unpin(site, tenant="acme")
     assert (await pinned(site), await pinned(site, "acme")) == ({"system": ["w1"]}, {})

@@ -42,6 +42,7 @@ async def check_model(settings: WorkerSettings, environment: Mapping[str, str], 
         if checking.returncode is None:
             with suppress(ProcessLookupError):
                 checking.kill()
+            await checking.communicate()
     if checking.returncode == EXIT_CONFIGURATION:
         raise StartFailedError(_last_line(said), EXIT_CONFIGURATION)
     if checking.returncode:
