@@ -42,11 +42,13 @@ class ServedModel:
         )
 
 
-def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | None) -> ServedModel:
+def served_model(
+    description: worker_pb2.DescribeResponse, known: ServedModel | None, tokenizer: ModelTokenizer | None
+) -> ServedModel:
     """The model that a worker brings, or `known` if it is the same; a tokenizer that one of them lacks is the other's.
 
-    Raises ValueError if the tokenizer's files cannot be read, if its sampling defaults are out of range, or with the
-    difference if a worker says otherwise of the known model than whoever brought it.
+    `tokenizer` is what was made of the worker's files. Raises ValueError if its sampling defaults are out of range, or
+    with the difference if a worker says otherwise of the known model than whoever brought it.
     """
     info = description.model
     check_defaults(info.sampling_defaults)
@@ -54,19 +56,11 @@ def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | 
         _check_same(description, known)
         if known.tokenizer is not None or not description.HasField("tokenizer"):
             return known
-        brought = served_model(description, None)
+        brought = served_model(description, None, tokenizer)
         limits = replace(brought.limits, max_model_len=known.limits.max_model_len)
         return replace(
             known, limits=limits, tokenizer=brought.tokenizer, tokenizer_fingerprint=brought.tokenizer_fingerprint
         )
-    tokenizer, fingerprint = None, ""
-    if description.HasField("tokenizer"):
-        fingerprint = description.tokenizer.fingerprint
-        if known is not None and known.tokenizer_fingerprint == fingerprint:
-            tokenizer = known.tokenizer
-        else:
-            files = description.tokenizer
-            tokenizer = ModelTokenizer(files.tokenizer_json, files.chat_template, dict(files.special_tokens))
     return ServedModel(
         name=info.name,
         fingerprint=info.fingerprint,
@@ -81,7 +75,7 @@ def served_model(description: worker_pb2.DescribeResponse, known: ServedModel | 
             longest_token_chars=0 if tokenizer is None else tokenizer.longest_token_chars,
         ),
         tokenizer=tokenizer,
-        tokenizer_fingerprint=fingerprint,
+        tokenizer_fingerprint="" if tokenizer is None else description.tokenizer.fingerprint,
         sampling_defaults=info.sampling_defaults,
     )
 

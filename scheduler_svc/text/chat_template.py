@@ -13,7 +13,8 @@ from typing import NamedTuple
 from common.native_faults import shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 from scheduler_svc.text import template_program
-from scheduler_svc.text.template_process import TemplateEndedError, TemplateProcess
+from scheduler_svc.text.limited_process import ProcessEndedError
+from scheduler_svc.text.template_process import TemplateProcess
 
 MAX_EXCESSES = 3  # in a row; then the template is not tried with chats as long as one of those
 REST_S = 30.0  # for so long
@@ -57,7 +58,7 @@ class ChatTemplate:
                 process = self._idle.pop() if self._idle else None
             process = process or TemplateProcess(self._source, self._special_tokens)
             kind, rest = process.ask(messages, add_generation_prompt=add_generation_prompt)
-        except TemplateEndedError:
+        except ProcessEndedError:
             self._note_excess(size)
             raise _beyond_limits() from None
         with self._lock:

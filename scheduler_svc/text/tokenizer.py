@@ -6,12 +6,14 @@ Knows no request and no model; nothing in it changes after construction, so any 
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from common.native_faults import CONTROL_FLOW, shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
+from scheduler_svc.text.tokenizer_program import usable
+from scheduler_svc.text.tokenizer_trial import TokenizerProcesses
 
 MAX_TOKEN_ID = 1 << 22  # a table has a byte for each id; no vocabulary has as many
 _MOST_TRIED = 4096  # tokens, to find a plain one
@@ -22,17 +24,23 @@ class ModelTokenizer:
 
     `special_tokens` maps roles ("bos_token", "eos_token", ...) to tokens, for the template. Raises ValueError if
     the content is no tokenizer.
+    With `processes` texts are encoded in those: their time may be out of proportion to the text.
     """
 
-    def __init__(self, tokenizer_json: bytes, chat_template: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        chat_template: str,
+        special_tokens: Mapping[str, str],
+        processes: TokenizerProcesses | None = None,
+    ) -> None:
         try:
-            self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+            self._tokenizer: Tokenizer = usable(Tokenizer.from_buffer(tokenizer_json))
         except CONTROL_FLOW:
             raise
         except BaseException as error:  # the library raises nothing more precise, and panics
             raise ValueError(f"the model's tokenizer.json cannot be read: {shortened(error)}") from error
-        self._tokenizer.no_truncation()  # the file may ask for both: they are for training
-        self._tokenizer.no_padding()
+        self._processes = processes
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
         self.longest_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
         self._has_token = _has_token(self._tokenizer)
@@ -48,7 +56,7 @@ class ModelTokenizer:
 
         Raises InvalidRequestError for text that is not Unicode or that the vocabulary cannot spell.
         """
-        return self._encode("text", text, add_special_tokens).ids
+        return self._encode("text", text, add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> list[int]:
         """Token ids of a rendered conversation; special tokens are those that the template wrote.
@@ -58,7 +66,7 @@ class ModelTokenizer:
         if self._chat_template is None:
             raise FailedPreconditionError("the model has no chat template: send the prompt as text")
         text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self._encode("chat", text, False).ids
+        return self._encode("chat", text, False)
 
     def decode(self, token_ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Text of token ids on their own. Ids that the vocabulary does not know have no text."""
@@ -87,10 +95,13 @@ class ModelTokenizer:
             self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens, plain_token=self._plain_token
         )
 
-    def _encode(self, field: str, text: str, add_special_tokens: bool) -> Encoding:
+    def _encode(self, field: str, text: str, add_special_tokens: bool) -> list[int]:
         try:  # a batch of one: unlike `encode` it lets go of the interpreter's lock
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except TypeError:  # a Python string that has no UTF-8
+            if self._processes is not None:
+                return self._processes.encode(text, add_special_tokens=add_special_tokens)
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return ids
+        except (TypeError, UnicodeEncodeError):  # a Python string that has no UTF-8
             _refuse(field, "is not valid Unicode: remove the lone surrogates")
         except CONTROL_FLOW:
             raise

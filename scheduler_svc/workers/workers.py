@@ -21,6 +21,7 @@ from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.result_check import ImpossibleAnswerError
 from scheduler_svc.requests.served_model import served_model, with_shortest_context
+from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.latest import Latest
 from scheduler_svc.workers.memory_log import MemoryLog
@@ -28,6 +29,7 @@ from scheduler_svc.workers.model_policy import ModelPolicy
 from scheduler_svc.workers.out_of_service import OutOfService
 from scheduler_svc.workers.refusals import Refusals
 from scheduler_svc.workers.step_expectations import StepExpectations
+from scheduler_svc.workers.tokenizer_maker import TokenizerMaker
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import StaleEpochError, SupersededError, WorkerLoop
 
@@ -93,6 +95,7 @@ class Workers:
         self._out_of_service = OutOfService()
         self._refusals = Refusals()
         self._model_policy = ModelPolicy(admission, only_model=only_model, patience_s=model_patience_s)
+        self._tokenizers = TokenizerMaker(lambda: admission.model)
         self._closed = False
         engine.on_worker_at_fault = self._put_at_fault
 
@@ -259,8 +262,10 @@ class Workers:
             _check_identity(member, description)
             model = description.model
             self._model_policy.check_set(worker_id, model.name, model.fingerprint)
+            self._check_model(worker_id, model.fingerprint)  # before work is spent on it
+            tokenizer = await self._tokenizers.make(description)
             self._check_model(worker_id, model.fingerprint)  # again: others have come meanwhile
-            self._take_in(member, description)
+            self._take_in(member, description, tokenizer)
             was_taken_in = True
             self._refusals.forget(worker_id)
             reason = await self._run_loop(member, description.model.fingerprint)
@@ -319,10 +324,12 @@ class Workers:
                 member.task.cancel()
         self._engine.wake_workers()
 
-    def _take_in(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
-        """Raises FailedPreconditionError if its tokenizer cannot be read, or it does not fit beside the others."""
+    def _take_in(
+        self, member: Member, description: worker_pb2.DescribeResponse, tokenizer: ModelTokenizer | None
+    ) -> None:
+        """Raises FailedPreconditionError if it does not fit beside the others."""
         try:
-            model = served_model(description, self._admission.model)
+            model = served_model(description, self._admission.model, tokenizer)
             member.link.open(member.step_key)
             member.max_model_len = description.model.max_model_len
             self._add_to_scheduler(member, description)

@@ -1,0 +1,86 @@
+"""A process in which a program of a model's runs, from outside: started, asked, killed when it takes too long.
+
+Messages on its pipes are a length and so many bytes. It knows neither templates nor tokenizers.
+"""
+
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+LENGTH = struct.Struct("<I")
+
+
+class ProcessEndedError(Exception):
+    """The process has ended, or was killed, instead of answering."""
+
+
+class LimitedProcess:
+    """One process. `ask` is called by one thread at a time; after ProcessEndedError it is over."""
+
+    def __init__(self, program: Path, first: bytes, environment: Mapping[str, str] | None = None) -> None:
+        # Nothing of ours is in its environment, and `-I` keeps the working folder out of its imports.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=dict(environment or {}),
+        )
+        self._send(first)
+
+    def ask(self, request: bytes, *, wall_s: float, most_bytes: int) -> tuple[bytes, bytes]:
+        """The first byte of its answer, which says of what kind that is, and the rest of it.
+
+        Raises ProcessEndedError, also for an answer of more than so many bytes or after so long a time.
+        """
+        until_s = time.monotonic() + wall_s
+        self._send(request)
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, until_s))
+        if not 1 <= length <= most_bytes:
+            self.kill()
+            raise ProcessEndedError
+        answer = self._read(length, until_s)
+        return answer[:1], answer[1:]
+
+    def kill(self) -> None:
+        """Ends it; again is harmless."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None and not pipe.closed:
+                with suppress(BrokenPipeError):  # what was not read is lost with it
+                    pipe.close()
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(LENGTH.pack(len(data)))
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except OSError:
+            self.kill()
+            raise ProcessEndedError from None
+
+    def _read(self, num_bytes: int, until_s: float) -> bytes:
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        data = bytearray()
+        while len(data) < num_bytes:
+            left_s = until_s - time.monotonic()
+            piece = b""
+            if left_s > 0 and poll.poll(left_s * 1000):
+                piece = os.read(fd, num_bytes - len(data))
+            if not piece:
+                self.kill()
+                raise ProcessEndedError
+            data += piece
+        return bytes(data)

@@ -1,0 +1,78 @@
+"""Makes the tokenizer that a worker brings: tried in a process of its own first, one after another, each once.
+
+Knows the files and what is served, not who brought them.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+
+from quire.errors import FailedPreconditionError, UnavailableError
+from quire.v1 import worker_pb2
+from scheduler_svc.requests.served_model import ServedModel
+from scheduler_svc.text.tokenizer import ModelTokenizer
+from scheduler_svc.text.tokenizer_trial import TokenizerProcesses
+
+MAX_WAITING = 16  # each with its files in memory
+REFUSED_FOR_S = 30.0  # then the same files are tried again: the machine may have been too busy
+
+
+class TokenizerMaker:
+    """One per process. `known` tells what is served now."""
+
+    def __init__(self, known: Callable[[], ServedModel | None]) -> None:
+        self._known = known
+        self._lock = asyncio.Lock()
+        self._num_waiting = 0
+        self._last: tuple[bytes, ModelTokenizer | str] = b"", ""  # by digest of the files; or why they are refused
+        self._tried_s = 0.0
+
+    async def make(self, description: worker_pb2.DescribeResponse) -> ModelTokenizer | None:
+        """The tokenizer of these files, which may be made and served already; None for a model without one.
+
+        Raises FailedPreconditionError if the files cannot be read, UnavailableError if too many others wait.
+        """
+        if not description.HasField("tokenizer"):
+            return None
+        if self._num_waiting >= MAX_WAITING:
+            raise UnavailableError("the tokenizers of many other workers are being tried: it will be asked again")
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                return await self._make(description)
+        finally:
+            self._num_waiting -= 1
+
+    async def _make(self, description: worker_pb2.DescribeResponse) -> ModelTokenizer | None:
+        known, files = self._known(), description.tokenizer
+        if known is not None and known.tokenizer is not None:
+            if known.tokenizer_fingerprint == files.fingerprint:
+                return known.tokenizer
+            if known.fingerprint == description.model.fingerprint:
+                return None  # it is refused for the difference
+        digest = await asyncio.to_thread(_digest, files)
+        made = self._last[1] if digest == self._last[0] else None
+        if made is None or (isinstance(made, str) and time.monotonic() > self._tried_s + REFUSED_FOR_S):
+            made = await asyncio.to_thread(_made, files)
+            self._last, self._tried_s = (digest, made), time.monotonic()
+        if isinstance(made, str):
+            raise FailedPreconditionError(made)
+        return made
+
+
+def _digest(files: worker_pb2.TokenizerFiles) -> bytes:
+    rest = repr((files.chat_template, sorted(files.special_tokens.items()))).encode()
+    return hashlib.sha256(hashlib.sha256(files.tokenizer_json).digest() + rest).digest()
+
+
+def _made(files: worker_pb2.TokenizerFiles) -> ModelTokenizer | str:
+    """The tokenizer, or why there is none."""
+    processes = TokenizerProcesses(files.tokenizer_json)
+    try:
+        is_usual = processes.try_out()
+        return ModelTokenizer(
+            files.tokenizer_json, files.chat_template, dict(files.special_tokens), None if is_usual else processes
+        )
+    except ValueError as error:
+        return str(error)
