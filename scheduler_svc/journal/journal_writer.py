@@ -32,7 +32,7 @@ _OPEN_ATTEMPTS = 8
 _MIN_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _WRITE_NS_WEIGHT = 0.1  # of the newest write in the moving average
-_PAGE = 64  # entries
+_PAGE = 8  # entries; one may have a megabyte
 UNREADY_S = 5.0
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class JournalWriter:
         epoch = epoch_after(max(counted - 1, after, last.epoch if last is not None else 0), self._leader_id)
         if epoch > counted:
             await self._store.raise_epoch(epoch)
-        self.num_commands += 2  # the epoch is counted on another connection
+        self.num_commands += 2  # of the epoch
         payload = self._leader_start(says_all_again=says_all_again)
         await self._store.append(EntryId(epoch, 0), payload, create=last is None)
         self.epoch, self.last_id = epoch, EntryId(epoch, 0)
@@ -216,7 +216,7 @@ class JournalWriter:
         from_id = self.last_id if before is None else EntryId(known_epoch + 1, 0)
         while True:
             at = from_id
-            page = await self._until_answered(lambda at=at: self._store.read_entries(at, _PAGE))  # type: ignore[misc]
+            page = await self._until_answered(lambda at=at: self._store.read_entries(at, _PAGE, is_urgent=True))  # type: ignore[misc]
             for stored in page:
                 if before is not None and stored.entry_id.epoch >= before:
                     return found

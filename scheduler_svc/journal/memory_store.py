@@ -58,7 +58,7 @@ class MemoryStore:
     async def last_entry_id(self) -> EntryId | None:
         return self._last
 
-    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+    async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
         start = bisect_left(self._ids, first)
         return [
             StoredEntry(entry_id, payload, b"%08x" % crc32(payload))

@@ -110,13 +110,13 @@ class RedisStore:
             log.warning("the store may evict the journal: set maxmemory-policy noeviction", store=self.address)
 
     async def next_epoch(self) -> int:
-        return int(await self._side.call(pack("INCR", self._keys.epoch)))
+        return int(await self._journal.call(pack("INCR", self._keys.epoch)))
 
     async def raise_epoch(self, epoch: int) -> None:
         # Two commands: who counts up in between only makes it higher.
-        known = int(await self._side.call(pack("INCRBY", self._keys.epoch, 0)))
+        known = int(await self._journal.call(pack("INCRBY", self._keys.epoch, 0)))
         if known < epoch:
-            await self._side.call(pack("INCRBY", self._keys.epoch, epoch - known))
+            await self._journal.call(pack("INCRBY", self._keys.epoch, epoch - known))
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         self._longest_bytes = max(self._longest_bytes, len(payload))
@@ -143,9 +143,10 @@ class RedisStore:
             raise
         return _entry_id(reply[b"last-generated-id"])
 
-    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+    async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
         command = pack("XRANGE", self._keys.journal, str(first), "+", "COUNT", limit)
-        return [stored_entry(*item) for item in await self._side.call(command)]
+        link = self._journal if is_urgent else self._side
+        return [stored_entry(*item) for item in await link.call(command)]
 
     async def trim(self, oldest: EntryId) -> None:
         await self._side.call(pack("XTRIM", self._keys.journal, "MINID", "~", str(oldest)))

@@ -126,8 +126,12 @@ class Store(Protocol):
     async def last_entry_id(self) -> EntryId | None:
         """Id of the last entry ever added, trimmed or not. None if there is no journal."""
 
-    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
-        """Up to `limit` entries in order, from `first` on, itself included."""
+    async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
+        """Up to `limit` entries in order, from `first` on, itself included.
+
+        `is_urgent`: a leader may have to know within the life of a lease. A lost reply is not waited for longer than
+        that of an `append`.
+        """
 
     async def trim(self, oldest: EntryId) -> None:
         """Drops entries before `oldest`; some of them may stay a while."""

@@ -35,7 +35,7 @@ class GatedStore(MemoryStore):
     async def last_entry_id(self) -> EntryId | None:
         return NEWER if self.fenced else await super().last_entry_id()
 
-    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
+    async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
         return [StoredEntry(NEWER, None, None)] if self.fenced else await super().read_entries(first, limit)
 
     async def get_record(self, request_id: str) -> bytes | None:

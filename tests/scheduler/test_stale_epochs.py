@@ -117,7 +117,7 @@ class MuteStore(MemoryStore):
 
     is_mute = False
 
-    async def read_entries(self, first: EntryId, limit: int):  # type: ignore[no-untyped-def] # noqa: ANN201
+    async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False):  # type: ignore[no-untyped-def] # noqa: ANN201
         if self.is_mute:
             raise StoreUnavailableError("silent")
         return await super().read_entries(first, limit)

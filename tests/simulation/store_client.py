@@ -97,11 +97,11 @@ class StoreClient:
         self._side = Link(way, SIDE_TIMEOUT_S)
 
     async def next_epoch(self) -> int:
-        epoch: int = await self._side.call("incr", lambda store: store.next_epoch(), is_write=True)
+        epoch: int = await self._journal.call("incr", lambda store: store.next_epoch(), is_write=True)
         return epoch
 
     async def raise_epoch(self, epoch: int) -> None:
-        await self._side.call(f"raise {epoch}", lambda store: store.raise_epoch(epoch), is_write=True)
+        await self._journal.call(f"raise {epoch}", lambda store: store.raise_epoch(epoch), is_write=True)
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
         name = f"append {entry_id} {len(payload)} {crc32(payload)}"
@@ -116,8 +116,9 @@ class StoreClient:
         last: EntryId | None = await self._journal.call("last", lambda store: store.last_entry_id())
         return last
 
-    async def read_entries(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
-        entries: Sequence[StoredEntry] = await self._side.call(
+    async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
+        link = self._journal if is_urgent else self._side
+        entries: Sequence[StoredEntry] = await link.call(
             f"read {first}", lambda store: store.read_entries(first, limit)
         )
         return entries
