@@ -7,7 +7,7 @@
 #   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
 #   OUT          folder of the report, for `make gpu-check`.
 #   GPU_CHECK_ARGS  more of its arguments, such as --only 'kernels/*'. Default: empty, all stages.
-#   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 2.
+#   TEST_PROCESSES  how many of them `make test` runs side by side. Default: 3; on two cores they wait half of their time.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      how long `make endurance` goes on. Default: 1800.
 #   SEED         what draws the inputs of `make endurance` and `make fuzz`. Default: 1.
@@ -26,7 +26,7 @@ SEEDS ?= 20000
 FUZZ_SHARE ?= 1.0
 SECONDS ?= 1800
 SEED ?= 1
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))

@@ -84,7 +84,7 @@ class ModelRunner:
         spans: list[PromptSpan] = []
         logit_rows = sampled_rows = which_sampled = rows.sample_rows
         if not rows.is_decode:
-            sampled_rows, which_sampled = _distinct(rows.sample_rows)
+            sampled_rows, which_sampled = distinct_rows(rows.sample_rows)
             logit_rows = query_start[sampled_rows + 1] - 1
             spans = find_prompt_spans(self._slots, rows, query_start)
         num_sampled, num_ranked = len(sampled_rows), len(rows.candidate_rows)
@@ -166,7 +166,7 @@ class ModelRunner:
         return cut_into_answers(spans, concatenate(parts))
 
 
-def _distinct(sample_rows: IntArray) -> tuple[IntArray, IntArray]:
+def distinct_rows(sample_rows: IntArray) -> tuple[IntArray, IntArray]:
     """The distinct rows, ascending, and which of them each sample has."""
     if np.count_nonzero(sample_rows[1:] <= sample_rows[:-1]):
         return np.unique(sample_rows, return_inverse=True)

@@ -156,7 +156,8 @@ class _Finder(ast.NodeVisitor):
         self._add("dropped statement", self._span(node), "pass")
 
     def visit_Return(self, node: ast.Return) -> None:
-        if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        is_falsy = isinstance(node.value, ast.Constant) and not node.value.value  # callers see no other than None
+        if node.value is not None and not is_falsy:
             self._add("return None", self._span(node.value), "None")
         self.generic_visit(node)
 

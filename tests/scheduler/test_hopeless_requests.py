@@ -8,6 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import worker_pb2
+from scheduler_svc.requests.engine import HOPELESS_EVERY_S
 from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, running_site
@@ -51,3 +52,18 @@ async def test_short_prompts_do_not_make_a_long_one_seem_too_late(site: Site) ->
         completion = await client.generate([10] * 30, max_tokens=2, timeout_s=10.0)
         assert completion.token_ids == (11, 12)
     await site.idle()
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_only_an_idle_worker_is_woken_for_the_next_search_and_once(
+    site: Site, is_idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is busy asks again by itself."""
+    monkeypatch.setattr(site.engine.scheduler, "queue_size", lambda: (1, 1))
+    wakes: list[float] = []
+    site.engine.add_waker(lambda: wakes.append(time.monotonic()))
+    now_s = time.monotonic()
+    for _ in range(3):
+        site.engine.drop_hopeless(now_s, is_idle=is_idle)  # the first one searches
+    await asyncio.sleep(4 * HOPELESS_EVERY_S)
+    assert len(wakes) == is_idle

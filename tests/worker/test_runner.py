@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from tests.worker.step_client import StepClient
 from tests.worker.steps import GREEDY, slot_state
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.runner import distinct_rows
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts([1, 3, 4, 5, 9, 17, 30])
@@ -207,3 +209,10 @@ def test_a_step_without_rows_only_changes_slots(make_runner: MakeRunner, decoder
     result = runner.run(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
     assert isinstance(result, StepResult)
     assert len(result.token_ids) == 1
+
+
+def test_a_row_that_several_samples_share_is_computed_once() -> None:
+    for sample_rows in ([0, 2, 5], [0, 0, 3], [4, 4, 4], [3, 1, 3], []):
+        rows, which = distinct_rows(np.array(sample_rows, np.int32))
+        assert rows.tolist() == sorted(set(sample_rows))
+        assert rows[which].tolist() == sample_rows
