@@ -23,6 +23,7 @@ from worker_svc.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, saved_dtype
 from worker_svc.model.layers import Linear
 from worker_svc.notices import notices
+from worker_svc.option_check import int8_refused
 from worker_svc.preflight import check_folder
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
@@ -64,7 +65,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
                 int8_kv=choice.kv_dtype == torch.int8,
             )
     elif settings.weight_dtype == "int8":
-        raise DeviceError("--weight-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu")
+        raise DeviceError(int8_refused("--weight-dtype"))
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
         decoder = load_decoder(folder, dtype.dtype, choice.device, make_product, partial(status.phase, "weights"))

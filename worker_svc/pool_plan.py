@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from worker_svc.kv_pool import PoolSizeError, gib, num_pool_blocks
+from worker_svc.option_check import pool_too_small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +60,9 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory,
         if left_bytes == free.device:
             raise
         raise PoolSizeError(f"{error}, beside {request.num_host_blocks} host blocks") from error
-    held = num_blocks * sequences.block_size
     wanted = sequences.max_model_len
-    if wanted is not None and held < wanted:
-        raise PoolSizeError(
-            f"a pool of {num_blocks} blocks holds {held} tokens, less than one sequence of max_model_len {wanted}: "
-            f"give --num-blocks {-(-wanted // sequences.block_size)} or more, or --max-model-len {held} or less"
-        )
+    if wanted is not None and num_blocks * sequences.block_size < wanted:
+        raise PoolSizeError(pool_too_small(num_blocks, sequences.block_size, wanted))
     return PoolPlan(num_blocks, longest)
 
 

@@ -4,10 +4,11 @@
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
+
+from worker_svc.option_check import FP8_KV_REFUSED, has_triton, int8_refused, kernels_missing
 
 RunnerKind = Literal["cpu", "device"]
 KvDtype = Literal["auto", "fp8", "int8"]
@@ -56,13 +57,12 @@ class RunnerChoice:
 
 def look_at_machine() -> Machine:
     """The machine as torch sees it."""
-    has_triton = find_spec("triton") is not None
     if not torch.cuda.is_available():
-        return Machine(has_triton=has_triton)
+        return Machine(has_triton=has_triton())
     return Machine(
         cuda_capabilities=tuple(torch.cuda.get_device_capability(each) for each in range(torch.cuda.device_count())),
         current_cuda_device=torch.cuda.current_device(),
-        has_triton=has_triton,
+        has_triton=has_triton(),
     )
 
 
@@ -79,16 +79,11 @@ def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
         kv_dtype=_KV_DTYPES[wishes.kv_dtype],
     )
     if choice.has_kernels and not machine.has_triton:
-        raise DeviceError(
-            f"on {device} steps are computed by Triton kernels, and Triton is missing: run pip install "
-            "'.[gpu]' in a clone of Quire, or give --runner cpu, which is slow"
-        )
+        raise DeviceError(kernels_missing(device))
     if wishes.kv_dtype == "fp8":
         _check_fp8(choice, machine)
     if wishes.kv_dtype == "int8" and (choice.kind != "cpu" or device.type != "cpu"):
-        raise DeviceError(
-            "--kv-dtype int8 is for the CPU's own runner alone: leave it out, or give --device cpu and --runner cpu"
-        )
+        raise DeviceError(int8_refused("--kv-dtype"))
     return choice
 
 
@@ -124,9 +119,7 @@ def _dtype(name: str) -> torch.dtype | None:
 
 def _check_fp8(choice: RunnerChoice, machine: Machine) -> None:
     if choice.kind != "device":
-        raise DeviceError(
-            "--kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
-        )
+        raise DeviceError(FP8_KV_REFUSED)
     if choice.device.type != "cuda":
         return
     capability = machine.cuda_capabilities[_index(choice.device)]
