@@ -20,7 +20,7 @@ from scheduler_svc.journal.store import (
 
 
 class MemoryStore:
-    """Expired records leave when others are put. As RedisStore, it goes by Unix time for them."""
+    """Expired records leave when others are put. They live by the monotonic clock, their accounts by Unix time."""
 
     kind = "memory"
     durable = False

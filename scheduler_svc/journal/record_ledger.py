@@ -23,7 +23,7 @@ class _Entry(NamedTuple):
 
 
 class RecordLedger:
-    """What is added is kept, except what it names as dropped or expired."""
+    """What is added is kept, except what it names as dropped, or has expired."""
 
     def __init__(self) -> None:
         self.dropped_until: dict[str, int] = {}  # by tenant, who lost one last comes last: the latest end of its lost
@@ -54,17 +54,15 @@ class RecordLedger:
             dropped.append(self._drop_first(self._largest()))
         return dropped
 
-    def expire(self, ended_unix_ns: int) -> list[str]:
-        """Removes what ended until then. Returns the request_ids."""
-        expired = self._all[: bisect_right(self._all, ended_unix_ns, key=lambda each: each.ended_unix_ns)]
-        for each in expired:
+    def expire(self, ended_unix_ns: int) -> None:
+        """Removes what ended until then."""
+        for each in self._all[: bisect_right(self._all, ended_unix_ns, key=lambda each: each.ended_unix_ns)]:
             self._remove(each)
         while self.dropped_until:
             tenant, until_ns = next(iter(self.dropped_until.items()))
             if until_ns > ended_unix_ns:
                 break
             del self.dropped_until[tenant]
-        return [each.request_id for each in expired]
 
     def _drop_first(self, tenant: str) -> str:
         first = self._of[tenant][0]

@@ -137,9 +137,9 @@ class Store(Protocol):
         """Drops entries before `oldest`; some of them may stay a while."""
 
     async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
-        """Keeps each record until `ttl_s` after its end, as far as there is room. Repeating it is harmless.
+        """Keeps each record for `ttl_s` from now by the store's clock, as far as there is room.
 
-        Returns how many were dropped for want of room, of these or of earlier ones.
+        Repeating it is harmless. Returns how many were dropped for want of room, of these or of earlier ones.
         """
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
