@@ -215,8 +215,7 @@ async def make_site(stage: Stage) -> Site:
     steps = [await stage.proxy(each) for each in listens]
     deployment.client_address = ",".join(each.address for each in clients)
     deployment.worker_scheduler = ",".join(addresses)
-    store_path = await stage.proxy(str(deployment.store.socket_path))
-    deployment.store_url = f"redis://{store_path.address}"
+    store_path = await stage.store_path(deployment)
     clocks = WallClocks(stage.folder())
     by_name = {name: clocks.make(name) for name in (*SCHEDULERS, *STANDARD_WORKERS)}
     site = Site(stage, deployment, clients, steps, addresses, listens, store_path, by_name)

@@ -20,8 +20,7 @@ NUM_NEW = 5  # requests that are submitted and accepted while every command is s
 async def it_is_slow(stage: Stage) -> Figures:
     await stage.reference()
     deployment = stage.own()
-    path = await stage.proxy(str(deployment.store.socket_path))
-    deployment.store_url = f"redis://{path.address}"
+    path = await stage.store_path(deployment)
     await deployment.begin(*STANDARD_WORKERS)
     return await _slow(stage, deployment, path)
 

@@ -88,6 +88,12 @@ class Stage:
         """Between a server and whoever is given the proxy's address, until the scenario ends."""
         return await self._proxies.enter_async_context(Proxy(server, seed=self.seed))
 
+    async def store_path(self, deployment: Deployment) -> Proxy:
+        """A proxy before the store, for the schedulers of the deployment that begin from now on."""
+        path = await self.proxy(str(deployment.store.socket_path))
+        deployment.store_url = f"redis://{path.address}"
+        return path
+
     def folder(self) -> Path:
         """An empty one, gone after the scenario."""
         return Path(self._scene.enter_context(tempfile.TemporaryDirectory(prefix="quire-chaos-")))

@@ -80,10 +80,7 @@ async def begin_pair(stage: Stage, *, own_clocks: bool = False, has_store_path: 
     if own_clocks:
         making = WallClocks(stage.folder())
         clocks = {name: making.make(name) for name in (*SCHEDULERS, *STANDARD_WORKERS)}
-    store_path = None
-    if has_store_path:
-        store_path = await stage.proxy(str(deployment.store.socket_path))
-        deployment.store_url = f"redis://{store_path.address}"
+    store_path = await stage.store_path(deployment) if has_store_path else None
     pair = StandbyPair(deployment, clocks, store_path)
     await pair.begin()
     return pair

@@ -154,8 +154,7 @@ async def it_is_emptied_beside_a_standby(stage: Stage) -> Figures:
 async def replies_are_lost(stage: Stage) -> Figures:
     await stage.reference()
     deployment = stage.own()
-    wire = await stage.proxy(str(deployment.store.socket_path))
-    deployment.store_url = f"redis://{wire.address}"
+    wire = await stage.store_path(deployment)
     await deployment.begin(*STANDARD_WORKERS)
     async with JournalTail(deployment.store.url) as tail:
         load = stage.load(deployment.address)
