@@ -166,6 +166,7 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         model_patience_s=settings.model_patience_s,
         on_change=partial(readiness.announce, INFERENCE),
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
+        longer=lease.longer,
     )
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
     inference = InferenceServicer(admission, prefixes, RequestList(engine, admission), stats)

@@ -5,7 +5,8 @@ lead. Who leads is said by the journal, which is looked at when somebody else ha
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import structlog
@@ -33,6 +34,7 @@ class LeaseKeeper:
         self._lease_ms = lease_ms
         self._epoch = epoch
         self._on_doubt = on_doubt
+        self._longer_ms = 0
         self._is_released = self._is_late = False
         self._other: Lease | None = None  # who has it, as last seen
 
@@ -42,6 +44,18 @@ class LeaseKeeper:
             if not self._is_released:
                 await self._hold()
             await asyncio.sleep(self._lease_ms / 1000 / _RENEWALS)
+
+    @asynccontextmanager
+    async def longer(self, seconds: float) -> AsyncIterator[None]:
+        """Inside, each renewal holds for so much longer: what is done there may keep the process from the next one."""
+        longer_ms = round(seconds * 1000)
+        self._longer_ms += longer_ms
+        try:
+            if not self._is_released:
+                await self._hold()
+            yield
+        finally:
+            self._longer_ms -= longer_ms
 
     async def standbys(self) -> list[str]:
         """Addresses of the standbys that are present; none if the store does not say."""
@@ -62,7 +76,7 @@ class LeaseKeeper:
     async def _hold(self) -> None:
         lease = replace(self._lease, epoch=self._epoch())
         try:
-            other = await self._leases.hold(lease, self._lease_ms)
+            other = await self._leases.hold(lease, self._lease_ms + self._longer_ms)
         except StoreUnavailableError as error:
             if not self._is_late:
                 log.warning("lease not renewed", reason=error.message)

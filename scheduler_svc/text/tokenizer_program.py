@@ -3,7 +3,8 @@
 A tokenizer.json is a program of a kind: its regular expressions may take hours for a few lines of text, and it may be
 so large or deep that reading it takes minutes. So its process has limits of CPU time and memory.
 Messages on the pipes are a length and so many bytes: first the tokenizer, then requests, each with one answer. The
-first request is `TRIAL`, with the seconds that it may take; each other one is `ENCODE` or `ENCODE_PLAIN` and a text.
+first request is `TRIAL`, with the seconds that it may take, answered with those that reading alone took; each other
+one is `ENCODE` or `ENCODE_PLAIN` and a text.
 It knows no scheduler.
 """
 
@@ -12,6 +13,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from array import array
 from typing import Any, BinaryIO
 
@@ -66,8 +68,10 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
         try:
             if kind == TRIAL:
                 _allow_cpu(float(data))
+                begun_s = time.perf_counter()
                 tokenizer = usable(Tokenizer.from_buffer(content))
-                answer = _try(tokenizer, json.loads(content))
+                read_s = time.perf_counter() - begun_s
+                answer = _try(tokenizer, json.loads(content)) + str(read_s).encode()
             else:
                 text = data.decode()
                 _allow_cpu(MAX_TEXT_CPU_S + len(text) * MAX_CPU_S_PER_CHAR)

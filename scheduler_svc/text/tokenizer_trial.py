@@ -30,13 +30,14 @@ class TokenizerProcesses:
     def __init__(self, tokenizer_json: bytes, *, trial_cpu_s: float = TRIAL_CPU_S) -> None:
         self._tokenizer_json = tokenizer_json
         self._trial_cpu_s = trial_cpu_s
+        self.read_s = 0.0  # how long the trial took to read it
         self._idle: list[LimitedProcess] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _kill_all, self._idle)
 
     def try_out(self) -> bool:
         """Whether its time is in proportion to the text: it needs no process then. Raises ValueError if it failed."""
-        process, is_usual = self._start()
+        process, is_usual, self.read_s = self._start()
         if is_usual:
             process.kill()
         else:
@@ -66,8 +67,8 @@ class TokenizerProcesses:
                 return self._idle.pop()
         return self._start()[0]
 
-    def _start(self) -> tuple[LimitedProcess, bool]:
-        """A process that has read and tried the tokenizer, and whether that is a usual one."""
+    def _start(self) -> tuple[LimitedProcess, bool, float]:
+        """A process that has read and tried the tokenizer, whether that is a usual one, and how long reading took."""
         try:
             process = LimitedProcess(_PROGRAM, self._tokenizer_json, {"TOKENIZERS_PARALLELISM": "false"})
             request = tokenizer_program.TRIAL + str(self._trial_cpu_s).encode()
@@ -80,7 +81,7 @@ class TokenizerProcesses:
         if kind == tokenizer_program.REFUSED:
             process.kill()
             raise ValueError(f"the model's tokenizer.json cannot be read: {shortened(Exception(said.decode()))}")
-        return process, kind == tokenizer_program.USUAL
+        return process, kind == tokenizer_program.USUAL, float(said)
 
     def _put_back(self, process: LimitedProcess) -> None:
         with self._lock:

@@ -1,12 +1,14 @@
 """Makes the tokenizer that a worker brings: tried in a process of its own first, one after another, each once.
 
-Knows the files and what is served, not who brought them.
+Reading it here keeps the whole interpreter, for longer than a lease where the file is large: the lease is held for as
+long. Knows the files and what is served, not who brought them.
 """
 
 import asyncio
 import hashlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from quire.errors import FailedPreconditionError, UnavailableError
 from quire.v1 import worker_pb2
@@ -15,14 +17,18 @@ from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.text.tokenizer_trial import TokenizerProcesses
 
 MAX_WAITING = 16  # each with its files in memory
+_SLOWER = 4  # than the trial was, on a machine that others use, too
 REFUSED_FOR_S = 30.0  # then the same files are tried again: the machine may have been too busy
 
 
 class TokenizerMaker:
-    """One per process. `known` tells what is served now."""
+    """One per process. `known` tells what is served now; `longer` holds our lease for so many seconds more."""
 
-    def __init__(self, known: Callable[[], ServedModel | None]) -> None:
+    def __init__(
+        self, known: Callable[[], ServedModel | None], longer: Callable[[float], AbstractAsyncContextManager[None]]
+    ) -> None:
         self._known = known
+        self._longer = longer
         self._lock = asyncio.Lock()
         self._num_waiting = 0
         self._last: tuple[bytes, ModelTokenizer | str] = b"", ""  # by digest of the files; or why they are refused
@@ -54,25 +60,29 @@ class TokenizerMaker:
         digest = await asyncio.to_thread(_digest, files)
         made = self._last[1] if digest == self._last[0] else None
         if made is None or (isinstance(made, str) and time.monotonic() > self._tried_s + REFUSED_FOR_S):
-            made = await asyncio.to_thread(_made, files)
+            made = await self._tried(files)
             self._last, self._tried_s = (digest, made), time.monotonic()
         if isinstance(made, str):
             raise FailedPreconditionError(made)
         return made
 
+    async def _tried(self, files: worker_pb2.TokenizerFiles) -> ModelTokenizer | str:
+        """The tokenizer, or why there is none."""
+        processes = TokenizerProcesses(files.tokenizer_json)
+        try:
+            is_usual = await asyncio.to_thread(processes.try_out)
+            async with self._longer(processes.read_s * _SLOWER):
+                return await asyncio.to_thread(
+                    ModelTokenizer,
+                    files.tokenizer_json,
+                    files.chat_template,
+                    dict(files.special_tokens),
+                    None if is_usual else processes,
+                )
+        except ValueError as error:
+            return str(error)
+
 
 def _digest(files: worker_pb2.TokenizerFiles) -> bytes:
     rest = repr((files.chat_template, sorted(files.special_tokens.items()))).encode()
     return hashlib.sha256(hashlib.sha256(files.tokenizer_json).digest() + rest).digest()
-
-
-def _made(files: worker_pb2.TokenizerFiles) -> ModelTokenizer | str:
-    """The tokenizer, or why there is none."""
-    processes = TokenizerProcesses(files.tokenizer_json)
-    try:
-        is_usual = processes.try_out()
-        return ModelTokenizer(
-            files.tokenizer_json, files.chat_template, dict(files.special_tokens), None if is_usual else processes
-        )
-    except ValueError as error:
-        return str(error)

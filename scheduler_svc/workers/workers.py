@@ -7,6 +7,7 @@ else: whose answers cannot be believed, or who follows another scheduler than th
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 import structlog
@@ -76,7 +77,9 @@ class Workers:
         only_model: str | None = None,
         model_patience_s: float = 30.0,
         make_link: Callable[[str], WorkerLink] = WorkerLink,
+        longer: Callable[[float], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
+        """`longer` holds the lease for so many seconds more, as what happens inside may keep this process."""
         self.members: dict[str, Member] = {}
         self._engine = engine
         self._admission = admission
@@ -95,7 +98,7 @@ class Workers:
         self._out_of_service = OutOfService()
         self._refusals = Refusals()
         self._model_policy = ModelPolicy(admission, only_model=only_model, patience_s=model_patience_s)
-        self._tokenizers = TokenizerMaker(lambda: admission.model)
+        self._tokenizers = TokenizerMaker(lambda: admission.model, longer)
         self._closed = False
         engine.on_worker_at_fault = self._put_at_fault
 

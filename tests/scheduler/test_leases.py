@@ -178,3 +178,26 @@ async def test_a_released_lease_is_not_taken_again(leases: RedisLeases, valkey: 
     assert valkey.num_calls("EVAL") == num_calls
     assert await leases.read() is None
     keeping.cancel()
+
+
+async def test_a_lease_is_held_for_longer_through_what_keeps_the_process(
+    leases: RedisLeases, valkey: ValkeyProcess
+) -> None:
+    keeper = keeper_of(leases, lambda: 1, lease_ms=200)
+    keeping = asyncio.create_task(keeper.keep())
+    async with keeper.longer(LONG_MS / 1000):
+        num_calls = valkey.num_calls("EVAL")
+        await until(lambda: valkey.num_calls("EVAL") > num_calls + 2)  # renewals, too
+        held = await leases.read()
+        assert held is not None
+        assert held.left_ms > LONG_MS / 2
+    await eventually(lambda: is_short(leases), True)
+    await keeper.release()
+    async with keeper.longer(1.0):
+        assert await leases.read() is None
+    keeping.cancel()
+
+
+async def is_short(leases: RedisLeases) -> bool:
+    held = await leases.read()
+    return held is not None and held.left_ms <= 200

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -151,24 +152,42 @@ def described(tokenizer_json: bytes, template: str = "") -> worker_pb2.DescribeR
 
 
 async def test_the_same_files_are_made_once_whoever_brings_them() -> None:
-    maker = TokenizerMaker(lambda: None)
+    maker = TokenizerMaker(lambda: None, lambda _: nullcontext())
     first, again = await asyncio.gather(*(maker.make(described(byte_level_json())) for _ in range(2)))
     assert first is not None and first is again
     assert await maker.make(described(byte_level_json(), "{{ 1 }}")) is not first
 
 
 async def test_the_same_bad_files_are_refused_each_time() -> None:
-    maker = TokenizerMaker(lambda: None)
+    maker = TokenizerMaker(lambda: None, lambda _: nullcontext())
     for _ in range(2):
         with pytest.raises(FailedPreconditionError, match="cannot be read"):
             await maker.make(described(b"{"))
 
 
 async def test_the_loop_goes_on_while_many_tokenizers_are_tried_and_of_those_that_wait_there_is_a_most() -> None:
-    maker = TokenizerMaker(lambda: None)
+    maker = TokenizerMaker(lambda: None, lambda _: nullcontext())
     made = [asyncio.create_task(maker.make(described(byte_level_json()))) for _ in range(MAX_WAITING + 1)]
     done, waiting = await asyncio.wait(made, return_when=asyncio.FIRST_COMPLETED)
     (refused,) = done
     assert "are being tried" in str(refused.exception())
     assert len(waiting) == MAX_WAITING
     assert all(await asyncio.gather(*waiting))
+
+
+async def test_the_lease_is_held_for_longer_only_while_the_tokenizer_is_read_here() -> None:
+    held_s: list[float] = []
+
+    @asynccontextmanager
+    async def longer(seconds: float) -> AsyncIterator[None]:
+        held_s.append(seconds)
+        yield
+        held_s.append(0.0)
+
+    maker = TokenizerMaker(lambda: None, longer)
+    assert await maker.make(described(byte_level_json()))
+    with pytest.raises(FailedPreconditionError):
+        await maker.make(described(b"{"))
+    (asked_s, after_s) = held_s
+    assert asked_s > 0
+    assert after_s == 0
