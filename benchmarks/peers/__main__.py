@@ -27,7 +27,8 @@ from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, write_result
 
 POOL_TOKENS = 32_768  # about 1.7 times what the largest load, the long prompts, needs
-STEP_TOKENS = 2_048  # of every peer that takes a budget, the default of vLLM and llama.cpp; ours is our default, 512
+STEP_TOKENS = 2_048  # of every peer that takes a budget, the default of vLLM and llama.cpp; ours is our default
+USUAL = [name for name, system in SYSTEMS.items() if not system.is_extra]
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 _LEN_STEP = 64
 
@@ -156,7 +157,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="125m")
     parser.add_argument("--dtype", choices=_ITEM_BYTES, default="bfloat16")
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=USUAL, metavar="SYSTEM")
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="default: all, parity in float32 alone")
     parser.add_argument("--rounds", type=int, default=5, help="of the loads that come all at once")
     parser.add_argument("--open-rounds", type=int, default=3, help="of the loads that come one by one")

@@ -10,12 +10,12 @@ from typing import Any
 from benchmarks.bar_chart import Bar, bar_chart
 from benchmarks.peers.figures import Figures, Verdict, num_equal, verdicts
 from benchmarks.peers.runs_file import Run
-from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
+from benchmarks.peers.systems import FLAGS_TARGET, OFFLINE, PARITY, SYSTEMS, TARGETS
 from benchmarks.peers.workload import LOADS
 from benchmarks.report import table
 from benchmarks.svg_chart import Line, log_log_chart
 
-OURS = "quire"
+OURS, OURS_WITH_FLAGS = "quire", "quire-flags"
 REFERENCE = "reference"
 _HEAD = ("", "output tokens/s", "norm. latency, ms", "first token p50 / p99, ms", "per token p50 / p99, ms", "peak MiB")
 
@@ -44,7 +44,13 @@ class Outcome:
         return {**{name: f"not set up: {reason}" for name, reason in self._not_set_up.items()}, **failed}
 
     def verdicts(self, load: str) -> list[Verdict]:
-        return verdicts([run for run in self._runs if run.system != REFERENCE], load, OURS, TARGETS.get(load, {}))
+        """Ours against the best peer, and against ourselves with flags where that ran."""
+        peers = [run for run in self._runs if run.system not in (REFERENCE, OURS_WITH_FLAGS)]
+        ours = [run for run in self._runs if run.system in (OURS, OURS_WITH_FLAGS)]
+        return [
+            *verdicts(peers, load, OURS, TARGETS.get(load, {})),
+            *verdicts(ours, load, OURS, FLAGS_TARGET if load in OFFLINE else {}),
+        ]
 
     def parity(self) -> dict[str, dict[str, Any]]:
         """Every system's outputs of the first round against those of the reference, where that ran."""

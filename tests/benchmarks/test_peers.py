@@ -223,3 +223,10 @@ def test_what_is_shown_has_medians_targets_equal_outputs_and_every_failure() -> 
 
 def vars_of(made: Setup) -> dict[str, Any]:
     return {name: getattr(made, name) for name in Setup.__dataclass_fields__}
+
+
+def test_ourselves_with_flags_are_no_peer_and_have_a_target_of_their_own() -> None:
+    runs = [*rounds_of("quire", 98.0, 98.0, 98.0), *rounds_of("quire-flags", 100.0, 100.0, 100.0)]
+    runs += rounds_of("openvino", 80.0, 80.0, 80.0)
+    against = {each.peer: (round(each.ratio, 3), each.met) for each in Outcome(runs, {}).verdicts("sharegpt")}
+    assert against == {"openvino": (1.225, True), "quire-flags": (0.98, True)}
