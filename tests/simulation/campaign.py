@@ -26,6 +26,7 @@ class Tally:
     num_lives: int = 0
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
+    effects: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         self.num_seeds += 1
@@ -37,6 +38,7 @@ class Tally:
         self.num_lives += outcome.num_lives
         self.virtual_s += outcome.virtual_s
         self.faults.update(outcome.faults)
+        self.effects.update(outcome.effects)
 
     def figures(self) -> dict[str, Any]:
         """For people and for the record."""
@@ -49,6 +51,7 @@ class Tally:
             "scheduler_lives": self.num_lives,
             "virtual_hours": round(self.virtual_s / 3600, 2),
             "faults": dict(sorted(self.faults.items())),
+            "effects": dict(sorted(self.effects.items())),
         }
 
 

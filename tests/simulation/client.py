@@ -10,6 +10,7 @@ from random import Random
 
 import grpc
 
+from quire.silence import Silence
 from quire.v1 import inference_pb2 as pb
 from tests.simulation.connection import Connection, ConnectionLostError
 from tests.simulation.history import History
@@ -19,6 +20,7 @@ from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.virtual_loop import VirtualLoop
 
 CONNECT_TIMEOUT_S = 2.0
+LISTEN_S = 0.5  # between two looks for requests of which nothing is heard
 RIVAL_PATIENCE_S = 20.0  # for the request that it rivals to be accepted
 
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
@@ -50,13 +52,15 @@ class Client:
         self._find_leader = find_leader
         self._verify = verify
         self._is_excused = is_excused
-        self._begun_s = loop.time()
+        self._begun_s = loop.now_s
         self._connection: Connection | None = None
         self._leader: SchedulerLife | None = None
         self._away_until_s = 0.0
         self._has_left = False
         self._num_handles = 0
         self._order_of: dict[int, Order] = {}  # by handle, of this connection
+        self._let_go: set[int] = set()  # handles
+        self._silences: dict[Order, Silence] = {}
         self._positions: dict[int, dict[int, int]] = {}  # by handle and sample: what comes next
 
     @property
@@ -72,7 +76,7 @@ class Client:
             self._loop.outside(order.arrives_s, self._start, order)
         await asyncio.sleep(min(order.arrives_s for order in self.plan.orders))
         while not self.is_done:
-            await asyncio.sleep(max(self._random.uniform(0.01, 0.2), self._away_until_s - self._loop.time()))
+            await asyncio.sleep(max(self._random.uniform(0.01, 0.2), self._away_until_s - self._loop.now_s))
             leader = self._find_leader()
             if leader is None or self.is_done:
                 continue
@@ -80,6 +84,7 @@ class Client:
             self._connection = Connection(self._loop, self._random, leader.process)
             leader.process.call_later(0.0005, leader.accept, self._connection)
             self._loop.outside(CONNECT_TIMEOUT_S, self._connection.lose_if_unserved)
+            self._loop.outside(LISTEN_S, self._look_for_silent, self._connection)
             try:
                 await self._converse(self._connection)
             except ConnectionLostError:
@@ -90,6 +95,36 @@ class Client:
         """What keepalive tells."""
         if self._connection is not None and self._leader is leader:
             self._connection.lose()
+
+    def lose_way(self, *, to_server: bool) -> bool:
+        """Its path to the scheduler dies on one side, and nobody is told. False if it has none."""
+        if self._connection is None or self._connection.half_open_s is not None:
+            return False
+        self._history.count("client's path dies on one side")
+        self._connection.lose_way(to_server=to_server)
+        return True
+
+    def _look_for_silent(self, connection: Connection) -> None:
+        """As the SDK does: attaches again where nothing is heard of a request, and leaves a silent connection."""
+        if connection is not self._connection or self.is_done:
+            return
+        for handle, order in list(self._order_of.items()):
+            verdict = self._silences[order].verdict(self._loop.now_s)
+            if verdict == "ask":
+                self._attach_again(handle, order)
+            elif verdict == "renew":
+                if connection.half_open_s is not None:
+                    self._history.count("client leaves a path that died on one side")
+                connection.lose()
+                return
+        self._loop.outside(LISTEN_S, self._look_for_silent, connection)
+
+    def _attach_again(self, handle: int, order: Order) -> None:
+        assert self._connection is not None
+        del self._order_of[handle]
+        self._let_go.add(handle)
+        self._start(order)
+        self._connection.say(pb.SessionRequest(handle=handle, detach=pb.Detachment()))
 
     async def _converse(self, connection: Connection) -> None:
         for order in self.plan.orders:
@@ -104,7 +139,7 @@ class Client:
 
     def _start(self, order: Order) -> None:
         """Submits it, or attaches to it, if it is time."""
-        connection, now_s = self._connection, self._loop.time()
+        connection, now_s = self._connection, self._loop.now_s
         if connection is None or order.is_done or order in self._order_of.values():
             return
         if now_s < self._begun_s + order.arrives_s:
@@ -118,6 +153,7 @@ class Client:
         self._num_handles += 1
         handle = self._num_handles
         self._order_of[handle] = order
+        self._silences.setdefault(order, Silence()).note_asked(now_s)
         if order.absent_since_s is None:
             order.absent_since_s = now_s
         if order.is_accepted and (self._is_excused(order) or self._random.random() < 0.8):
@@ -138,11 +174,14 @@ class Client:
             self._connection.say(pb.SessionRequest(handle=handle, cancel=pb.Cancellation()))
 
     def _take(self, event: pb.SessionEvent) -> None:
+        if event.handle in self._let_go:
+            return
         order = self._order_of.get(event.handle)
         kind = event.WhichOneof("event")
         if order is None:
             self._history.violate(f"{self.plan.name}: {kind} for handle {event.handle}, which is closed")
             return
+        self._note_heard(order, kind)
         if kind == "accepted":
             self._note_presence(order)
             self._history.note(f"{self.plan.name} {order.request_id} accepted {event.accepted.attached}")
@@ -157,6 +196,13 @@ class Client:
         else:
             del self._order_of[event.handle]
             self._take_error(order, event.error)
+
+    def _note_heard(self, order: Order, kind: str | None) -> None:
+        silence = self._silences[order]
+        if kind == "chunk":
+            silence.note_output(self._loop.now_s)
+        else:
+            silence.note_answered(self._loop.now_s)
 
     def _take_chunk(self, order: Order, handle: int, chunk: pb.Chunk) -> None:
         index, name = chunk.index, f"{self.plan.name} {order.request_id}"
@@ -217,20 +263,23 @@ class Client:
             self._connection.hang_up(0.0)
 
     def _note_presence(self, order: Order) -> None:
-        now_s = self._loop.time()
+        now_s = self._loop.now_s
         assert order.absent_since_s is not None
-        order.away_s = max(order.away_s, now_s - order.absent_since_s)
+        if not order.is_present:
+            order.away_s = max(order.away_s, now_s - order.absent_since_s)
         order.is_present = True
 
     def _forget_connection(self) -> None:
+        half_open_s = self._connection.half_open_s if self._connection is not None else None
+        since_s = self._loop.now_s if half_open_s is None else half_open_s
         for order in self._order_of.values():
             if order.is_present:
-                order.is_present, order.absent_since_s = False, self._loop.time()
+                order.is_present, order.absent_since_s = False, since_s
         self._connection = None
         self._order_of.clear()
 
     def _go_away(self, away_s: float) -> None:
-        self._away_until_s = self._loop.time() + away_s
+        self._away_until_s = self._loop.now_s + away_s
         if self._connection is not None:
             self._connection.hang_up(self._random.choice([0.0, 0.01, 1.0]))
 

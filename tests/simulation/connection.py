@@ -1,14 +1,15 @@
-"""A client's connection to a scheduler: one Session stream, with delays, a window, and an end that is seen late."""
+"""A client's connection to a scheduler: one Session stream, with delays, a window, an end that is seen late or not."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from random import Random
 
 from quire.v1 import inference_pb2 as pb
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 DELAY_S = (0.0001, 0.001)
+SERVER_PATIENCE_S = 40.0  # until it misses the answer to a ping: the scheduler's defaults
 WINDOW = 4  # responses that are on their way or not yet taken
 
 
@@ -31,11 +32,14 @@ class Connection:
         self._num_unread = 0
         self._room = asyncio.Event()
         self._requests: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        self.half_open_s: float | None = None  # since when what one side says gets lost
+        self._is_unheard = False  # the client
+        self._is_deaf = False  # the client
         self._last_s = {True: 0.0, False: 0.0}  # when the last message to the server, or from it, arrives
 
     def say(self, request: pb.SessionRequest) -> None:
         """By the client."""
-        self._server.call_later(self._delay(to_server=True), self._requests.put_nowait, request)
+        self._tell_server(self._delay(to_server=True), self._requests.put_nowait, request)
 
     async def next_response(self) -> pb.SessionResponse:
         """For the client. Raises ConnectionLostError."""
@@ -44,7 +48,7 @@ class Connection:
                 raise ConnectionLostError
             self._news.clear()
             await self._news.wait()
-        self._server.call_later(self._delay(to_server=True), self._taken)
+        self._tell_server(self._delay(to_server=True), self._taken)
         return self._inbox.popleft()
 
     def hang_up(self, notice_s: float) -> None:
@@ -52,7 +56,15 @@ class Connection:
         self._is_lost = True
         self._inbox.clear()
         self._news.set()
-        self._server.call_later(notice_s, self._client_gone)
+        self._tell_server(notice_s, self._client_gone)
+
+    def lose_way(self, *, to_server: bool) -> None:
+        """From now on all that is said that way gets lost, an end as well. Only the server pings, and that rarely."""
+        if self.half_open_s is None:
+            self.half_open_s = self._loop.now_s
+            self._server.call_later(SERVER_PATIENCE_S, self._miss_pings)
+        self._is_unheard |= to_server
+        self._is_deaf |= not to_server
 
     def lose(self) -> None:
         """The client finds that the server is silent."""
@@ -76,7 +88,7 @@ class Connection:
 
     async def send(self, response: pb.SessionResponse) -> None:
         """By the server; waits while the client does not read."""
-        self._loop.outside(self._delay(to_server=False), self._arrive, response)
+        self._tell_client(self._arrive, response)
         self._num_unread += 1
         while self._num_unread >= WINDOW:
             self._room.clear()
@@ -84,7 +96,7 @@ class Connection:
 
     def end_from_server(self) -> None:
         """The server is gone, or has hung up."""
-        self._loop.outside(self._delay(to_server=False), self._server_gone)
+        self._tell_client(self._server_gone)
 
     def _arrive(self, response: pb.SessionResponse) -> None:
         if not self._is_lost:
@@ -104,8 +116,21 @@ class Connection:
         if self._task is not None:
             self._task.cancel()
 
+    def _miss_pings(self) -> None:
+        """At the server."""
+        self._client_gone()
+        self.end_from_server()
+
+    def _tell_server(self, delay_s: float, callback: Callable[..., None], *args: object) -> None:
+        if not self._is_unheard:
+            self._server.call_later(delay_s, callback, *args)
+
+    def _tell_client(self, callback: Callable[..., None], *args: object) -> None:
+        if not self._is_deaf:
+            self._loop.outside(self._delay(to_server=False), callback, *args)
+
     def _delay(self, *, to_server: bool) -> float:
-        now_s = self._loop.time()
+        now_s = self._loop.now_s
         arrives_s = max(now_s + self._random.uniform(*DELAY_S), self._last_s[to_server] + 1e-9)
         self._last_s[to_server] = arrives_s
         return arrives_s - now_s

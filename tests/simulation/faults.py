@@ -16,7 +16,11 @@ Kind = Literal[
     "second leader",
     "standby starts",
     "standby loses the store",
+    "standby is told to end",
+    "client is unheard",
+    "client hears nothing",
     "worker dies",
+    "worker is told to end",
     "worker freezes",
     "worker is cut off",
     "worker is slow",
@@ -32,10 +36,14 @@ Kind = Literal[
     "store is flushed at death",
     "store is flushed under a newcomer",
     "store fails over",
+    "store is told to end",
     "clock jumps",
 ]
 
 EMPTIED = 0.35  # probability that it is about an emptied store and standbys
+WITH_CLIENTS = 0.3  # probability that paths of clients die on one side
+WITH_CLOCKS = 0.25  # probability that clocks are set
+HANDING_OVER = 0.25  # themes below: schedulers that end have standbys
 FAULTS_S = 6.0  # in which they begin
 _OF_SCHEDULERS: list[Kind] = [
     "scheduler dies",
@@ -50,6 +58,7 @@ _OF_MORTAL_SCHEDULERS: list[Kind] = ["scheduler dies", "scheduler dies at entry"
 _OF_WORKERS: list[Kind] = [
     "worker dies",
     "worker dies",
+    "worker is told to end",
     "worker freezes",
     "worker is cut off",
     "worker is slow",
@@ -63,7 +72,17 @@ _OF_STORE: list[Kind] = [
     "store is read only",
     "store loses replies",
     "store is slow",
+    "store is told to end",
 ]
+_OF_HAND_OVERS: list[Kind] = [
+    "standby starts",
+    "standby starts",
+    "scheduler is told to end",
+    "scheduler is told to end",
+    "standby is told to end",
+]
+_OF_CLIENTS: list[Kind] = ["client is unheard", "client hears nothing"]
+_OF_CLOCKS: list[Kind] = ["clock jumps"]
 _OF_LOSSY_STORE: list[Kind] = ["store is flushed", "store fails over"]
 _OF_STANDBYS: list[Kind] = ["standby starts", "standby starts", "standby loses the store"]
 _OF_EMPTIED_STORE: list[Kind] = [
@@ -92,14 +111,19 @@ def draw_faults(random_: Random) -> list[Fault]:
     """In order of time. Where a store lags behind, schedulers are killed, and do not have followers while they live."""
     pools: list[list[Kind]] = []
     theme = random_.random()
+    if random_.random() < WITH_CLIENTS:
+        pools.append(_OF_CLIENTS)
+    if random_.random() < WITH_CLOCKS:
+        pools.append(_OF_CLOCKS)
     if random_.random() < EMPTIED:
         pools += [_OF_EMPTIED_STORE, _OF_EMPTIED_STORE, _OF_STORE] if theme < 0.6 else [_OF_EMPTIED_STORE]
         if theme > 0.3:
             pools.append(_OF_MORTAL_SCHEDULERS)
-    elif theme < 0.55:
-        pools.append(_OF_SCHEDULERS)
-    if pools and pools[0] is _OF_EMPTIED_STORE:
         return _drawn(random_, pools)
+    if theme < 0.55:
+        pools.append(_OF_SCHEDULERS)
+    if theme < HANDING_OVER:
+        pools += [_OF_HAND_OVERS, _OF_HAND_OVERS]
     if 0.15 < theme < 0.4 or 0.55 < theme < 0.9:
         pools.append(_OF_WORKERS)
     if 0.3 < theme < 0.5 or 0.7 < theme < 0.95:

@@ -5,12 +5,13 @@ Also where the log of production code ends: an exception that it caught and logg
 
 import sys
 import traceback
+from collections import Counter
 from hashlib import blake2b
 from typing import Any, cast
 
 import structlog
 
-from tests.simulation.virtual_loop import START_NS, VirtualClock
+from tests.simulation.machine_clocks import START_NS, VirtualClock
 
 MAX_VIOLATIONS = 20
 
@@ -21,6 +22,7 @@ class History:
     def __init__(self, clock: VirtualClock, *, is_traced: bool) -> None:
         self.violations: list[str] = []
         self.num_events = 0
+        self.effects: Counter[str] = Counter()  # what faults came to, which they may do or not
         self._clock = clock
         self._is_traced = is_traced
         self._digest = blake2b(digest_size=16)
@@ -31,7 +33,7 @@ class History:
 
     @property
     def now_s(self) -> float:
-        return self._clock.monotonic()
+        return self._clock.now_ns / 1e9
 
     @property
     def is_traced(self) -> bool:
@@ -43,6 +45,11 @@ class History:
         self._digest.update(line.encode())
         if self._is_traced:
             self.say(event)
+
+    def count(self, effect: str) -> None:
+        """Something that a fault is there for has happened."""
+        self.note(effect)
+        self.effects[effect] += 1
 
     def violate(self, sentence: str) -> None:
         """A promise is broken. The run goes on, and has failed."""

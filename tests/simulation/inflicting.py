@@ -8,10 +8,13 @@ from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
 from tests.simulation.world import World
 
 POSTPONED_S = 0.7  # what would lose the only copy
+CONNECTED_S = 0.05  # between looks whether a client is connected
 LEASE_S = 1.5  # after which a silent leader is followed by another
 RELEASE_S = 6.0  # after which somebody ends a leader that has a successor and does not notice
 CLOCK_JUMP_NS = 600_000_000_000
 NEWCOMERS_COMMANDS = 10  # at one of which the store is flushed
+LOADING_S = 0.2  # that a store needs to read what it had
+DRAIN_S = (0.0, 0.3, 5.0)  # that workers have to let end or move what runs there
 HEALED_S = 20.0  # from then on nothing goes wrong any more
 
 
@@ -54,13 +57,25 @@ class Inflicting:
         elif subject == "standby":
             self._do_to_standbys(fault, what)
         elif subject == "clock":
-            ahead_ns = fault.number * CLOCK_JUMP_NS
-            self._world.loop.clock.set_wall(ahead_ns if fault.number % 2 else -ahead_ns)
+            self._set_clock(fault)
+        elif subject == "client":
+            self._do_to_client(fault)
         elif subject in ("scheduler", "second"):
             self._do_to_scheduler(fault, what)
         else:
             workers = list(self._world.workers.values())
             self._do_to_worker(fault, workers[fault.number % len(workers)])
+
+    def _set_clock(self, fault: Fault) -> None:
+        """Of one process: a scheduler, leading or not, the store or a worker; by hours, or by less than a second."""
+        world = self._world
+        processes = [("scheduler", life.process) for life in (world.life, *world.standbys)]
+        processes += [("store", world.store.process)]
+        processes += [("worker", worker.process) for worker in world.workers.values()]
+        role, process = processes[fault.number % len(processes)]
+        by_ns = fault.number * CLOCK_JUMP_NS if fault.lasts_s > LEASE_S else round(fault.lasts_s * 1e9)
+        world.clocks.set_ahead(role, process.clock, by_ns if fault.number % 3 else -by_ns)
+        world.history.count(f"clock of a {role} jumps")
 
     def _do_to_store(self, fault: Fault, what: str) -> None:
         store = self._world.store
@@ -69,11 +84,16 @@ class Inflicting:
             "is down": "down",
             "is full": "full",
             "is read only": "read only",
+            "is told to end": "down",
         }
         if what in modes:
             self._end_mode()
             store.mode = modes[what]
-            self._later(fault.lasts_s, self._end_mode)
+            if what == "is told to end":
+                store.hang_up()
+                self._later(fault.lasts_s, self._load_store)
+            else:
+                self._later(fault.lasts_s, self._end_mode)
         elif what == "loses replies":
             store.lost_replies = 0.3
             self._later(fault.lasts_s, self._end_losses)
@@ -116,6 +136,11 @@ class Inflicting:
     def _end_mode(self) -> None:
         self._world.store.thaw()
 
+    def _load_store(self) -> None:
+        """It is started again, with all that it had, which it reads first."""
+        self._world.store.mode = "loading"
+        self._later(LOADING_S, self._end_mode)
+
     def _end_losses(self) -> None:
         self._world.store.lost_replies = 0.0
 
@@ -131,7 +156,10 @@ class Inflicting:
         elif what == "dies at step":
             world.fatal_step = fault.number
         elif what == "is told to end":
-            life.tell_to_end()
+            if world.is_healing():
+                self._later(POSTPONED_S, self._do, fault)
+            else:
+                life.tell_to_end()
         elif life.process.is_dead or life.process.is_frozen:
             return
         elif what == "leader":
@@ -146,9 +174,19 @@ class Inflicting:
     def _do_to_standbys(self, fault: Fault, what: str) -> None:
         """One that starts may lose the store at a command of its take-over, and so may any that is there."""
         world = self._world
+        if what == "is told to end":
+            if world.standbys and not world.store.has_lost_data:  # else it may have the only memory
+                world.standbys[0].tell_to_end()
+            return
         standby = world.start_standby() if what == "starts" or not world.standbys else world.standbys[0]
         if what == "loses the store":
             standby.cut_in_take_over(fault.number, fault.lasts_s)
+
+    def _do_to_client(self, fault: Fault) -> None:
+        """As soon as it has a connection."""
+        client = self._world.clients[fault.number % len(self._world.clients)]
+        if not client.is_done and not client.lose_way(to_server=fault.kind == "client is unheard"):
+            self._later(CONNECTED_S, self._do_to_client, fault)
 
     def _follow(self, place: int) -> None:
         """A standby takes over, unless somebody has already."""
@@ -170,6 +208,8 @@ class Inflicting:
         elif fault.kind == "worker dies":
             worker.die()
             self._later(fault.lasts_s, worker.start)
+        elif fault.kind == "worker is told to end":
+            worker.tell_to_end(DRAIN_S[fault.number % len(DRAIN_S)], fault.lasts_s)
         elif fault.kind == "worker freezes":
             worker.freeze()
             self._later(fault.lasts_s, process.thaw)

@@ -15,11 +15,10 @@ TAIL_POLL_S = 0.02  # in place of a blocking read
 
 
 class LeaseClient:
-    """Implements Leases. Each method is one step of the server, as the scripts of RedisLeases are."""
+    """Implements Leases. Each method is one step of the server, as the scripts of RedisLeases are, and by its clock."""
 
-    def __init__(self, way: Way, clock_s: Callable[[], float]) -> None:
+    def __init__(self, way: Way) -> None:
         self._link = Link(way, LEASE_TIMEOUT_S)
-        self._clock_s = clock_s
 
     async def read(self) -> HeldLease | None:
         held: HeldLease | None = await self._call("lease?", self._read, is_write=False)
@@ -57,13 +56,13 @@ class LeaseClient:
 
     async def announce(self, address: str, ttl_ms: int) -> None:
         async def work(store: LossyStore) -> None:
-            store.standbys[address] = self._clock_s() + ttl_ms / 1000
+            store.standbys[address] = store.now_s + ttl_ms / 1000
 
         await self._call(f"announce {address}", work)
 
     async def standbys(self) -> Sequence[str]:
         async def work(store: LossyStore) -> Sequence[str]:
-            return [address for address, until_s in store.standbys.items() if until_s > self._clock_s()]
+            return [address for address, until_s in store.standbys.items() if until_s > store.now_s]
 
         found: Sequence[str] = await self._call("standbys?", work, is_write=False)
         return found
@@ -78,11 +77,11 @@ class LeaseClient:
         if store.lease is None:
             return None
         lease, until_s = store.lease
-        left_ms = round((until_s - self._clock_s()) * 1000)
+        left_ms = round((until_s - store.now_s) * 1000)
         return HeldLease(lease, left_ms) if left_ms > 0 else None
 
     def _keep(self, store: LossyStore, lease: Lease, ttl_ms: int) -> None:
-        store.lease = (lease, self._clock_s() + ttl_ms / 1000)
+        store.lease = (lease, store.now_s + ttl_ms / 1000)
 
 
 class TailClient:

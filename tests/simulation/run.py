@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -9,13 +10,14 @@ from quire.errors import NotFoundError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.requests.computations import SAMPLING
-from tests.simulation.faults import draw_faults
+from tests.simulation.faults import Fault, draw_faults
 from tests.simulation.history import History, keep_log
 from tests.simulation.inflicting import Inflicting
+from tests.simulation.machine_clocks import START_NS, VirtualClock
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.verdict import faults_of_record, faults_of_rest
 from tests.simulation.virtual_clocks import virtual_clocks
-from tests.simulation.virtual_loop import START_NS, StuckError, VirtualClock, new_loop, until
+from tests.simulation.virtual_loop import StuckError, new_loop, until
 from tests.simulation.world import World
 
 MAX_TURNS = 2_000_000
@@ -33,11 +35,17 @@ class Outcome:
     num_entries: int  # that the store took
     num_finished: int  # requests whose clients saw an end
     faults: list[str]  # their kinds
+    effects: dict[str, int]  # what they came to
     virtual_s: float
 
 
-def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Outcome:
-    """The same seed is the same run, event by event. With `forgets` the store breaks its word: see StoreServer."""
+def run_seed(
+    seed: int, *, is_traced: bool = False, forgets: float = 0.0, instead: Sequence[Fault] | None = None
+) -> Outcome:
+    """The same seed is the same run, event by event. With `forgets` the store breaks its word: see StoreServer.
+
+    `instead` of the faults that the seed has, others may be given, in order of time.
+    """
     clock = VirtualClock()
     loop = new_loop(clock, max_turns=MAX_TURNS)
     history = History(clock, is_traced=is_traced)
@@ -47,7 +55,7 @@ def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Out
     try:
         with virtual_clocks(clock):
             world = World(loop, draw, history)
-            faults = draw_faults(draw)
+            faults = draw_faults(draw) if instead is None else list(instead)
             world.store.forgets = forgets
             try:
                 loop.run(_run(world, Inflicting(world, faults)))
@@ -77,6 +85,7 @@ def run_seed(seed: int, *, is_traced: bool = False, forgets: float = 0.0) -> Out
         num_entries=world.truth.num_entries,
         num_finished=sum(order.finished is not None for order in world.orders),
         faults=[fault.kind for fault in faults],
+        effects=dict(history.effects),
         virtual_s=virtual_s,
     )
 

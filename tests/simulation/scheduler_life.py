@@ -6,21 +6,19 @@ Its store, its workers' links and its clients' connections are those of the simu
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from common.process import unless_failed
 from quire.errors import QuireError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import Session
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, RecordLimits
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
-from scheduler_svc.leadership.take_over import Attempt, TakeOver
+from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.prefix_keeper import PrefixKeeper
@@ -33,26 +31,17 @@ from tests.simulation.connection import Connection
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
 from tests.simulation.lease_client import LeaseClient, TailClient
+from tests.simulation.machine_clocks import MachineClock
+from tests.simulation.scheduler_options import SchedulerOptions
 from tests.simulation.store_client import StoreClient, Way
 from tests.simulation.toy_worker import ToyLine, ToyWorker
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 RECORD_TTL_S = 3600
 DRAIN_S = 0.3
+LEAVE_S = 0.2  # for a standby that is told to end, too, to say so
 LEASE_MS = 1500
 STORE_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOptions:
-    """The same for every life of a run."""
-
-    config: SchedulerConfig
-    grace_s: float
-    max_queue_requests: int
-    trim_every: int
-    restate_entries: int
-    stream_interval_s: float
 
 
 class SchedulerLife:
@@ -62,6 +51,7 @@ class SchedulerLife:
         self,
         loop: VirtualLoop,
         number: int,
+        clock: MachineClock,
         way: Way,
         workers: dict[str, ToyWorker],
         options: SchedulerOptions,
@@ -72,12 +62,12 @@ class SchedulerLife:
     ) -> None:
         """With `on_turn` it is a standby, which calls that when the lease is its own; perhaps several times."""
         self.number = number
-        self.process = Process(loop, f"scheduler-{number}")
+        self.process = Process(loop, f"scheduler-{number}", clock)
         self.serves = False
         self.way = way
         self.connections: list[Connection] = []
         self._store = StoreClient(way)
-        self._leases = LeaseClient(way, loop.time)
+        self._leases = LeaseClient(way)
         self._on_lead = on_lead
         self._on_turn = on_turn
         self._cut = (0, 0.0)
@@ -86,6 +76,7 @@ class SchedulerLife:
         self._options = options
         self._history = history
         self._on_end = on_end
+        self.is_told_to_end = False
         self._told_to_end = asyncio.Event()
         self.process.context.run(self._new_attempt)
         self.process.spawn(self._run())
@@ -171,6 +162,7 @@ class SchedulerLife:
 
     def tell_to_end(self) -> None:
         """SIGTERM."""
+        self.is_told_to_end = True
         self.process.call_later(0.0, self._told_to_end.set)
 
     def die(self) -> None:
@@ -196,8 +188,11 @@ class SchedulerLife:
         self._on_end(self)
 
     async def _serve(self) -> None:
-        leading = await self._new_take_over().lead()
-        epoch, keeping_lease = leading.epoch, leading.keeping_lease
+        leading = await self._lead()
+        if leading is None:
+            self._history.count("standby leaves" if self._hot is not None else "scheduler leaves before it leads")
+            return
+        epoch, lease, keeping_lease = leading.epoch, leading.lease, leading.keeping_lease
         self._build()
         self._on_lead(self)
         if self._options.config.enable_prefix_cache:
@@ -215,24 +210,47 @@ class SchedulerLife:
         )
         running = [asyncio.create_task(each) for each in (self.journal.run(), self.records.run(), self.workers.watch())]
         running.append(keeping_lease)
+        successors: list[str] = []
         self.serves = True
         self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
         try:
             await unless_failed(self._told_to_end.wait(), (fatal, *running))
             self.keeper.close()
-            await unless_failed(self._drain(), (fatal, *running))
+            successors = await lease.standbys()
+            if successors:
+                await unless_failed(asyncio.sleep(LEAVE_S), (fatal, *running))
+                successors = await lease.standbys()
+            if not successors:
+                await unless_failed(self._drain(), (fatal, *running))
         finally:
             self.serves = False
             self.admission.closed = self.readers.closed = True
             self.keeper.close()
             await self.recovery.close()
             await self.workers.close()
-            self.hang_up()
+            if successors and await self.journal.hand_over():
+                self._history.count("scheduler hands over")
             await self.journal.close()
+            await lease.release()
+            self.hang_up()
             await self.records.close()
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _lead(self) -> Leading | None:
+        """None, and it is given up, if it is told to end first."""
+        leading, ending = (
+            asyncio.create_task(self._new_take_over().lead()),
+            asyncio.create_task(self._told_to_end.wait()),
+        )
+        try:
+            await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)
+            return leading.result() if leading.done() else None
+        finally:
+            for task in (leading, ending):
+                task.cancel()
+            await asyncio.gather(leading, ending, return_exceptions=True)
 
     def _new_take_over(self) -> TakeOver:
         me = Lease(self.process.name, self.process.name)

@@ -4,6 +4,7 @@ The way of one scheduler to the store can be cut at a command that is counted ou
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,9 +128,11 @@ class StoreClient:
         await self._side.call(f"trim {oldest}", lambda store: store.trim(oldest), is_write=True)
 
     async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
-        kept = list(records)
+        kept, unix_ns = list(records), time.time_ns()
         name = f"put {sorted(each.request_id for each in kept)}"
-        num_dropped: int = await self._side.call(name, lambda store: store.put_records(kept, limits), is_write=True)
+        num_dropped: int = await self._side.call(
+            name, lambda store: store.put_records_at(unix_ns, kept, limits), is_write=True
+        )
         return num_dropped
 
     async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:

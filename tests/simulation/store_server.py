@@ -4,21 +4,27 @@ It outlives schedulers, and keeps, beside the journal, every entry that it ever 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import EntryId, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, Record, RecordLimits, StoreUnavailableError
 from tests.simulation.history import History
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.machine_clocks import MachineClock, time_of_day
+from tests.simulation.virtual_loop import Process, VirtualLoop
 
-Mode = Literal["up", "down", "frozen", "full", "read only"]
+Mode = Literal["up", "down", "loading", "frozen", "full", "read only"]
 MAX_BACKLOG = 10_000
 
 
+DEAF: dict[Mode, str] = {
+    "down": "connection refused",
+    "loading": "LOADING Valkey is loading the dataset in memory",
+}
 REFUSALS: dict[Mode, str] = {
     "full": "OOM command not allowed when used memory > 'maxmemory'",
     "read only": "READONLY You can't write against a read only replica",
@@ -28,9 +34,8 @@ REFUSALS: dict[Mode, str] = {
 class LossyStore(MemoryStore):
     """What the server holds: journal, epoch and records, the lease with its end, and standbys with theirs."""
 
-    def __init__(self, *, clock_s: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock_s = clock_s
         self.lease: tuple[Lease, float] | None = None
         self.standbys: dict[str, float] = {}
 
@@ -39,6 +44,16 @@ class LossyStore(MemoryStore):
         num_kept = max(1, len(self._ids) - num_entries)
         del self._ids[num_kept:], self._payloads[num_kept:]
         self._last = self._ids[-1]
+
+    async def put_records_at(self, unix_ns: int, records: Sequence[Record], limits: RecordLimits) -> int:
+        """As RedisStore does it: accounts of records go by the time of day of who puts them."""
+        with time_of_day(unix_ns):
+            return await self.put_records(records, limits)
+
+    @property
+    def now_s(self) -> float:
+        """The server's time of day, by which keys live."""
+        return time.time()
 
     @property
     def num_entries(self) -> int:
@@ -61,7 +76,7 @@ class Command:
 class StoreServer:
     """Takes commands as they arrive, one at a time; replies after a delay, or never."""
 
-    def __init__(self, loop: VirtualLoop, random_: Random, history: History) -> None:
+    def __init__(self, loop: VirtualLoop, random_: Random, history: History, clock: MachineClock) -> None:
         self.mode: Mode = "up"
         self.delay_s = (0.0001, 0.001)  # of either way
         self.lost_replies = 0.0  # probability
@@ -73,7 +88,8 @@ class StoreServer:
         self.has_lost_data = False
         self.lost_s = 0.0  # when it last lost data
         self.flushed_s = 0.0  # when records were among it
-        self.content = LossyStore(clock_s=loop.time)
+        self.process = Process(loop, "store", clock)
+        self.content = LossyStore()
         self._loop = loop
         self._random = random_
         self._history = history
@@ -82,7 +98,7 @@ class StoreServer:
 
     def send(self, command: Command) -> None:
         """It arrives after a while, whatever becomes of the sender."""
-        self._loop.outside(self._delay(), self._arrive, command)
+        self.process.call_later(self._delay(), self._arrive, command)
 
     def thaw(self) -> None:
         """Goes through all that arrived meanwhile, connection by connection, in whatever order those come."""
@@ -90,13 +106,13 @@ class StoreServer:
         backlog, self._backlog = self._backlog, []
         self._random.shuffle(backlog)
         for command in backlog:
-            self._arrive(command)
+            self.process.context.run(self._arrive, command)
 
     def flush(self) -> None:
         """Journal, epoch, lease and records are gone."""
         self._note_loss(is_all=True)
         self.flushed_s = self.lost_s
-        self.content = LossyStore(clock_s=self._loop.time)
+        self.content = LossyStore()
 
     def fail_over(self, num_entries: int) -> None:
         """The last entries are gone, and every connection breaks: what is on its way is lost with the old server."""
@@ -105,19 +121,24 @@ class StoreServer:
             self.content.lose_last(num_entries)
             self.server += 1
 
+    def hang_up(self) -> None:
+        """As at its end: every connection breaks, and replies are lost. What it took it has."""
+        self._history.count("store ends and keeps its journal" if self.content.num_entries else "store ends empty")
+        self.server += 1
+
     def _note_loss(self, *, is_all: bool) -> None:
         last = self._last_append
         self.on_loss(last is not None and not last.is_answered, is_all)
         self.has_lost_data = True
-        self.lost_s = self._loop.time()
+        self.lost_s = self._loop.now_s
 
     def _arrive(self, command: Command) -> None:
         if self.mode == "frozen":
             self._backlog.append(command)
         elif command.server != self.server:
             self._reply(command, StoreUnavailableError("connection lost"))
-        elif self.mode == "down":
-            self._reply(command, StoreUnavailableError("connection refused"))
+        elif self.mode in DEAF:
+            self._reply(command, StoreUnavailableError(DEAF[self.mode]))
         elif self.mode in REFUSALS and command.is_write:
             self._reply(command, StoreUnavailableError(REFUSALS[self.mode]))
         else:

@@ -4,7 +4,7 @@ from quire.v1 import inference_pb2, journal_pb2
 from scheduler_svc.journal.store import EntryId
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
-from tests.simulation.virtual_loop import VirtualClock
+from tests.simulation.machine_clocks import VirtualClock
 
 
 def truth_of(*request_ids: str) -> JournalTruth:

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from tests.simulation.virtual_loop import Process, StuckError, VirtualClock, VirtualLoop, new_loop
+from tests.simulation.machine_clocks import VirtualClock
+from tests.simulation.virtual_loop import Process, StuckError, VirtualLoop, new_loop
 
 
 def short_loop() -> VirtualLoop:

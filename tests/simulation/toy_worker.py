@@ -1,29 +1,28 @@
 """A simulated worker process, and the line that a scheduler has to it in place of a WorkerLink.
 
-It registers with whoever leads, executes steps one after another in virtual time, and can be killed, frozen, cut off
-and made slow. An answer to a line that is gone goes nowhere.
+It executes steps one after another in virtual time, and can be killed, told to end, frozen, cut off and made slow. An
+answer to a line that is gone goes nowhere.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from random import Random
-from typing import Protocol
 
 from common.step import Step, StepResult, StepStatus
-from quire.errors import QuireError, UnavailableError
+from quire.errors import UnavailableError
 from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.workers.worker_link import WorkerLink
 from tests.simulation import toy_model
 from tests.simulation.history import History
+from tests.simulation.machine_clocks import MachineClock
 from tests.simulation.toy_device import FatalStepError, ToyDevice
+from tests.simulation.toy_registration import Leader, ToyRegistration
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from worker_svc.followed_epoch import FollowedEpoch
 
 LINE_DELAY_S = (0.0001, 0.001)
 PING_TIMEOUT_S = 2.0
-REGISTER_EVERY_S = 2.0
 RETRY_S = 0.5
 MODEL = worker_pb2.ModelInfo(
     name="toy",
@@ -36,23 +35,6 @@ MODEL = worker_pb2.ModelInfo(
 )
 
 
-class Registry(Protocol):
-    """Of a scheduler."""
-
-    epoch: int
-
-    def register(self, request: cluster_pb2.RegisterRequest) -> object: ...
-
-
-class Leader(Protocol):
-    """A scheduler as workers reach it."""
-
-    process: Process
-
-    @property
-    def registry(self) -> Registry: ...
-
-
 class ToyWorker:
     """One address, one incarnation after another."""
 
@@ -61,6 +43,7 @@ class ToyWorker:
         loop: VirtualLoop,
         random_: Random,
         history: History,
+        clock: MachineClock,
         worker_id: str,
         pool: worker_pb2.PoolInfo,
         *,
@@ -70,7 +53,7 @@ class ToyWorker:
         on_step: Callable[[], None],
     ) -> None:
         self.worker_id = worker_id
-        self.process = Process(loop, worker_id)
+        self.process = Process(loop, worker_id, clock)
         self.is_cut_off = False  # messages get lost, both ways
         self.slowness = 1.0
         self.loop = loop
@@ -87,17 +70,19 @@ class ToyWorker:
         self._queue: asyncio.Queue[tuple[ToyLine, Step, float]] = asyncio.Queue()
         self._followed = FollowedEpoch()
         self.device = self._new_device()
+        self._registration = self._new_registration()
 
     def start(self) -> None:
         """A new incarnation, which knows nothing."""
         self._incarnation += 1
-        self.process = Process(self.loop, f"{self.worker_id}-{self._incarnation}")
+        self.process = Process(self.loop, f"{self.worker_id}-{self._incarnation}", self.process.clock)
         self.slowness = 1.0
         self.device = self._new_device()
         self._followed = FollowedEpoch()
         self._queue = asyncio.Queue()
         self.process.spawn(self._execute_all())
-        self.process.spawn(self._register_for_ever())
+        self._registration = self._new_registration()
+        self.process.spawn(self._registration.keep())
 
     @property
     def is_started(self) -> bool:
@@ -108,6 +93,19 @@ class ToyWorker:
         self._history.note(f"{self.process.name} dies")
         self.process.kill()
         self.break_lines("connection reset")
+
+    def tell_to_end(self, patience_s: float, away_s: float) -> None:
+        """SIGTERM: it lets what runs here end or move, for so long, and is started again later."""
+        if not self._registration.is_leaving:
+            self._history.note(f"{self.process.name} is told to end")
+            self.process.spawn(self._leave(patience_s, away_s))
+
+    async def _leave(self, patience_s: float, away_s: float) -> None:
+        is_drained = await self._registration.leave(patience_s)
+        self._history.count("worker leaves" if is_drained else "worker leaves with work undone")
+        self.break_lines("the worker is shutting down")
+        self.loop.outside(away_s, self.start)
+        self.process.kill()
 
     def break_lines(self, reason: str) -> None:
         lines, self._lines = self._lines, []
@@ -171,41 +169,27 @@ class ToyWorker:
             line.answer(result)
             self._on_step()
 
-    async def _register_for_ever(self) -> None:
-        while True:
-            is_known = await self._register()
-            await asyncio.sleep(REGISTER_EVERY_S if is_known else RETRY_S)
+    def _reachable_leader(self) -> Leader | None:
+        return None if self.is_cut_off else self._find_leader()
 
-    async def _register(self) -> bool:
-        leader = self._find_leader()
-        if leader is None or self.is_cut_off:
-            return False
-        request = cluster_pb2.RegisterRequest(
-            worker_id=self.worker_id,
-            address=self.worker_id,
-            incarnation=self.process.name,
-            model_fingerprint=MODEL.fingerprint,
-            epoch=self._followed.epoch,
-        )
-        answer: asyncio.Future[int | None] = self.loop.create_future()
-        leader.process.call_later(self.random.uniform(*LINE_DELAY_S), self._ask, leader, request, answer)
-        try:
-            async with asyncio.timeout(PING_TIMEOUT_S):
-                epoch = await answer
-        except TimeoutError:
-            return False
-        if epoch is not None and self._followed.note(epoch, self.loop.time()):
+    def _follow(self, epoch: int) -> None:
+        if self._followed.note(epoch, self.loop.time()):
             self.device.follow(epoch)
-        return epoch is not None
 
-    def _ask(self, leader: Leader, request: cluster_pb2.RegisterRequest, answer: "asyncio.Future[int | None]") -> None:
-        """In the leader's process. The answer is its epoch."""
-        epoch = None
-        with suppress(QuireError):
-            leader.registry.register(request)
-            epoch = leader.registry.epoch
-        if not answer.done():
-            answer.set_result(epoch)
+    def _new_registration(self) -> ToyRegistration:
+        return ToyRegistration(
+            self.loop,
+            self.random,
+            cluster_pb2.RegisterRequest(
+                worker_id=self.worker_id,
+                address=self.worker_id,
+                incarnation=self.process.name,
+                model_fingerprint=MODEL.fingerprint,
+            ),
+            find_leader=self._reachable_leader,
+            epoch=lambda: self._followed.epoch,
+            follow=self._follow,
+        )
 
     def _new_device(self) -> ToyDevice:
         return ToyDevice(
@@ -263,8 +247,8 @@ class ToyLine(WorkerLink):
 
     def _deliver(self, process: Process, receive: Callable[..., None], *message: object) -> None:
         loop = self._worker.loop
-        self._last_s = max(loop.time() + self._worker.random.uniform(*LINE_DELAY_S), self._last_s + 1e-9)
-        process.call_later(self._last_s - loop.time(), receive, *message)
+        self._last_s = max(loop.now_s + self._worker.random.uniform(*LINE_DELAY_S), self._last_s + 1e-9)
+        process.call_later(self._last_s - loop.now_s, receive, *message)
 
     def _take(self, result: StepResult) -> None:
         if self.broken is None:

@@ -1,4 +1,4 @@
-"""Replaces the clocks of the module `time` by a virtual one for the duration of a run.
+"""Replaces the clocks of the module `time` by virtual ones for the duration of a run.
 
 Everywhere else doubles are handed in. Clocks are replaced because production code rightly takes the time from where
 it is, in some thirty places, and one that was forgotten would make a run depend on the machine. Runs have a process
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.simulation.virtual_loop import VirtualClock
+from tests.simulation.machine_clocks import VirtualClock
 
 _NAMES = ("monotonic", "monotonic_ns", "time", "time_ns")
 

@@ -1,7 +1,8 @@
 """An event loop on virtual time, and processes in it that can be frozen or killed between any two callbacks.
 
 Nothing ever blocks: where a real loop would wait for its next timer, this one puts the clock forward. What belongs to
-which process is known by context: all that a task of a process starts, belongs to it too. No threads, no sockets.
+which process is known by context: all that a task of a process starts, belongs to it too. Its timers go by the clock of
+its machine, messages between processes by the true one. No threads, no sockets.
 """
 
 import asyncio
@@ -11,8 +12,8 @@ from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-START_NS = 1_000 * 1_000_000_000
-UNIX_NS = 1_700_000_000 * 1_000_000_000  # of the moment at which the virtual clock stands at 0
+from tests.simulation.machine_clocks import TRUE, MachineClock, VirtualClock, running_clock
+
 TURN_NS = 1_000  # that a turn of the loop takes, so that whoever waits by turning is seen to take time
 
 Result = TypeVar("Result")
@@ -23,45 +24,19 @@ class StuckError(Exception):
     """Nobody can go on: no callback is ready and no timer runs, or turns follow each other without end."""
 
 
-class VirtualClock:
-    """Stands still while code runs."""
-
-    def __init__(self) -> None:
-        self.now_ns = START_NS
-        self.wall_offset_ns = 0  # of the time of day, which somebody may set
-        self.wall_span_s = 0.0  # between the furthest that it was ahead and behind
-        self._wall_offsets_ns = [0]
-
-    def monotonic(self) -> float:
-        return self.now_ns / 1e9
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def time(self) -> float:
-        return self.time_ns() / 1e9
-
-    def time_ns(self) -> int:
-        return UNIX_NS + self.now_ns + self.wall_offset_ns
-
-    def set_wall(self, ahead_ns: int) -> None:
-        """Sets the time of day ahead, or back."""
-        self.wall_offset_ns += ahead_ns
-        self._wall_offsets_ns.append(self.wall_offset_ns)
-        self.wall_span_s = (max(self._wall_offsets_ns) - min(self._wall_offsets_ns)) / 1e9
-
-
 class Process:
     """Callbacks and timers of a frozen one wait until it is thawed, those of a dead one are dropped."""
 
-    def __init__(self, loop: "VirtualLoop", name: str) -> None:
+    def __init__(self, loop: "VirtualLoop", name: str, clock: MachineClock = TRUE) -> None:
         self.name = name
+        self.clock = clock
         self.is_dead = False
         self.is_frozen = False
         self.tasks: list[asyncio.Task[Any]] = []
         self.held: list[asyncio.Handle] = []  # due while it did not run
         self.context = copy_context()
         self.context.run(_process.set, self)
+        self.context.run(running_clock.set, clock)
         self._loop = loop
 
     @property
@@ -73,7 +48,7 @@ class Process:
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
         """As a message from outside that arrives then."""
-        self._loop.call_later(delay_s, callback, *args, context=self.context)
+        self._loop.arrive(delay_s, callback, args, self.context)
 
     def kill(self) -> None:
         """From now on nothing of it runs: nothing is cleaned up, nobody is told."""
@@ -146,7 +121,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def outside(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Calls it later, in no process, whoever asks."""
-        return self.call_later(delay_s, callback, *args, context=self._outside)
+        return self.arrive(delay_s, callback, args, self._outside)
+
+    def arrive(
+        self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context
+    ) -> asyncio.TimerHandle:
+        """Calls it in that context after so much true time, whoever asks."""
+        return self._add_timer(self.clock.now_ns + round(delay_s * 1e9), callback, args, context)
 
     def hand_on(self, handle: asyncio.Handle, process: Process | None) -> None:
         self._ready.append((handle, process))
@@ -179,8 +160,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             else:
                 process.held.append(handle)
 
-    def time(self) -> float:
+    @property
+    def now_s(self) -> float:
+        """True time."""
         return self.clock.now_ns / 1e9
+
+    def time(self) -> float:
+        """By the monotonic clock of the process that asks."""
+        return self.clock.monotonic()
 
     def call_soon(
         self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
@@ -196,7 +183,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        span_ns = running_clock.get().true_span_ns(round(delay * 1e9))
+        return self._add_timer(self.clock.now_ns + span_ns, callback, args, context)
 
     def call_at(
         self,
@@ -205,9 +193,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        return self._add_timer(running_clock.get().true_ns(round(when * 1e9)), callback, args, context)
+
+    def _add_timer(
+        self, due_ns: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(due_ns / 1e9, callback, args, self, context)
         self._num_timers += 1
-        heappush(self._timers, (round(when * 1e9), self._num_timers, handle, _process_of(context)))
+        heappush(self._timers, (due_ns, self._num_timers, handle, _process_of(context)))
         return handle
 
     def create_future(self) -> "asyncio.Future[Any]":

@@ -9,20 +9,20 @@ from random import Random
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
-from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.journal.store import EntryId
 from tests.simulation.client import Client
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
 from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, PinPlan, draw_load
-from tests.simulation.scheduler_life import SchedulerLife, SchedulerOptions
+from tests.simulation.machine_clocks import Clocks
+from tests.simulation.scheduler_life import SchedulerLife
+from tests.simulation.scheduler_options import GRACE_S, draw_options
 from tests.simulation.store_client import Way
 from tests.simulation.store_server import StoreServer
 from tests.simulation.toy_worker import PING_TIMEOUT_S, ToyWorker
 from tests.simulation.verdict import fault_of_end
 from tests.simulation.virtual_loop import VirtualLoop, until
 
-GRACE_S = 5.0
 RESUME_EVERY_S = 2.0
 RESTART_S = (0.1, 0.6)
 RESTART_BESIDE_STANDBYS_S = 5.0  # at most: mostly a standby is faster
@@ -38,17 +38,18 @@ class World:
         self.loop = loop
         self.random = Random(draw.getrandbits(64))  # of what happens in the run
         self.history = history
+        self.clocks = Clocks(Random(draw.getrandbits(64)))
         self.truth = JournalTruth(history)
-        self.store = StoreServer(loop, Random(draw.getrandbits(64)), history)
+        self.store = StoreServer(loop, Random(draw.getrandbits(64)), history, self.clocks.draw("store"))
         self.store.on_taken = self._on_taken
         self.store.on_loss = self.truth.note_loss
         self.store.on_answered = self.truth.note_answered
-        self.options = _draw_options(draw)
+        self.options = draw_options(draw)
         self.workers = self._draw_workers(draw)
         self.lives: list[SchedulerLife] = []  # that lead, led or are about to
         self.standbys: list[SchedulerLife] = []
         self._num_lives = 0
-        self._begun_s = loop.time()
+        self._begun_s = loop.now_s
         load = draw_load(draw)
         self._pins = load.pins
         self.clients = [self._new_client(plan, Random(draw.getrandbits(64))) for plan in load.clients]
@@ -96,6 +97,7 @@ class World:
         return SchedulerLife(
             self.loop,
             self._num_lives,
+            self.clocks.draw("scheduler"),
             Way(self.store),
             self.workers,
             self.options,
@@ -114,7 +116,7 @@ class World:
         """It is followed by another, if it was the youngest; after the end of all faults that one is spared."""
         if self.is_spared and life is self.life:
             return
-        if self._is_healing():
+        if self.is_healing():
             self.loop.outside(RESTART_S[1], self.kill_scheduler, life)
         elif not life.process.is_dead:
             life.die()
@@ -163,12 +165,12 @@ class World:
         life.die()
         self._on_end(life)
 
-    def _is_healing(self) -> bool:
+    def is_healing(self) -> bool:
         """Nothing is promised of data that the store has lost, if memory is lost before it has said it again."""
         if not self.store.has_lost_data:
             return False
         holder = self.holder()
-        return self.loop.time() < self.store.lost_s + HEALING_S or holder is None or holder.journal.stats.degraded
+        return self.loop.now_s < self.store.lost_s + HEALING_S or holder is None or holder.journal.stats.degraded
 
     def _leader(self) -> SchedulerLife | None:
         serving = [life for life in self.lives if life.serves]
@@ -184,7 +186,8 @@ class World:
     def _on_end(self, life: SchedulerLife) -> None:
         if life in self.standbys:
             self.standbys.remove(life)
-            self.history.violate(f"P4: {life.process.name} ended while it stood by")
+            if not life.is_told_to_end:
+                self.history.violate(f"P4: {life.process.name} ended while it stood by")
         elif life is self.life:
             slowest_s = RESTART_BESIDE_STANDBYS_S if self.standbys else RESTART_S[1]
             self.loop.outside(self.random.uniform(RESTART_S[0], slowest_s), self._restart_after, life)
@@ -229,7 +232,7 @@ class World:
             self.kill_scheduler(life)
 
     def _verify(self, order: Order) -> None:
-        fault = fault_of_end(order, self.loop.time() - self._begun_s, GRACE_S, self.loop.clock.wall_span_s)
+        fault = fault_of_end(order, self.loop.now_s - self._begun_s, GRACE_S, self.clocks.span_s("scheduler"))
         if fault is not None:
             self.history.violate(fault)
 
@@ -288,6 +291,7 @@ class World:
                 self.loop,
                 Random(draw.getrandbits(64)),
                 self.history,
+                self.clocks.draw("worker"),
                 worker_id,
                 pool,
                 num_slots=num_slots,
@@ -297,24 +301,3 @@ class World:
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
         }
-
-
-def _draw_options(draw: Random) -> SchedulerOptions:
-    config = SchedulerConfig(
-        max_num_batched_tokens=draw.choice([8, 24, 64]),
-        max_num_seqs=draw.choice([8, 16, 64]),
-        watermark=draw.choice([0.0, 0.02]),
-        pipeline_depth=draw.choice([1, 2, 2]),
-        enable_prefix_cache=draw.random() < 0.8,
-        order=draw.choice(["fcfs", "fcfs", "edf"]),
-        preemption=draw.choice(["auto", "swap", "recompute"]),
-        preempt_every=draw.choice([None, None, 3, 11]),
-    )
-    return SchedulerOptions(
-        config=config,
-        grace_s=GRACE_S,
-        max_queue_requests=draw.choice([1000, 1000, 1000, 3]),
-        trim_every=draw.choice([2, 16, 512]),
-        restate_entries=draw.choice([2, 20, 4096]),
-        stream_interval_s=draw.choice([0.0, 0.02]),
-    )
