@@ -18,7 +18,7 @@ import quire
 from quire.cli import options
 from quire.cli.load import Lengths, Load, PlannedRequest
 from quire.cli.measurements import Measurement, Summary, summarize
-from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fail, out
+from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, explained, fail, out
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 DEFAULT_NUM_REQUESTS = 100
@@ -66,8 +66,8 @@ def bench(
             rate=rate,
             num_requests=num_requests or (DEFAULT_NUM_REQUESTS if duration_s is None else None),
             duration_s=duration_s,
-            output_len=Lengths.parse(output_len),
-            prompt_len=Lengths.parse(prompt_len or DEFAULT_PROMPT_LEN),
+            output_len=_lengths("--output-len", output_len),
+            prompt_len=_lengths("--prompt-len", DEFAULT_PROMPT_LEN if prompt_len is None else prompt_len),
             prompt=prompt,
             seed=seed,
         )
@@ -87,6 +87,14 @@ def _check(rate: float, duration_s: float | None, json_file: Path | None) -> Non
         fail(f"--duration must be above 0, not {duration_s}", EXIT_USAGE)
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         fail(f"--json: {json_file} cannot be written; name a file in a folder that is there", EXIT_USAGE)
+
+
+def _lengths(flag: str, text: str) -> Lengths:
+    """Raises ValueError that names the flag."""
+    try:
+        return Lengths.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from error
 
 
 async def _measure(address: str, load: Load, params: GenerateParams) -> Summary:
@@ -140,7 +148,7 @@ async def _request(
             first_token_s=first_s,
             end_s=clock() - due_s,
             failure=type(error).__name__,
-            reason=error.message,
+            reason=explained(error),
         )
     return Measurement(
         num_prompt_tokens=completion.usage.prompt_tokens,
@@ -167,7 +175,7 @@ def report(summary: Summary) -> RenderableType:
         totals.add_row("sharing", f"{summary.saving:.1%} of the blocks of a request saved, on average")
     for failure, count in summary.failures.items():
         kind = "refused" if failure == quire.OverloadedError.__name__ else "failed"
-        totals.add_row(f"[red]{kind}[/red]", f"{count} × {failure}, such as: {escape(summary.reasons[failure])}")
+        totals.add_row(f"[red]{kind}[/red]", f"{count}, such as: {escape(summary.reasons[failure])}")
     return Group(totals, "", _latencies(summary)) if summary.num_completed else totals
 
 

@@ -35,15 +35,20 @@ def errors_explained(if_not_found: str = "") -> Iterator[None]:
     except quire.NotFoundError as error:
         fail("; ".join(filter(None, (with_flags(error.message), if_not_found))))
     except quire.InvalidRequestError as error:
-        fail(in_flags(error), EXIT_USAGE)
+        fail(explained(error), EXIT_USAGE)
     except quire.OverloadedError as error:
-        fail(f"{error.message} (the server suggests {error.retry_after_s:g} s)")
+        fail(f"{explained(error)} (the server suggests {error.retry_after_s:g} s)")
     except quire.QuireError as error:
-        fail(with_flags(error.message))
+        fail(explained(error))
     except ValueError as error:
         fail(with_flags(str(error)), EXIT_USAGE)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def explained(error: "quire.QuireError") -> str:
+    """What went wrong, by the flags of the command that runs."""
+    return in_flags(error) if isinstance(error, quire.InvalidRequestError) else with_flags(error.message)
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:

@@ -287,8 +287,23 @@ async def test_bench_counts_failures_and_fails_if_nothing_worked(server: Scripte
     result = await run("bench", "-a", server.address, "--rate", "inf", "--num-requests", "3")
     assert result.exit_code == 1
     assert "refused" in result.stdout
-    assert "3 × OverloadedError, such as: full" in result.stdout
+    assert "3, such as: full" in result.stdout
     assert "time to first token" not in result.stdout
+
+
+@pytest.mark.parametrize("path", ["temperature", "sampling.temperature"])
+async def test_bench_calls_a_refused_parameter_by_its_flag(server: ScriptedServer, path: str) -> None:
+    violation = quire.FieldViolation(path, "is 500: give at most 100")
+    server.default = Script(refusals=[quire.InvalidRequestError(f"{path}: is 500: give at most 100", [violation])])
+    result = await run("bench", "-a", server.address, "--num-requests", "1", "--temperature", "500")
+    assert result.exit_code == 1
+    assert "1, such as: --temperature: is 500: give at most 100" in result.stdout
+    assert "Error" not in result.stdout
+
+
+@pytest.mark.parametrize("flag", ["--prompt-len", "--output-len"])
+def test_bench_names_the_flag_of_a_wrong_length(flag: str) -> None:
+    assert f"{flag}: 'many' is not a length" in CliRunner().invoke(app, ["bench", "-a", NOBODY, flag, "many"]).stderr
 
 
 @pytest.mark.parametrize(
