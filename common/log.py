@@ -6,7 +6,9 @@ a request's work begins, or pass it by name. No password of a URL is ever writte
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import structlog
@@ -34,8 +36,13 @@ class LogSettings(Protocol):
     def log_max_bytes(self) -> int: ...
 
 
-def set_up_service_logging(service: str, settings: LogSettings, status: Status) -> None:
-    """As `set_up_logging`, for a service's `__main__`; a file that cannot be written ends the process."""
+def set_up_service_logging(
+    service: str, settings: LogSettings, status: Status, names: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """As `set_up_logging`, for a service's `__main__`; a file that cannot be written ends the process.
+
+    `names`: how whoever set the settings called them, for that end.
+    """
     try:
         set_up_logging(
             service,
@@ -46,7 +53,7 @@ def set_up_service_logging(service: str, settings: LogSettings, status: Status) 
             status=status,
         )
     except OSError as error:
-        refuse_to_start(service, f"--log-file: {settings.log_file} cannot be written: {error}")
+        refuse_to_start(service, f"--log-file: {settings.log_file} cannot be written: {error}", names)
 
 
 def set_up_logging(

@@ -86,7 +86,9 @@ class GrpcServer:
 
 def _probe(listen: str) -> None:
     """Binds the address for a moment. Raises OSError or ValueError if it cannot be bound."""
-    host, _, port = listen.rpartition(":")
+    host, colon, port = listen.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()):
+        raise ValueError("it does not end in :port")
     if int(port) not in range(65536):  # it would be taken modulo 65536
         raise ValueError(f"there is no port {port}")
     address = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)[0]

@@ -26,6 +26,13 @@ def check_address(address: str) -> str:
     return address
 
 
+def check_host(address: str) -> str:
+    """The host, with a port or without, if it can be one. Raises ValueError."""
+    if not any(_HOST_AND_PORT.fullmatch(each) for each in (address, f"{address}:1")):
+        raise ValueError(f"{address!r} is no host; write host or host:port, such as worker-1 or 10.0.0.7:7850")
+    return address
+
+
 def split_addresses(text: str) -> list[str]:
     """The addresses of a list with commas between."""
     return [each for each in (part.strip() for part in text.split(",")) if each]

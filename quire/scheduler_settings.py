@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from quire.address import check_host
 from quire.limit_settings import LimitSettings
 
 
@@ -146,3 +147,8 @@ class SchedulerSettings(LimitSettings):
     status_fd: int | None = Field(None, description="pipe on which the supervisor is told how far the start is")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     print_config: bool = Field(False, description="print the settled settings as TOML and exit")
+
+    @field_validator("advertise")
+    @classmethod
+    def _host(cls, value: str | None) -> str | None:
+        return None if value is None else check_host(value)

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from quire.redaction import without_passwords
+from quire.typed_names import as_typed, flag_of
 
 S = TypeVar("S", bound="Settings")
 
@@ -87,11 +88,15 @@ def read_tables(config: Path) -> dict[str, dict[str, Any]]:
 
     Raises ValueError if there is none, if it is no TOML, or if it has a table that no process would read.
     """
-    if not config.is_file():
-        raise ValueError(f"there is no settings file {config}")
     try:
-        tables = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # also what is no UTF-8
+        if not config.is_file():
+            raise ValueError(f"there is no settings file {config}")
+        text = config.read_bytes()
+    except OSError as error:
+        raise ValueError(f"the settings file {config} cannot be read: {error.strerror}") from error
+    try:
+        tables = tomllib.loads(text.decode())
+    except ValueError as error:  # also what is no UTF-8
         raise ValueError(f"{config} is no TOML: {error}") from error
     for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
@@ -108,7 +113,7 @@ def parse(kind: type[S], arguments: list[str]) -> S:
     try:
         return CliApp.run(kind, cli_args=arguments)
     except ValidationError as error:
-        raise ValueError(f"{explained(error.errors(), kind, _flags_of(arguments))} (see --help)") from error
+        raise ValueError(f"{explained(error.errors(), kind, names_given(kind, arguments))} (see --help)") from error
     except (SettingsError, OSError) as error:
         raise ValueError(_argument_error(str(error), kind)) from error
 
@@ -128,7 +133,22 @@ def settle(kind: type[S], given: Mapping[str, Any], named: Mapping[str, str]) ->
     try:
         return kind(**given)
     except ValidationError as error:
-        raise ValueError(explained(error.errors(), kind, named)) from error
+        raise ValueError(explained(error.errors(), kind, {**names_given(kind), **named})) from error
+
+
+def names_given(kind: type[Settings], arguments: Sequence[str] = ()) -> dict[str, str]:
+    """How whoever gave each setting called it, by field: a flag, a variable, or a key of the file.
+
+    Raises ValueError for a file that cannot be read.
+    """
+    config = os.environ.get(CONFIG_VARIABLE)
+    table = read_tables(Path(config)).get(kind.section, {}) if config else {}
+    names = {name: f"[{kind.section}] {name}" for name in table}
+    prefix = kind.prefix().lower()
+    for variable, value in os.environ.items():
+        if value and variable.lower().startswith(prefix):  # in either case, as pydantic reads them
+            names[variable.lower().removeprefix(prefix)] = variable
+    return names | _flags_of(arguments)
 
 
 def check_variables(environment: Mapping[str, str], prefix: str, names: Collection[str]) -> None:
@@ -155,14 +175,14 @@ def explained(errors: Sequence[ErrorDetails], kind: type[Settings], named: Mappi
 
 def _explained(error: ErrorDetails, kind: type[Settings], named: Mapping[str, str]) -> str:
     if not error["loc"]:
-        return error["msg"].removeprefix("Value error, ")
+        return as_typed(error["msg"].removeprefix("Value error, "), named)
     name = str(error["loc"][0]).lower()
     if error["type"] == "extra_forbidden":
         near = nearest(name, kind.model_fields)
         return f"[{kind.section}] has no setting {name!r}" + (f"; did you mean {near!r}?" if near else "")
     if error["type"] == "missing":
-        return f"{_flag(name)} is missing"
-    return f"{named.get(name) or _source(kind, name)}: {sentence(error)}"
+        return f"{flag_of(name)} is missing"
+    return f"{named.get(name) or flag_of(name)}: {sentence(error)}"
 
 
 def sentence(error: ErrorDetails) -> str:
@@ -172,19 +192,9 @@ def sentence(error: ErrorDetails) -> str:
     return message if shown in message else f"{message}, not {shown}"
 
 
-def _source(kind: type[Settings], name: str) -> str:
-    """Where a value comes from that no flag gave."""
-    variable = f"{kind.prefix()}{name.upper()}"
-    return variable if os.environ.get(variable) else f"[{kind.section}] {name}"
-
-
-def _flags_of(arguments: list[str]) -> dict[str, str]:
+def _flags_of(arguments: Sequence[str]) -> dict[str, str]:
     flags = [each.partition("=")[0] for each in arguments if each.startswith("--")]
     return {flag[2:].replace("-", "_"): flag for flag in flags}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _argument_error(message: str, kind: type[Settings]) -> str:
@@ -192,7 +202,7 @@ def _argument_error(message: str, kind: type[Settings]) -> str:
     message = message.removeprefix("error parsing CLI: ").strip()
     unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
     near = nearest(unknown[1][2:].replace("-", "_"), kind.model_fields) if unknown else None
-    hint = f"; did you mean {_flag(near)}?" if near else " (see --help)"
+    hint = f"; did you mean {flag_of(near)}?" if near else " (see --help)"
     return without_passwords(message) + hint
 
 

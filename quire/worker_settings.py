@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from quire.address import check_address, check_host
 from quire.settings import Settings
+from quire.typed_names import flag_of
+
+MOST_BLOCKS = 1 << 22  # of either pool; the scheduler believes no more
 
 
 class WorkerSettings(Settings):
@@ -16,7 +20,9 @@ class WorkerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="QUIRE_WORKER_")
 
     model: str = Field(description="folder of a Hugging Face checkpoint, or its id on the hub")
-    model_name: str | None = Field(None, description="name under which it is served; absent: as given by --model")
+    model_name: str | None = Field(
+        None, max_length=1024, description="name under which it is served; absent: as given by --model"
+    )
     scheduler: str | None = Field(
         None,
         description="host:port to register with, or several with commas between, of which one leads; a name stands for "
@@ -25,7 +31,7 @@ class WorkerSettings(Settings):
     listen: str = Field("127.0.0.1:0", description="address to serve on, host:port; port 0 takes any free one")
     advertise: str | None = Field(None, description="host or host:port at which the scheduler reaches this worker")
     worker_id: str | None = Field(
-        None, min_length=1, max_length=255, description="unique and stable name; absent: from host and port"
+        None, min_length=1, max_length=128, description="unique and stable name; absent: from host and port"
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda, cuda:N; auto: cuda if there is one"
@@ -64,7 +70,7 @@ class WorkerSettings(Settings):
         True, description="capture decode steps as CUDA graphs; without, starts are quicker and steps slower"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in a block")
-    num_blocks: int | None = Field(None, ge=1, description="blocks of the KV pool")
+    num_blocks: int | None = Field(None, ge=1, le=MOST_BLOCKS, description="blocks of the KV pool")
     kv_memory_fraction: float | None = Field(
         None, gt=0, le=1, description="KV pool as part of the memory that the model, on cuda also its steps, leave free"
     )
@@ -84,19 +90,22 @@ class WorkerSettings(Settings):
     num_host_blocks: int = Field(
         0,
         ge=0,
+        le=MOST_BLOCKS,
         description="blocks of main memory to which preempted sequences are swapped; 0: they are computed again",
     )
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences at once")
     max_batched_tokens: int | None = Field(
         None,
         ge=1,
+        le=1 << 20,
         description="tokens computed in one step, at most; absent: 8192 on cuda, and 512 on a CPU, where more at once "
         "make none of them cheaper, and whoever else is running waits for them",
     )
-    max_model_len: int | None = Field(None, ge=1, description="longest sequence; absent: the model's")
+    max_model_len: int | None = Field(None, ge=2, description="longest sequence; absent: the model's")
     threads: int | None = Field(
         None,
         ge=1,
+        le=4096,
         description="threads of the computation; absent: as many as there are processors, within a container's quota",
     )
     drain_timeout_s: float = Field(
@@ -121,8 +130,20 @@ class WorkerSettings(Settings):
     )
     print_config: bool = Field(False, description="print the settled settings as TOML and exit")
 
+    @field_validator("scheduler")
+    @classmethod
+    def _addresses(cls, value: str | None) -> str | None:
+        return None if value is None else check_address(value)
+
+    @field_validator("advertise")
+    @classmethod
+    def _host(cls, value: str | None) -> str | None:
+        return None if value is None else check_host(value)
+
     @model_validator(mode="after")
     def _one_pool_size(self) -> Self:
-        if sum(size is not None for size in (self.num_blocks, self.kv_memory_fraction, self.kv_memory_bytes)) > 1:
-            raise ValueError("give only one of num_blocks, kv_memory_fraction and kv_memory_bytes")
+        names = ("num_blocks", "kv_memory_fraction", "kv_memory_bytes")
+        given = [f"{flag_of(name)} {getattr(self, name)}" for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each settle the size of the KV pool: give only one of them")
         return self

@@ -22,7 +22,7 @@ from common.settings import settings_or_exit
 from common.status import Status
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.scheduler_settings import SchedulerSettings
-from quire.settings import to_toml
+from quire.settings import names_given, to_toml
 from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
@@ -70,7 +70,8 @@ def main() -> None:
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
-    set_up_service_logging("scheduler", settings, Status(settings.status_fd))
+    names = names_given(SchedulerSettings, sys.argv[1:])
+    set_up_service_logging("scheduler", settings, Status(settings.status_fd), names)
     gc.collect()
     gc.freeze()  # what was imported stays for good: a full collection, which stops everything, need not walk it
     try:
@@ -79,7 +80,7 @@ def main() -> None:
         log.error("scheduler ends", reason=str(error))
         raise SystemExit(1) from None
     except (ListenError, StoreError) as error:
-        refuse_to_start("scheduler", str(error))
+        refuse_to_start("scheduler", str(error), names)
 
 
 async def serve(settings: SchedulerSettings) -> None:

@@ -27,6 +27,7 @@ from quire.cli.supervisor.supervisor import Supervisor
 from quire.params import DEFAULT_ADDRESS
 from quire.redaction import without_passwords
 from quire.settings import CONFIG_VARIABLE
+from quire.typed_names import as_typed
 
 NEEDS = {"scheduler": ("tokenizers", "redis", "uvloop"), "worker": ("torch", "safetensors", "numpy")}
 
@@ -59,9 +60,10 @@ def serve(
     try:
         folder = DataFolder(data_dir)
     except FolderError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(as_typed(str(error), settled.names), EXIT_USAGE)
     except OSError as error:
-        fail(f"the data folder {data_dir} cannot be used: {error}; choose another with --data-dir", EXIT_USAGE)
+        message = f"the data folder {data_dir} cannot be used: {error}; choose another with --data-dir"
+        fail(as_typed(message, settled.names), EXIT_USAGE)
     try:
         code = asyncio.run(_serve(settled, folder, Announcer(settled.scheduler.log_format)))
     finally:
@@ -83,16 +85,10 @@ async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> 
     try:
         supervisor = Supervisor(settled, folder, announcer)
         announcer.say(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
-        await supervisor.run(stop, lambda ready: _greet(ready, announcer, settled.serve.workers))
-    except StartFailedError as error:
-        announcer.say(str(error))
-        return error.exit_code
-    except (PlaceError, FolderError) as error:
-        announcer.say(str(error))
-        return EXIT_USAGE
-    except StoreFailedError as error:
-        announcer.say(str(error))
-        return EXIT_FAILED
+        await supervisor.run(stop, lambda ready: _greet(ready, announcer, settled))
+    except (StartFailedError, PlaceError, FolderError, StoreFailedError) as error:
+        announcer.say(as_typed(str(error), settled.names))
+        return _exit_code(error)
     except Exception as error:  # our own fault: everything has ended, and what happened is kept
         details = folder.log("serve")
         with suppress(OSError), details.open("a") as log:
@@ -102,7 +98,15 @@ async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> 
     return 0
 
 
-async def _greet(supervisor: Supervisor, announcer: Announcer, num_workers: int) -> None:
+def _exit_code(error: Exception) -> int:
+    """Of a start that failed."""
+    if isinstance(error, StartFailedError):
+        return error.exit_code
+    return EXIT_FAILED if isinstance(error, StoreFailedError) else EXIT_USAGE
+
+
+async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled) -> None:
+    num_workers, names = settled.serve.workers, settled.worker_names
     async with quire.AsyncClient(supervisor.address) as client:
         model, stats = await client.model(), await client.stats()
     blocks = stats.blocks
@@ -114,9 +118,9 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, num_workers: int)
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
         *(("sampling", each) for each in _sampling_defaults(model)),
-        *view.notices(),
+        *((about, as_typed(notice, names)) for about, notice in view.notices()),
         ("store", supervisor.store_name),
-        *(("warning", warning) for warning in view.warnings()),
+        *(("warning", as_typed(warning, names)) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
     ]
     announcer.greet(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)

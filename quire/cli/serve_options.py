@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from quire.cli.serve_settings import ALIASES, ServeSettings, passed_fields
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import Settings
+from quire.typed_names import flag_of
 from quire.worker_settings import WorkerSettings
 
 _SHORT = {"verbose": "-v"}
@@ -61,13 +62,13 @@ def _fields() -> list[tuple[str, FieldInfo, str | None]]:
 
 
 def _option(name: str, field: FieldInfo, panel: str | None) -> Any:
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     kind = _plain_type(field.annotation)
     short = [_SHORT[name]] if name in _SHORT else []
     if kind is bool:
         names = [f"{flag}/--no-{flag[2:]}", *short]
         return Annotated[bool | None, typer.Option(*names, help=_help(field), rich_help_panel=panel)]
-    names = [flag, *(f"--{alias.replace('_', '-')}" for alias, meant in ALIASES.items() if meant == name), *short]
+    names = [flag, *(flag_of(alias) for alias, meant in ALIASES.items() if meant == name), *short]
     return Annotated[str | None, typer.Option(*names, help=_help(field), metavar=_metavar(kind), rich_help_panel=panel)]
 
 

@@ -24,11 +24,13 @@ from quire.settings import (
     Settings,
     check_variables,
     explained,
+    names_given,
     nearest,
     read_tables,
     settle,
     to_toml,
 )
+from quire.typed_names import flag_of
 from quire.worker_settings import WorkerSettings
 
 ALIASES = {"max_queue": "max_queue_requests"}  # shorter names, by which they were called first
@@ -114,6 +116,8 @@ class Settled:
     worker: WorkerSettings
     scheduler_flags: tuple[str, ...]  # what it has to be told beside what it finds where it looks itself
     worker_flags: tuple[str, ...]
+    names: Mapping[str, str]  # by which the settings were given to `quire serve`, by field
+    worker_names: Mapping[str, str]  # and those of a worker, wherever they were given
 
     def toml(self) -> str:
         """As the settings file that would settle the same."""
@@ -161,12 +165,16 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
     if worker.threads is None:
         worker = worker.model_copy(update={"threads": share_of_cores(num_processors(), serve.workers)})
         worker_flags += (f"--threads={worker.threads}",)
+    names = {name: each.label for name, each in given.items()}
+    passed_names = {name: each.label for name, each in passed[WorkerSettings].items()}
     return Settled(
         serve=serve,
         scheduler=scheduler,
         worker=worker,
         scheduler_flags=_flags(passed[SchedulerSettings], scheduler),
         worker_flags=worker_flags,
+        names=names,
+        worker_names={**names_given(WorkerSettings), **passed_names},
     )
 
 
@@ -197,7 +205,7 @@ def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Gi
             given[ALIASES.get(name, name)] = _Given(value, variable, "variable")
     for name, value in flags.items():
         if value is not None:
-            label = "MODEL" if name == "model" else _flag(name)
+            label = "MODEL" if name == "model" else flag_of(name)
             given[name] = _Given(value, label, "flag")
     for each in given.values():
         if each.value == "":
@@ -267,9 +275,5 @@ def _flags(given: Mapping[str, _Given], settled: Settings) -> tuple[str, ...]:
         if isinstance(value, bool):
             flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
         else:
-            flags.append(f"{_flag(name)}={value}")
+            flags.append(f"{flag_of(name)}={value}")
     return tuple(flags)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -17,13 +17,13 @@ from typing import Any
 
 from quire.cli.supervisor.service_log import ServiceLog
 from quire.cli.supervisor.status_pipe import StatusPipe
+from quire.exit_code import EXIT_CONFIGURATION
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
 READY_S = 1.0  # what was ready for so long did not fail at its start
 MAX_FAILED_STARTS = 5
 KILLED_S = 5.0  # by then what was killed is gone, unless the kernel holds it
-EXIT_CONFIGURATION = 2
 
 
 class StartFailedError(Exception):
