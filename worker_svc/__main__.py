@@ -1,13 +1,12 @@
 """Entry point of the worker: settles and checks settings, checks the model folder, and only then loads torch."""
 
 import sys
-from dataclasses import fields
 
 from common.process import end_after
 from common.refusal import refuse_to_start
 from common.settings import settings_or_exit
 from common.status import Status
-from quire.settings import to_toml
+from quire.settings import names_given, to_toml
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint_error import CheckpointError
 from worker_svc.option_check import CheckedOptions, OptionError
@@ -22,20 +21,20 @@ def main() -> None:
     if settings.print_config:
         sys.stdout.write(to_toml(settings) + "\n")
         return
+    names = names_given(WorkerSettings, sys.argv[1:])
     status = Status(settings.status_fd)
     status.phase("checking")
     try:
-        options = CheckedOptions(**{each.name: getattr(settings, each.name) for each in fields(CheckedOptions)})
-        check_start(settings.model, options, generation_config=settings.generation_config)
+        check_start(settings.model, CheckedOptions.of(settings), generation_config=settings.generation_config)
     except (CheckpointError, OptionError) as error:
-        refuse_to_start(SERVICE, str(error))
+        refuse_to_start(SERVICE, str(error), names)
     if settings.check:
         return
     status.phase("starting")
     # Here, because it loads torch, which takes seconds: what is wrong is said before.
     from worker_svc import process  # noqa: PLC0415
 
-    process.run(settings, status)
+    process.run(settings, status, names)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The worker's KV memory: the device pool, the host pool for swapping, and how large they may be.
+"""The worker's KV memory: the device pool, and the host pool for swapping.
 
 `KVPool` owns both tensors. It moves blocks as it is told and knows nothing of sequences or reference counts: which
-block is free, shared or swapped is the scheduler's knowledge alone.
+block is free, shared or swapped is the scheduler's knowledge alone; how large it is, is settled in `pool_plan`.
 """
 
 import math
@@ -15,10 +15,6 @@ from kernels.blocks.kv_blocks import copy_blocks, swap_blocks
 from kernels.native.cpu_kernels import stored_row
 from kernels.native.host_memory import zeros_as_used
 from quire import machine
-
-
-class PoolSizeError(ValueError):
-    """The memory at hand does not hold the pool that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,31 +100,6 @@ class KVPool:
             swap_blocks(self.host_blocks, self.blocks, _as_tensor(pairs))
 
 
-def num_pool_blocks(*, free_bytes: int, fraction: float, bytes_per_block: int, num_blocks: int | None = None) -> int:
-    """How many blocks the pool gets: as many as fit in `fraction` of the free memory, or `num_blocks` if given.
-
-    Raises PoolSizeError, which says what to change, if not even one block fits or those asked for do not.
-    """
-    if num_blocks is not None:
-        if num_blocks < 1:
-            raise PoolSizeError(f"a pool of {num_blocks} blocks holds nothing: ask for at least 1 block")
-        if num_blocks * bytes_per_block > free_bytes:
-            raise PoolSizeError(
-                f"{num_blocks} blocks of {bytes_per_block:,} bytes need {gib(num_blocks * bytes_per_block)}, and "
-                f"{gib(free_bytes)} are free: ask for at most {free_bytes // bytes_per_block} blocks"
-            )
-        return num_blocks
-    if not 0.0 < fraction <= 1.0:
-        raise PoolSizeError(f"the memory fraction is {fraction}: give a number above 0 and at most 1")
-    fitting = int(free_bytes * fraction) // bytes_per_block
-    if fitting < 1:
-        raise PoolSizeError(
-            f"one block needs {bytes_per_block:,} bytes, and {fraction:g} of the free memory "
-            f"({gib(free_bytes)}) is less: free memory, raise the fraction, or choose a smaller block size"
-        )
-    return fitting
-
-
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that a pool on this device could take now; on a CPU within the container's limit, if it has one."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else machine.free_memory_bytes()
@@ -136,8 +107,3 @@ def free_memory_bytes(device: torch.device) -> int:
 
 def _as_tensor(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor(pairs, dtype=torch.int64)
-
-
-def gib(num_bytes: int) -> str:
-    """For people."""
-    return f"{num_bytes / 2**30:.2f} GiB"

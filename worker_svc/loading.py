@@ -15,23 +15,25 @@ from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint import fingerprint, is_local, resolve_checkpoint
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
-from worker_svc.dtype_choice import choose_dtype
+from worker_svc.dtype_choice import choose_dtype, saved_dtype
 from worker_svc.engine import Engine
 from worker_svc.generation_defaults import SamplingDefaults, read_sampling_defaults
 from worker_svc.host.start import choose_host
 from worker_svc.huge_pages import collapse_memory
-from worker_svc.model.decoder import Decoder, load_decoder, saved_dtype
+from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
+from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear
 from worker_svc.notices import notices
-from worker_svc.option_check import int8_refused
+from worker_svc.option_check import CheckedOptions, int8_refused
 from worker_svc.preflight import check_folder
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
 from worker_svc.runner_start import start_device_runner, start_plain_runner
 from worker_svc.tokenizer_files import read_tokenizer_files
+from worker_svc.weight_files import read_headers
 
 
 def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engine:
-    """Loads it all, and tells how far it is. Raises CheckpointError, DeviceError or PoolSizeError: what to do."""
+    """Loads it all, and tells how far it is. Raises CheckpointError or OptionError: what to do."""
     status = status or Status()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -44,15 +46,17 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
             status.phase("downloading")
         folder = resolve_checkpoint(settings.model)
         if not is_local(settings.model):  # a local folder was checked before torch was loaded
-            check_folder(folder, settings.max_model_len, sampling_defaults=settings.generation_config == "model")
+            options = CheckedOptions.of(settings)
+            check_folder(folder, options, sampling_defaults=settings.generation_config == "model")
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
-        dtype = choose_dtype(
-            choice.dtype,
-            saved_dtype(folder),
-            choice.device,
-            multiplies_bfloat16(processor_features()),
+        chosen = choose_dtype(
+            settings.dtype,
+            saved_dtype(read_model_config(folder).dtype, read_headers(folder)),
+            on_cpu=choice.device.type == "cpu",
+            bfloat16_by=multiplies_bfloat16(processor_features()),
         )
+        dtype = named_dtype(chosen.dtype)
     host = None
     if choice.kind == "cpu" and choice.device.type == "cpu":
         with clock.phase("kernels"):
@@ -60,7 +64,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
                 status.phase("compiling")
             host = choose_host(
                 settings.kernels,
-                dtype.dtype,
+                dtype,
                 int8_weights=settings.weight_dtype == "int8",
                 int8_kv=choice.kv_dtype == torch.int8,
             )
@@ -68,7 +72,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
         raise DeviceError(int8_refused("--weight-dtype"))
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
-        decoder = load_decoder(folder, dtype.dtype, choice.device, make_product, partial(status.phase, "weights"))
+        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"))
     if choice.kind == "device":
         started = start_device_runner(settings, decoder, choice, clock)
     else:
@@ -85,7 +89,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
         device=str(decoder.device),
         startup=clock.phases,
         memory=started.memory,
-        dtype_reason=dtype.reason,
+        dtype_reason=chosen.reason,
         num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
         kernels=None if host is None else host.kernels.name,
         packing=None if host is None else host.packing.name,
@@ -96,9 +100,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
 
 
 def _wishes(settings: WorkerSettings) -> RunnerWishes:
-    return RunnerWishes(
-        device=settings.device, runner=settings.runner, dtype=settings.dtype, kv_dtype=settings.kv_dtype
-    )
+    return RunnerWishes(device=settings.device, runner=settings.runner, kv_dtype=settings.kv_dtype)
 
 
 def _describe_model(

@@ -1,7 +1,7 @@
 """What a worker tells whoever starts it of the choices that it has made: in which dtype, and what takes how much."""
 
 from worker_svc.description import WorkerDescription
-from worker_svc.kv_pool import gib
+from worker_svc.pool_plan import gib
 
 
 def notices(description: WorkerDescription) -> dict[str, str]:

@@ -1,19 +1,21 @@
 """Checks what options ask of the machine, as far as that can be told before torch is imported.
 
-What only torch knows, such as which CUDA devices there are, `runner_choice` refuses later, in the same words.
+What only torch knows, such as which CUDA devices there are, `runner_choice` refuses later, in the same words. Options
+are called by their flags; whoever shows a refusal says them as they were typed (`quire.typed_names`).
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
 FP8_KV_REFUSED = "--kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
 _AMD_DRIVER = Path("/dev/kfd")  # with which some builds of torch offer `cuda` devices
 
 
 class OptionError(ValueError):
-    """Options that this machine, or other options, do not allow; the message says what to do."""
+    """Options that this machine, the model or other options do not allow; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +24,19 @@ class CheckedOptions:
 
     device: str
     runner: str
+    dtype: str
     kv_dtype: str
     weight_dtype: str
+    kernels: str
     block_size: int
     num_blocks: int | None
+    kv_memory_bytes: int | None
     max_model_len: int | None
+
+    @classmethod
+    def of(cls, settings: object) -> Self:
+        """Those of a worker's settings."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
 
 def has_cuda_driver() -> bool:
@@ -43,6 +53,13 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def is_on_cuda(options: CheckedOptions, *, has_driver: bool) -> bool | None:
+    """Whether the device will be a CUDA device; None where only torch can tell."""
+    if options.device == "auto":
+        return None if has_driver else False
+    return options.device.startswith("cuda")
+
+
 def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: bool) -> None:
     """Raises OptionError; what depends on devices that may be there passes."""
     if options.device.startswith("cuda") and not has_driver:
@@ -50,7 +67,7 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
             f"--device {options.device} was asked for, and no CUDA driver is here (libcuda.so.1 cannot be loaded): "
             "install NVIDIA's driver, give the container its GPU, or use --device cpu"
         )
-    on_cuda = options.device.startswith("cuda") or (None if options.device == "auto" and has_driver else False)
+    on_cuda = is_on_cuda(options, has_driver=has_driver)
     kind = options.runner
     if kind == "auto" and on_cuda is not None:
         kind = "device" if on_cuda else "cpu"
@@ -58,9 +75,19 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
         raise OptionError(kernels_missing(options.device))
     if options.kv_dtype == "fp8" and kind == "cpu":
         raise OptionError(FP8_KV_REFUSED)
-    if on_cuda or kind == "device":
-        _check_int8(options)
-    _check_pool(options)
+    _check_int8(options, is_on_host=kind == "cpu" and on_cuda is False, is_elsewhere=bool(on_cuda) or kind == "device")
+    num_blocks, max_model_len = options.num_blocks, options.max_model_len
+    if num_blocks is not None and max_model_len is not None and num_blocks * options.block_size < max_model_len:
+        raise OptionError(blocks_too_few(num_blocks, options.block_size, max_model_len))
+
+
+def check_length(max_model_len: int | None, model_len: int) -> None:
+    """Raises OptionError if the longest sequence that was asked for is longer than the model's."""
+    if max_model_len is not None and max_model_len > model_len:
+        raise OptionError(
+            f"--max-model-len {max_model_len} is more than the {model_len} positions of the model: "
+            f"give at most --max-model-len {model_len}"
+        )
 
 
 def kernels_missing(device: object) -> str:
@@ -76,24 +103,39 @@ def int8_refused(flag: str) -> str:
     return f"{flag} int8 is for the CPU's own runner alone: leave it out, or give --device cpu and --runner cpu"
 
 
-def pool_too_small(num_blocks: int, block_size: int, max_model_len: int) -> str:
-    """What is said of a pool that holds less than one sequence."""
-    held = num_blocks * block_size
-    return (
-        f"a pool of {num_blocks} blocks holds {held} tokens, less than one sequence of max_model_len {max_model_len}: "
-        f"give --num-blocks {-(-max_model_len // block_size)} or more, or --max-model-len {held} or less"
+def int8_needs_kernels(flag: str, why_none: str) -> str:
+    """What is said of int8 that was asked for by a flag where there are no native kernels."""
+    return f"{flag} int8 needs native kernels, and {why_none}: mend that, or leave {flag} int8 out"
+
+
+def blocks_too_few(num_blocks: int, block_size: int, max_model_len: int) -> str:
+    """What is said of blocks that hold less than one sequence."""
+    remedy = f"give --num-blocks {-(-max_model_len // block_size)} or more"
+    return pool_too_small(
+        f"--num-blocks {num_blocks} of {block_size} tokens each", remedy, num_blocks * block_size, max_model_len
     )
 
 
-def _check_int8(options: CheckedOptions) -> None:
+def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str:
+    """What is said of a pool that holds less than one sequence."""
+    return (
+        f"{pool} holds {held} tokens, less than one sequence of --max-model-len {max_model_len}: {remedy}, "
+        f"or --max-model-len {held} or less"
+    )
+
+
+def _check_int8(options: CheckedOptions, *, is_on_host: bool, is_elsewhere: bool) -> None:
+    """`is_on_host`: the CPU's own runner computes; `is_elsewhere`: it does not; neither: only torch can tell."""
     for flag, dtype in (("--kv-dtype", options.kv_dtype), ("--weight-dtype", options.weight_dtype)):
-        if dtype == "int8":
+        if dtype != "int8":
+            continue
+        if is_elsewhere:
             raise OptionError(int8_refused(flag))
-
-
-def _check_pool(options: CheckedOptions) -> None:
-    num_blocks, max_model_len = options.num_blocks, options.max_model_len
-    if num_blocks is None or max_model_len is None:
-        return
-    if num_blocks * options.block_size < max_model_len:
-        raise OptionError(pool_too_small(num_blocks, options.block_size, max_model_len))
+        if is_on_host and options.kernels == "torch":
+            told = "--kernels torch was given: leave one of them out"
+            raise OptionError(f"{flag} int8 needs native kernels, and {told}")
+        if is_on_host and options.dtype == "float16":
+            raise OptionError(
+                f"{flag} int8 needs native kernels, and there are none for --dtype float16: "
+                "give --dtype bfloat16 or float32"
+            )

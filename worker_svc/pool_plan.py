@@ -1,9 +1,18 @@
-"""How many blocks the KV pool gets, and how long a sequence may then be."""
+"""How many blocks the KV pool gets, and how long a sequence may then be. Pure, and without torch.
+
+Refusals name the options that were asked for; what is free is handed in.
+"""
 
 from dataclasses import dataclass
 
-from worker_svc.kv_pool import PoolSizeError, gib, num_pool_blocks
-from worker_svc.option_check import pool_too_small
+from worker_svc.option_check import OptionError, blocks_too_few, check_length, pool_too_small
+
+MOST_BLOCKS = 1 << 22  # of a pool, whatever memory there is: schedulers believe no more
+_SMALL = 1 << 27  # bytes from which on a size is shown in GiB
+
+
+class PoolSizeError(OptionError):
+    """The memory at hand does not hold the pool that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +25,7 @@ class PoolRequest:
     default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used
     default_least_tokens: int = 0  # nor smaller than this, where the free memory holds so many at all
     num_host_blocks: int = 0  # of the swap pool, beside it
+    share: int | None = None  # bytes that the worker may take in all, if that was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +55,7 @@ class FreeMemory:
 
 
 def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory, bytes_per_block: int) -> PoolPlan:
-    """Settles both sizes. Raises PoolSizeError if they do not fit together.
+    """Settles both sizes. Raises OptionError if they do not fit together.
 
     The host pool is as large as asked for; where the device is the host, the KV pool gets its part of what is left.
 
@@ -59,22 +69,45 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory,
     except PoolSizeError as error:
         if left_bytes == free.device:
             raise
-        raise PoolSizeError(f"{error}, beside {request.num_host_blocks} host blocks") from error
+        raise PoolSizeError(f"{error}, beside --num-host-blocks {request.num_host_blocks}") from error
     wanted = sequences.max_model_len
     if wanted is not None and num_blocks * sequences.block_size < wanted:
-        raise PoolSizeError(pool_too_small(num_blocks, sequences.block_size, wanted))
+        raise PoolSizeError(_too_small(request, num_blocks, sequences.block_size, wanted, bytes_per_block))
     return PoolPlan(num_blocks, longest)
 
 
 def longest_sequence(sequences: SequenceLimits) -> int:
-    """In tokens, whatever the pool holds. Raises PoolSizeError if the model has no positions for it."""
-    wanted = sequences.max_model_len
-    if wanted is not None and wanted > sequences.model_len:
+    """In tokens, whatever the pool holds. Raises OptionError if the model has no positions for it."""
+    check_length(sequences.max_model_len, sequences.model_len)
+    return sequences.max_model_len or sequences.model_len
+
+
+def asked_blocks(num_blocks: int | None, memory_bytes: int | None, bytes_per_block: int) -> int | None:
+    """Blocks of a pool whose size was asked for, in blocks or in bytes; None: it was not.
+
+    Raises PoolSizeError for fewer bytes than a block has.
+    """
+    if memory_bytes is None:
+        return num_blocks
+    if memory_bytes < bytes_per_block:
         raise PoolSizeError(
-            f"max_model_len is {wanted}, and the model's positions end at {sequences.model_len}: "
-            f"give at most --max-model-len {sequences.model_len}"
+            f"--kv-memory-bytes {memory_bytes} is less than the {bytes_per_block} bytes of one block: "
+            f"give at least --kv-memory-bytes {bytes_per_block}, or a smaller --block-size"
         )
-    return wanted or sequences.model_len
+    return min(memory_bytes // bytes_per_block, MOST_BLOCKS)
+
+
+def check_asked_pool(request: PoolRequest, sequences: SequenceLimits, bytes_per_block: int) -> None:
+    """What can be told of a request before it is known what is free. Raises PoolSizeError."""
+    num_blocks = asked_blocks(request.num_blocks, request.memory_bytes, bytes_per_block)
+    wanted = sequences.max_model_len
+    if num_blocks is not None and wanted is not None and num_blocks * sequences.block_size < wanted:
+        raise PoolSizeError(_too_small(request, num_blocks, sequences.block_size, wanted, bytes_per_block))
+
+
+def gib(num_bytes: int) -> str:
+    """For people."""
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_block: int) -> int:
@@ -85,8 +118,8 @@ def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_bl
         host_bytes, taken = _floor_to_power_of_2(free.host), _floor_to_power_of_2(2 * wanted - 1)
     if taken > host_bytes:
         raise PoolSizeError(
-            f"{num_host_blocks} host blocks of {bytes_per_block:,} bytes need {gib(taken)}, and "
-            f"{gib(free.device if free.host is None else free.host)} of the host's memory are free: "
+            f"--num-host-blocks {num_host_blocks} of {bytes_per_block:,} bytes each need {_size(taken)}, and "
+            f"{_size(free.device if free.host is None else free.host)} of the host's memory are free: "
             f"give at most --num-host-blocks {host_bytes // bytes_per_block}"
         )
     return free.device - wanted if free.host is None else free.device
@@ -99,22 +132,62 @@ def _floor_to_power_of_2(number: int) -> int:
 def _num_blocks(
     request: PoolRequest, sequences: SequenceLimits, longest: int, free_bytes: int, bytes_per_block: int
 ) -> int:
-    num_blocks = request.num_blocks
-    if request.memory_bytes is not None:
-        num_blocks = request.memory_bytes // bytes_per_block
-        if num_blocks < 1:
-            raise PoolSizeError(f"kv_memory_bytes must be at least the {bytes_per_block} bytes of one block")
-    fraction = request.fraction or request.default_fraction
-    if num_blocks is None and request.fraction is None:
-        least = -(-min(longest + 1, request.default_least_tokens) // sequences.block_size) * bytes_per_block
-        fraction = min(1.0, max(fraction, least / free_bytes)) if free_bytes else fraction
-    fitting = num_pool_blocks(
-        free_bytes=free_bytes,
-        fraction=fraction,
-        bytes_per_block=bytes_per_block,
-        num_blocks=num_blocks,
-    )
-    if num_blocks is not None or request.fraction is not None:
-        return fitting
+    asked = asked_blocks(request.num_blocks, request.memory_bytes, bytes_per_block)
+    if asked is not None:
+        if asked * bytes_per_block > free_bytes:
+            raise PoolSizeError(_too_large(request, free_bytes, bytes_per_block))
+        return asked
+    if request.fraction is not None:
+        return _fitting(request, request.fraction, free_bytes, bytes_per_block)
+    least = -(-min(longest + 1, request.default_least_tokens) // sequences.block_size) * bytes_per_block
+    fraction = request.default_fraction
+    fraction = min(1.0, max(fraction, least / free_bytes)) if free_bytes else fraction
     usable = sequences.num_slots * -(-(longest + 1) // sequences.block_size)
-    return min(fitting, usable)
+    return min(_fitting(request, fraction, free_bytes, bytes_per_block), usable)
+
+
+def _fitting(request: PoolRequest, fraction: float, free_bytes: int, bytes_per_block: int) -> int:
+    """Blocks in this part of the free memory, at least one."""
+    fitting = int(free_bytes * fraction) // bytes_per_block
+    if fitting >= 1:
+        return min(fitting, MOST_BLOCKS)
+    needs = f"one block of the KV pool needs {bytes_per_block:,} bytes, and"
+    free = f"{_size(free_bytes)} that are free"
+    if request.fraction is not None:
+        why = f"--kv-memory-fraction {fraction:g} of the {free} is less: give a larger --kv-memory-fraction"
+    elif request.share is not None:
+        why = f"--memory-bytes {request.share} leaves {_size(free_bytes)} beside weights and steps: give more of them"
+    else:
+        why = f"the part for it of the {free} is less: free memory, or give a smaller --block-size"
+    raise PoolSizeError(f"{needs} {why}")
+
+
+def _too_large(request: PoolRequest, free_bytes: int, bytes_per_block: int) -> str:
+    """What is said of a pool whose size was asked for and is not free."""
+    most = free_bytes // bytes_per_block
+    if request.memory_bytes is not None:
+        what, remedy = f"--kv-memory-bytes {request.memory_bytes} are", f"give at most --kv-memory-bytes {free_bytes}"
+    else:
+        num_blocks = request.num_blocks or 0
+        what = f"--num-blocks {num_blocks} of {bytes_per_block:,} bytes each are {_size(num_blocks * bytes_per_block)},"
+        remedy = f"give at most --num-blocks {most}"
+    return f"{what} more than the {_size(free_bytes)} that are free: {remedy if most else 'free memory'}"
+
+
+def _too_small(request: PoolRequest, num_blocks: int, block_size: int, max_model_len: int, bytes_per_block: int) -> str:
+    """What is said of a pool that holds less than one sequence."""
+    if request.num_blocks is not None:
+        return blocks_too_few(num_blocks, block_size, max_model_len)
+    if request.memory_bytes is not None:
+        pool = f"--kv-memory-bytes {request.memory_bytes}"
+        remedy = f"give --kv-memory-bytes {-(-max_model_len // block_size) * bytes_per_block} or more"
+    elif request.fraction is not None:
+        pool, remedy = f"--kv-memory-fraction {request.fraction:g}", "give a larger one"
+    else:
+        pool, remedy = "the free memory", "free some"
+    return pool_too_small(pool, remedy, num_blocks * block_size, max_model_len)
+
+
+def _size(num_bytes: int) -> str:
+    """For people, of small sizes too."""
+    return gib(num_bytes) if num_bytes >= _SMALL else f"{num_bytes:,} bytes"

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from worker_svc.checkpoint import find_checkpoint
-from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.dtype_choice import saved_dtype
 from worker_svc.generation_defaults import read_sampling_defaults
 from worker_svc.model.families import read_model_config
 from worker_svc.model.tensor_names import needed_tensors
-from worker_svc.option_check import CheckedOptions, check_options, has_cuda_driver, has_triton
+from worker_svc.option_check import CheckedOptions, check_length, check_options, has_cuda_driver, has_triton
+from worker_svc.pool_check import check_pool
 from worker_svc.tokenizer_files import check_tokenizer
 from worker_svc.weight_files import check_tensor, read_headers
 
@@ -15,33 +16,32 @@ from worker_svc.weight_files import check_tensor, read_headers
 def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
     """Checks what a worker is asked to serve, and how. Raises OptionError or CheckpointError, which say what to do."""
     check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton())
-    check_model(model, options.max_model_len, sampling_defaults=generation_config == "model")
+    check_model(model, options, sampling_defaults=generation_config == "model")
 
 
-def check_model(name_or_path: str, max_model_len: int | None = None, *, sampling_defaults: bool = True) -> None:
+def check_model(name_or_path: str, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
     """Checks what `--model` names; a hub id that is not in the local cache is checked once it is downloaded.
 
-    Raises CheckpointError, which says what to do.
+    Raises as `check_folder`.
     """
     folder = find_checkpoint(name_or_path)
     if folder is not None:
-        check_folder(folder, max_model_len, sampling_defaults=sampling_defaults)
+        check_folder(folder, options, sampling_defaults=sampling_defaults)
 
 
-def check_folder(folder: Path, max_model_len: int | None = None, *, sampling_defaults: bool = True) -> None:
+def check_folder(folder: Path, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
     """Checks config, names, shapes and dtypes of all tensors, tokenizer, and `sampling_defaults` if they are to count.
 
-    Raises CheckpointError.
+    Raises CheckpointError, and OptionError if the model does not allow the options.
     """
     config = read_model_config(folder)
-    if max_model_len is not None and max_model_len > config.max_model_len:
-        raise CheckpointError(
-            f"max_model_len is {max_model_len}, and the model's positions end at {config.max_model_len}: "
-            f"give at most --max-model-len {config.max_model_len}"
-        )
+    if options is not None:
+        check_length(options.max_model_len, config.max_model_len)
     headers = read_headers(folder)
     for name, shape in needed_tensors(config, headers, folder):
         check_tensor(folder, name, headers.get(name), shape)
+    if options is not None:
+        check_pool(options, config, saved_dtype(config.dtype, headers), has_driver=has_cuda_driver())
     check_tokenizer(folder)
     if sampling_defaults:
         read_sampling_defaults(folder)

@@ -1,6 +1,7 @@
 """The worker's process once settings and model folder are checked: loads torch and the model, and serves."""
 
 import sys
+from collections.abc import Mapping
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
@@ -11,9 +12,8 @@ from common.serving import ListenError
 from common.status import Status
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.kv_pool import PoolSizeError
 from worker_svc.loading import load_engine
-from worker_svc.runner_choice import DeviceError
+from worker_svc.option_check import OptionError
 from worker_svc.service import ServiceOptions, serve
 
 SERVICE = "worker"
@@ -22,9 +22,9 @@ SERVICE = "worker"
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def run(settings: WorkerSettings, status: Status) -> None:
-    """Serves until it is told to end, and tells how far its start is."""
-    set_up_service_logging(SERVICE, settings, status)
+def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> None:
+    """Serves until it is told to end, and tells how far its start is; `names`: how settings are called in a refusal."""
+    set_up_service_logging(SERVICE, settings, status, names)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     options = ServiceOptions(
         listen=settings.listen,
@@ -36,5 +36,5 @@ def run(settings: WorkerSettings, status: Status) -> None:
     )
     try:
         run_service(serve(options, lambda: load_engine(settings, status)))
-    except (CheckpointError, DeviceError, PoolSizeError, ListenError) as error:
-        refuse_to_start(SERVICE, str(error))
+    except (CheckpointError, OptionError, ListenError) as error:
+        refuse_to_start(SERVICE, str(error), names)

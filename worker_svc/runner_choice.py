@@ -1,4 +1,4 @@
-"""Which runner executes steps, where and in which dtypes: settled from what was asked for and what the machine has.
+"""Which runner executes steps, where, and in which dtype keys and values are kept: by what was asked for and is here.
 
 `look_at_machine` looks, `choose_runner` decides and looks at nothing.
 """
@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from worker_svc.option_check import FP8_KV_REFUSED, has_triton, int8_refused, kernels_missing
+from worker_svc.option_check import FP8_KV_REFUSED, OptionError, has_triton, int8_refused, kernels_missing
 
 RunnerKind = Literal["cpu", "device"]
 KvDtype = Literal["auto", "fp8", "int8"]
@@ -17,7 +17,7 @@ _KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.floa
 _FP8_CAPABILITY = (8, 9)  # from which on kernels can turn e4m3 into other numbers
 
 
-class DeviceError(ValueError):
+class DeviceError(OptionError):
     """What was asked for needs a device or a package that is not here; the message says what to do."""
 
 
@@ -36,7 +36,6 @@ class RunnerWishes:
 
     device: str
     runner: Literal["auto", "cpu", "device"]
-    dtype: str
     kv_dtype: KvDtype
 
 
@@ -46,7 +45,6 @@ class RunnerChoice:
 
     kind: RunnerKind
     device: torch.device
-    dtype: torch.dtype | None  # of the weights; None: as the checkpoint and the processor have it
     kv_dtype: torch.dtype | None  # of keys and values; None: the weights'
 
     @property
@@ -72,12 +70,7 @@ def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
     kind = wishes.runner
     if kind == "auto":
         kind = "device" if device.type == "cuda" else "cpu"
-    choice = RunnerChoice(
-        kind=kind,
-        device=device,
-        dtype=_dtype(wishes.dtype),
-        kv_dtype=_KV_DTYPES[wishes.kv_dtype],
-    )
+    choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[wishes.kv_dtype])
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))
     if wishes.kv_dtype == "fp8":
@@ -106,15 +99,6 @@ def _device(name: str, machine: Machine) -> torch.device:
 def _index(device: torch.device) -> int:
     assert device.index is not None, "a CUDA device is settled with its number"
     return device.index
-
-
-def _dtype(name: str) -> torch.dtype | None:
-    """As named; None is left to the checkpoint and the processor."""
-    if name == "auto":
-        return None
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype), "the settings allow names of dtypes only"
-    return dtype
 
 
 def _check_fp8(choice: RunnerChoice, machine: Machine) -> None:

@@ -3,7 +3,8 @@
 It knows how much memory each may take, and what of the settings that depends on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 from typing import NamedTuple
@@ -24,10 +25,19 @@ from worker_svc.device.start import GraphRunner, measure_memory, start_runner
 from worker_svc.host.host_decoder import HostDecoder
 from worker_svc.host.host_runner import HostRunner
 from worker_svc.host.step_memory import step_buffer_bytes
-from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes, gib
+from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.main_memory import MainMemory
 from worker_svc.model.decoder import Decoder
-from worker_svc.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, longest_sequence, plan_pool
+from worker_svc.pool_plan import (
+    FreeMemory,
+    PoolPlan,
+    PoolRequest,
+    PoolSizeError,
+    SequenceLimits,
+    gib,
+    longest_sequence,
+    plan_pool,
+)
 from worker_svc.runner import ModelRunner
 from worker_svc.runner_choice import RunnerChoice
 from worker_svc.sampler import Sampler
@@ -70,9 +80,10 @@ def start_plain_runner(
     with clock.phase("kv_pool"):
         step_bytes = _step_bytes(settings, decoder)
         plan = _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes))
-        pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
+        with _short_memory_said():
+            pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
-    with clock.phase("warm_up"):
+    with clock.phase("warm_up"), _short_memory_said():
         make: Callable[[], StepRunner]
         if kernels is None:
             make = partial(ModelRunner, decoder, pool, Sampler(), limits)
@@ -86,6 +97,20 @@ def start_plain_runner(
         if kernels is not None:
             Thread(target=_take_memory, args=(host_decoder, pool), name="memory", daemon=True).start()
     return StartedRunner(make(), limits, shape, _memory_use(decoder, pool, step_bytes))
+
+
+@contextmanager
+def _short_memory_said() -> Iterator[None]:
+    """Raises PoolSizeError for what the system does not give; what it gives and then does not have, it ends us for."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise PoolSizeError(
+            "the main memory does not hold what steps and the KV pool take: give fewer --max-batched-tokens or "
+            "--max-num-seqs, or a smaller --num-blocks, --kv-memory-bytes or --num-host-blocks"
+        ) from error
 
 
 def _take_memory(model: HostDecoder, pool: KVPool) -> None:
@@ -160,6 +185,7 @@ def _plan(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, room: _
             memory_bytes=settings.kv_memory_bytes,
             fraction=settings.kv_memory_fraction,
             default_fraction=room.fraction,
+            share=settings.memory_bytes if on_cpu else None,
             default_least_tokens=_CPU_LEAST_TOKENS if on_cpu else 0,
             num_host_blocks=settings.num_host_blocks,
         ),

@@ -210,7 +210,8 @@ def choose_kernels(choice: str, dtype: torch.dtype) -> tuple[CpuKernels, str | N
         return TorchKernels(), None
     try:
         if dtype not in DTYPES:
-            raise NativeUnavailableError(f"there are native kernels for float32 and bfloat16, not for {dtype}")
+            name = str(dtype).removeprefix("torch.")
+            raise NativeUnavailableError(f"there are native kernels for float32 and bfloat16, not for {name}")
         return native_kernels(), None
     except NativeUnavailableError as error:
         if choice == "native":

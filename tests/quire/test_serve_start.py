@@ -96,7 +96,7 @@ def broken(folder: Path, **changes: object) -> str:
     "case",
     [
         "folder", "file", "architecture", "dtype", "port", "data folder", "key", "variable", "device", "tokenizer",
-        "kv dtype", "pool",
+        "kv dtype", "pool", "pool bytes", "positions",
     ],
 )  # fmt: skip
 def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str, tmp_path: Path) -> None:
@@ -125,6 +125,13 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
     elif case == "pool":
         arguments += ["--num-blocks", "2", "--max-model-len", "100"]
         named = "give --num-blocks 7"
+    elif case == "pool bytes":
+        environment = {"QUIRE_SERVE_KV_MEMORY_BYTES": "100"}
+        named = "worker: QUIRE_SERVE_KV_MEMORY_BYTES 100 is less than the "
+    elif case == "positions":
+        (tmp_path / "quire.toml").write_text("[serve]\nmax_model_len = 99999\n")
+        arguments += ["--config", str(tmp_path / "quire.toml")]
+        named = "worker: [serve] max_model_len 99999 is more than the 2048 positions of the model: give at most [serve]"
     elif case == "port":
         named = f"127.0.0.1:{taken.getsockname()[1]}"
         arguments += ["--listen", named]
@@ -154,12 +161,12 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
 @pytest.mark.timeout(300)
 def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_sentence(data_dir: Path) -> None:
     """What only a loaded model shows; one of two workers is enough, and nobody starts it again and again."""
-    serve = ServeProcesses(data_dir, "--workers", "2", "--num-host-blocks", "1000000000")
+    serve = ServeProcesses(data_dir, "--workers", "2", "--num-host-blocks", "4000000", "--block-size", "256")
     try:
         assert serve.wait() == 2
         serve.wait_for("give at most --num-host-blocks")
         last = serve.said.splitlines()[-1]
-        assert last.startswith("quire: worker: 1000000000 host blocks") and "starting it again" not in serve.said
+        assert last.startswith("quire: worker: --num-host-blocks 4000000 of") and "starting it again" not in serve.said
         assert serve.living() == {}
     finally:
         serve.clean_up()

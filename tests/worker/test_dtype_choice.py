@@ -1,17 +1,16 @@
 """In which dtype a checkpoint is served that nobody named one for."""
 
 import pytest
-import torch
 
 from kernels.native.processor import processor_features
 from worker_svc.dtype_choice import choose_dtype
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
-FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
+CPU, CUDA = True, False  # whether it is a CPU
+FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"
 
 
 @pytest.mark.parametrize(
-    ("of_checkpoint", "device", "bfloat16_by", "dtype", "reason"),
+    ("of_checkpoint", "on_cpu", "bfloat16_by", "dtype", "reason"),
     [
         (FLOAT32, CPU, "AMX", FLOAT32, "the checkpoint's"),
         (FLOAT32, CPU, None, FLOAT32, "the checkpoint's"),
@@ -24,16 +23,16 @@ FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
     ],
 )
 def test_it_is_the_fastest_that_the_processor_has_for_the_checkpoint_and_why_is_said(
-    of_checkpoint: torch.dtype, device: torch.device, bfloat16_by: str | None, dtype: torch.dtype, reason: str
+    of_checkpoint: str, on_cpu: bool, bfloat16_by: str | None, dtype: str, reason: str
 ) -> None:
-    choice = choose_dtype(None, of_checkpoint, device, bfloat16_by)
+    choice = choose_dtype("auto", of_checkpoint, on_cpu=on_cpu, bfloat16_by=bfloat16_by)
     assert choice.dtype == dtype
     assert reason in choice.reason
 
 
 @pytest.mark.parametrize("asked", [FLOAT32, BFLOAT16, FLOAT16])
-def test_a_dtype_that_was_asked_for_is_taken(asked: torch.dtype) -> None:
-    assert choose_dtype(asked, BFLOAT16, CPU, "AMX") == (asked, "asked for")
+def test_a_dtype_that_was_asked_for_is_taken(asked: str) -> None:
+    assert choose_dtype(asked, BFLOAT16, on_cpu=True, bfloat16_by="AMX") == (asked, "asked for")
 
 
 def test_this_processor_has_features() -> None:

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from quire import machine
-from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError, free_memory_bytes, num_pool_blocks
+from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
 
 CPU = torch.device("cpu")
 SHAPE = BlockShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
@@ -70,27 +69,6 @@ def test_no_pairs_are_nothing_to_do() -> None:
     pool.swap_out([])
     pool.swap_in([])
     assert torch.equal(pool.blocks, before)
-
-
-def test_the_pool_takes_its_fraction_of_the_free_memory_in_whole_blocks() -> None:
-    # 0.9 of 1000 bytes are 900: 9 blocks of 100, or 8 of 110
-    assert num_pool_blocks(free_bytes=1000, fraction=0.9, bytes_per_block=100) == 9
-    assert num_pool_blocks(free_bytes=1000, fraction=0.9, bytes_per_block=110) == 8
-
-
-def test_a_given_number_of_blocks_is_taken_if_it_fits() -> None:
-    assert num_pool_blocks(free_bytes=1000, fraction=0.1, bytes_per_block=100, num_blocks=10) == 10
-    with pytest.raises(PoolSizeError, match="at most 10 blocks"):
-        num_pool_blocks(free_bytes=1000, fraction=0.9, bytes_per_block=100, num_blocks=11)
-
-
-@pytest.mark.parametrize(
-    ("fraction", "num_blocks", "remedy"),
-    [(0.0, None, "above 0"), (1.1, None, "at most 1"), (0.05, None, "raise the fraction"), (0.9, 0, "at least 1")],
-)
-def test_impossible_sizes_are_refused_with_what_to_change(fraction: float, num_blocks: int | None, remedy: str) -> None:
-    with pytest.raises(PoolSizeError, match=remedy):
-        num_pool_blocks(free_bytes=1000, fraction=fraction, bytes_per_block=100, num_blocks=num_blocks)
 
 
 def test_a_pool_far_larger_than_what_is_used_of_it_takes_no_memory_at_its_start() -> None:

@@ -9,10 +9,13 @@ from worker_svc.option_check import CheckedOptions, OptionError, check_options
 USUAL = CheckedOptions(
     device="auto",
     runner="auto",
+    dtype="auto",
     kv_dtype="auto",
     weight_dtype="auto",
+    kernels="auto",
     block_size=16,
     num_blocks=None,
+    kv_memory_bytes=None,
     max_model_len=None,
 )
 
@@ -29,6 +32,13 @@ USUAL = CheckedOptions(
         ({"kv_dtype": "int8", "runner": "device"}, False, "--kv-dtype int8"),
         ({"weight_dtype": "int8", "device": "cuda:0"}, True, "--weight-dtype int8"),
         ({"weight_dtype": "int8", "runner": "device", "device": "cpu"}, False, "--weight-dtype int8"),
+        (
+            {"kv_dtype": "int8", "kernels": "torch"},
+            False,
+            "int8 needs native kernels, and --kernels torch was given",
+        ),
+        ({"weight_dtype": "int8", "dtype": "float16"}, False, "--weight-dtype int8 needs native kernels"),
+        ({"weight_dtype": "int8", "dtype": "float16", "device": "cpu"}, True, "there are none for --dtype float16"),
         ({"num_blocks": 2, "max_model_len": 33}, False, "give --num-blocks 3 or more, or --max-model-len 32"),
     ],
 )

@@ -4,17 +4,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from quire.worker_settings import WorkerSettings
 from tests.services import ROOT
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.kv_pool import BlockShape
 from worker_svc.model.families import read_model_config
 from worker_svc.model.tensor_names import needed_tensors
+from worker_svc.option_check import CheckedOptions, OptionError
+from worker_svc.pool_check import bytes_per_block, kept_dtype
 from worker_svc.preflight import check_folder, check_model
 from worker_svc.weight_files import read_headers
+
+USUAL = CheckedOptions.of(WorkerSettings(model="m"))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +59,40 @@ def test_a_model_on_the_hub_that_was_never_downloaded_passes_for_now(
 
 
 def test_a_sequence_longer_than_the_models_positions_is_refused(pristine: Path) -> None:
-    assert "give at most --max-model-len 256" in refusal(lambda: check_model(str(pristine), 257))
-    check_model(str(pristine), 256)
+    with pytest.raises(OptionError, match=r"--max-model-len 257 is more .* give at most --max-model-len 256"):
+        check_model(str(pristine), replace(USUAL, max_model_len=257))
+    check_model(str(pristine), replace(USUAL, max_model_len=256))
+
+
+@pytest.mark.parametrize("kept", ["float32", "bfloat16", "float16", "fp8", "int8"])
+def test_the_bytes_of_a_block_are_those_that_the_pool_takes(pristine: Path, kept: str) -> None:
+    config = read_model_config(pristine)
+    dtype = torch.float8_e4m3fn if kept == "fp8" else getattr(torch, kept)
+    shape = BlockShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=5,
+        dtype=dtype,
+    )
+    assert bytes_per_block(config, 5, kept) == shape.bytes_per_block
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_driver", "kept"),
+    [
+        ({}, False, ("float32", "bfloat16")),
+        ({"dtype": "float32"}, True, ("float32",)),
+        ({"device": "cuda"}, True, ("float16",)),
+        ({"kv_dtype": "int8"}, True, ("int8",)),
+        ({}, True, (None,)),  # float16 on a GPU, nowhere else
+    ],
+)
+def test_the_dtype_of_blocks_is_told_where_it_does_not_depend_on_what_torch_finds(
+    changes: dict[str, str], has_driver: bool, kept: tuple[str | None, ...]
+) -> None:
+    options = replace(USUAL, **changes)  # type: ignore[arg-type]
+    assert kept_dtype(options, "float16", has_driver=has_driver) in kept
 
 
 def test_a_check_without_a_fault_says_nothing_and_ends_with_exit_code_0(pristine: Path) -> None:

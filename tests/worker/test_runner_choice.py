@@ -1,4 +1,4 @@
-"""Which runner it will be, on which device and in which dtypes, and what is said where that cannot be."""
+"""Which runner it will be, on which device and with which KV, and what is said where that cannot be."""
 
 import re
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from worker_svc.runner_choice import DeviceError, Machine, RunnerChoice, RunnerWishes, choose_runner, look_at_machine
 
-NOTHING_ASKED = RunnerWishes(device="auto", runner="auto", dtype="auto", kv_dtype="auto")
+NOTHING_ASKED = RunnerWishes(device="auto", runner="auto", kv_dtype="auto")
 NO_GPU = Machine()
 HOPPERS = Machine(cuda_capabilities=((9, 0), (9, 0)), current_cuda_device=1, has_triton=True)
 CPU, CUDA_1 = torch.device("cpu"), torch.device("cuda:1")
@@ -16,13 +16,13 @@ CPU, CUDA_1 = torch.device("cpu"), torch.device("cuda:1")
 
 def test_without_a_gpu_it_is_the_plain_runner_in_a_dtype_that_is_left_to_the_checkpoint() -> None:
     choice = choose_runner(NOTHING_ASKED, NO_GPU)
-    assert choice == RunnerChoice(kind="cpu", device=CPU, dtype=None, kv_dtype=None)
+    assert choice == RunnerChoice(kind="cpu", device=CPU, kv_dtype=None)
     assert not choice.has_kernels
 
 
 def test_with_a_gpu_its_runner_computes_with_kernels_in_the_checkpoints_dtype() -> None:
     choice = choose_runner(NOTHING_ASKED, HOPPERS)
-    assert choice == RunnerChoice(kind="device", device=CUDA_1, dtype=None, kv_dtype=None)
+    assert choice == RunnerChoice(kind="device", device=CUDA_1, kv_dtype=None)
     assert choice.has_kernels
 
 
@@ -35,14 +35,14 @@ def test_either_runner_can_be_had_on_either_device() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_keys_and_values_can_be_fp8_with_the_accelerators_runner(device: str) -> None:
-    wishes = replace(NOTHING_ASKED, device=device, runner="device", dtype="bfloat16", kv_dtype="fp8")
+    wishes = replace(NOTHING_ASKED, device=device, runner="device", kv_dtype="fp8")
     choice = choose_runner(wishes, HOPPERS)
-    assert (choice.dtype, choice.kv_dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+    assert choice.kv_dtype == torch.float8_e4m3fn
 
 
 def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
-    choice = choose_runner(replace(NOTHING_ASKED, device="cpu", dtype="bfloat16", kv_dtype="int8"), HOPPERS)
-    assert (choice.kind, choice.dtype, choice.kv_dtype) == ("cpu", torch.bfloat16, torch.int8)
+    choice = choose_runner(replace(NOTHING_ASKED, device="cpu", kv_dtype="int8"), HOPPERS)
+    assert (choice.kind, choice.kv_dtype) == ("cpu", torch.int8)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from common.address import advertised_address
+from quire import worker_settings
 from quire.settings import parse, to_toml
 from quire.worker_settings import WorkerSettings
+from scheduler_svc.workers import description_check
+from worker_svc import pool_plan
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,10 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-blocks", "4", "--kv-memory-fraction", "0.5"], "give only one of"),
+        (
+            ["--num-blocks", "4", "--kv-memory-fraction", "0.5"],
+            "--num-blocks 4 and --kv-memory-fraction 0.5 each settle",
+        ),
         (["--num-blocks", "0"], "greater than or equal to 1"),
         (["--kv-memory-fraction", "1.5"], "less than or equal to 1"),
         (["--device", "tpu"], "should match pattern"),
@@ -50,6 +56,13 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
 def test_settings_that_cannot_be_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(WorkerSettings, ["--model", "m", *arguments])
+
+
+def test_no_pool_has_more_blocks_than_the_scheduler_believes() -> None:
+    assert pool_plan.MOST_BLOCKS == worker_settings.MOST_BLOCKS == description_check.MAX_BLOCKS
+    for name in ("--num-blocks", "--num-host-blocks"):
+        with pytest.raises(ValueError, match=f"^{name}: .* not '{worker_settings.MOST_BLOCKS + 1}'"):
+            parse(WorkerSettings, ["--model", "m", f"{name}={worker_settings.MOST_BLOCKS + 1}"])
 
 
 def test_graphs_are_on_unless_switched_off() -> None:

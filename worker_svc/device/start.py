@@ -16,7 +16,8 @@ import torch
 from common.step import Step
 from worker_svc.description import PhaseClock
 from worker_svc.device.memory_profile import MemoryProfile
-from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError, gib
+from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.pool_plan import PoolSizeError, gib
 from worker_svc.step_limits import StepLimits
 from worker_svc.step_runner import StepRunner, result_of
 from worker_svc.trial_steps import largest_step, num_trial_blocks, warm_up_steps

@@ -8,6 +8,7 @@ from kernels.native.packed_product import ProductMaker
 from worker_svc.host import onednn_linear
 from worker_svc.host.onednn_linear import OneDnnLinear
 from worker_svc.model.layers import Linear, MakeProduct
+from worker_svc.option_check import int8_needs_kernels
 from worker_svc.runner_choice import DeviceError
 
 
@@ -27,7 +28,8 @@ def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) 
     """
     if int8:
         if not has_native or dtype not in (torch.float32, torch.bfloat16):
-            raise DeviceError("--weight-dtype int8 needs native kernels and float32 or bfloat16: see --kernels")
+            name = str(dtype).removeprefix("torch.")
+            raise DeviceError(int8_needs_kernels("--weight-dtype", f"there are none here for {name}"))
         return Packing("native int8", ProductMaker(int8=True))
     if has_native and (dtype == torch.float32 or (dtype == torch.bfloat16 and not _has_tiles())):
         return Packing("native", ProductMaker())

@@ -9,6 +9,7 @@ from kernels.native.compiling import NativeUnavailableError
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.native_kernels import NativeKernels, choose_kernels
 from worker_svc.host.packing import Packing, choose_packing
+from worker_svc.option_check import int8_needs_kernels
 from worker_svc.runner_choice import DeviceError
 
 log = structlog.get_logger()
@@ -31,8 +32,9 @@ def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool, int8_kv
     if shortcoming is not None:
         log.warning("without native kernels steps are slower", reason=shortcoming)
     has_native = isinstance(chosen, NativeKernels)
-    if int8_kv and not has_native:
-        raise DeviceError("--kv-dtype int8 needs native kernels and float32 or bfloat16: see --kernels")
+    for flag, is_asked in (("--kv-dtype", int8_kv), ("--weight-dtype", int8_weights)):
+        if is_asked and not has_native:
+            raise DeviceError(int8_needs_kernels(flag, shortcoming or f"--kernels {kernels} was given"))
     packing = choose_packing(dtype, has_native=has_native, int8=int8_weights)
     if packing.shortcoming is not None:
         log.warning("without packed weights steps are slower", reason=packing.shortcoming)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
 from kernels.blocks.kv_blocks import write_kv
+from worker_svc.dtype_choice import saved_dtype
 from worker_svc.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
@@ -29,6 +30,7 @@ from worker_svc.model.layers import (
 )
 from worker_svc.model.weight_reader import WeightReader
 from worker_svc.model.weights import WeightLoader
+from worker_svc.weight_files import read_headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +152,8 @@ def load_decoder(
     Raises CheckpointError, which says what to do, for whatever cannot be served.
     """
     config = read_model_config(path)
+    dtype = dtype or named_dtype(saved_dtype(config.dtype, read_headers(path)))
     with WeightReader(path) as reader:
-        dtype = dtype or _named_dtype(config.dtype or reader.stored_dtype())
         return make_decoder(reader, config, dtype, device, make_product, on_part)
 
 
@@ -187,16 +189,8 @@ def make_decoder(
     )
 
 
-def saved_dtype(path: Path) -> torch.dtype:
-    """In which dtype the checkpoint of this folder was saved. Raises CheckpointError."""
-    config = read_model_config(path)
-    if config.dtype is not None:
-        return _named_dtype(config.dtype)
-    with WeightReader(path) as reader:
-        return _named_dtype(reader.stored_dtype())
-
-
-def _named_dtype(name: str) -> torch.dtype:
+def named_dtype(name: str) -> torch.dtype:
+    """The dtype that torch calls so."""
     dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype), "config.json and files name dtypes only"
+    assert isinstance(dtype, torch.dtype), "settings, config.json and files name dtypes only"
     return dtype

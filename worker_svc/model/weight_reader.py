@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.weight_files import FLOATING_DTYPES, TensorHeader, check_tensor, weight_files
+from worker_svc.weight_files import TensorHeader, check_tensor, weight_files
 
 
 class WeightReader:
@@ -47,9 +47,3 @@ class WeightReader:
         check_tensor(self.folder, name, header, shape)
         tensor: Tensor = self._handles[name].get_tensor(name)
         return tensor
-
-    def stored_dtype(self) -> str:
-        """Of the first tensor of floating point numbers, float64 as float32."""
-        stored = (FLOATING_DTYPES.get(handle.get_slice(name).get_dtype()) for name, handle in self._handles.items())
-        found = next((each for each in stored if each is not None), "float32")
-        return "float32" if found == "float64" else found

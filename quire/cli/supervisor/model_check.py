@@ -7,19 +7,30 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
-from quire.cli.supervisor.child import EXIT_CONFIGURATION, StartFailedError, module_command
+from quire.cli.supervisor.child import StartFailedError, module_command
+from quire.exit_code import EXIT_CONFIGURATION
+from quire.typed_names import as_typed
 from quire.worker_settings import WorkerSettings
 
 LIMIT_S = 60.0  # a sound folder takes a tenth of a second; one of many files on a slow disk a few
 _CHECKED = (
-    "model", "generation_config", "device", "runner", "kv_dtype", "weight_dtype",
-    "block_size", "num_blocks", "max_model_len",
+    "model", "generation_config", "device", "runner", "dtype", "kv_dtype", "weight_dtype", "kernels",
+    "block_size", "num_blocks", "kv_memory_bytes", "max_model_len",
 )  # fmt: skip
 
 
-async def check_model(settings: WorkerSettings, environment: Mapping[str, str], limit_s: float = LIMIT_S) -> None:
-    """Raises StartFailedError with a sentence if a worker could not serve the model with these settings."""
+async def check_model(
+    settings: WorkerSettings,
+    environment: Mapping[str, str],
+    limit_s: float = LIMIT_S,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raises StartFailedError with a sentence if a worker could not serve the model with these settings.
+
+    `names`: how whoever set them called them, by field.
+    """
     values = json.dumps({name: getattr(settings, name) for name in _CHECKED})
     checking = await asyncio.create_subprocess_exec(
         *module_command("worker_svc.preflight_process", values),
@@ -44,7 +55,7 @@ async def check_model(settings: WorkerSettings, environment: Mapping[str, str], 
                 checking.kill()
             await checking.communicate()
     if checking.returncode == EXIT_CONFIGURATION:
-        raise StartFailedError(_last_line(said), EXIT_CONFIGURATION)
+        raise StartFailedError(as_typed(_last_line(said), names), EXIT_CONFIGURATION)
     if checking.returncode:
         ended = f"killed by signal {-checking.returncode}" if checking.returncode < 0 else _last_line(said)
         raise StartFailedError(

@@ -98,7 +98,7 @@ class Supervisor:
 
     async def _check_model(self) -> None:
         self.progress.tell("worker", {"phase": "checking"})
-        await check_model(self._settled.worker, self._environment())
+        await check_model(self._settled.worker, self._environment(), names=self._settled.worker_names)
         self.progress.forget("worker")
 
     async def _open_store(self) -> str:

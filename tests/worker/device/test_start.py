@@ -10,7 +10,8 @@ from tests.worker.steps import LIMITS
 from worker_svc.description import PhaseClock
 from worker_svc.device.memory_profile import MemoryProfile
 from worker_svc.device.start import start_runner
-from worker_svc.kv_pool import BlockShape, KVPool, PoolSizeError
+from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.pool_plan import PoolSizeError
 from worker_svc.step_limits import StepLimits
 
 GIB = 1 << 30
