@@ -57,14 +57,20 @@ class Leases(Protocol):
         Returns None if it is ours now, else whose it is.
         """
 
+    async def shorten(self, lease: Lease, ttl_ms: int) -> None:
+        """Has the lease end in so long, if it is still this one and would end later: a store's clock may go back."""
+
     async def release(self, lease: Lease) -> None:
         """Gives the lease up, if it is ours."""
 
     async def announce(self, address: str, ttl_ms: int) -> None:
         """Counts a standby as present for so long; for no longer, if that is 0."""
 
-    async def standbys(self) -> Sequence[str]:
-        """Addresses of the standbys that are present."""
+    async def standbys(self, longest_ms: int) -> Sequence[str]:
+        """Addresses of the standbys that are present, but for those that said so by a clock since set back.
+
+        `longest_ms` is how long none counts as present without saying so again.
+        """
 
     async def close(self) -> None:
         """Lets go of every connection."""

@@ -25,13 +25,16 @@ class MemoryLeases:
         self._keep(lease, ttl_ms)
         return None
 
+    async def shorten(self, lease: Lease, ttl_ms: int) -> None:
+        """Its clock is never set."""
+
     async def release(self, lease: Lease) -> None:
         self._lease = None
 
     async def announce(self, address: str, ttl_ms: int) -> None:
         """Nobody would read it."""
 
-    async def standbys(self) -> Sequence[str]:
+    async def standbys(self, longest_ms: int) -> Sequence[str]:
         return ()
 
     async def close(self) -> None:

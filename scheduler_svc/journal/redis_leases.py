@@ -30,6 +30,13 @@ end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''
 """
+# ARGV: value, time to live in ms.
+_SHORTEN = b"""
+if redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return ''
+"""
 _RELEASE = b"""
 local held = redis.call('GET', KEYS[1])
 if held and string.match(held, '^%d+ (.*)$') == ARGV[4] then redis.call('DEL', KEYS[1]) end
@@ -44,10 +51,12 @@ if ARGV[2] == '0' then redis.call('ZREM', KEYS[1], ARGV[1])
 else redis.call('ZADD', KEYS[1], string.format('%.0f', now_ms + ARGV[2]), ARGV[1]) end
 return ''
 """
+# ARGV: the longest time to live in ms. Longer are those that were announced before the server's clock was set back.
 _STANDBYS = b"""
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. string.format('%.0f', now_ms), '+inf')
+local latest_ms = string.format('%.0f', now_ms + ARGV[1])
+return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. string.format('%.0f', now_ms), latest_ms)
 """
 
 
@@ -71,14 +80,17 @@ class RedisLeases:
     async def hold(self, lease: Lease, ttl_ms: int) -> Lease | None:
         return await self._change(_HOLD, lease, ttl_ms, lease.epoch)
 
+    async def shorten(self, lease: Lease, ttl_ms: int) -> None:
+        await self._link.call(pack("EVAL", _SHORTEN, 1, self._keys.lease, str(lease), ttl_ms))
+
     async def release(self, lease: Lease) -> None:
         await self._change(_RELEASE, lease, 0, lease.epoch)
 
     async def announce(self, address: str, ttl_ms: int) -> None:
         await self._link.call(pack("EVAL", _ANNOUNCE, 1, self._keys.standbys, address, ttl_ms))
 
-    async def standbys(self) -> Sequence[str]:
-        found = await self._link.call(pack("EVAL", _STANDBYS, 1, self._keys.standbys))
+    async def standbys(self, longest_ms: int) -> Sequence[str]:
+        found = await self._link.call(pack("EVAL", _STANDBYS, 1, self._keys.standbys, longest_ms))
         return [address.decode() for address in found]
 
     async def close(self) -> None:

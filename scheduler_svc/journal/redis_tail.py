@@ -13,7 +13,7 @@ _SLACK_S = 2.0  # a server answers later than it was told to, and a page may be 
 class RedisTail:
     """Used by one task. Never writes."""
 
-    def __init__(self, url: str, *, deployment: str = "default", wait_s: float = 1.0) -> None:
+    def __init__(self, url: str, *, deployment: str = "default", wait_s: float = 0.25) -> None:
         """`wait_s` is how long the server may keep a read that finds nothing."""
         self._journal = Keys.of(deployment).journal
         self._wait_ms = max(1, round(wait_s * 1000))

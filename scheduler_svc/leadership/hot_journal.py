@@ -64,6 +64,7 @@ class HotJournal:
         self._record_ttl_s = record_ttl_s
         self._forget_every_s = forget_every_s
         self._forgot_s = time.monotonic()
+        self._epochs: set[int] = set()  # of all entries that were read
         self._ended_s: dict[int, float] = {}  # by number: since when it is known to have ended
 
     async def follow(self) -> None:
@@ -72,7 +73,8 @@ class HotJournal:
         while True:
             try:
                 page = await self._tail.read_after(self.last, page_size)
-                if page and not await self._goes_on_with(page[0]):
+                goes_on = await self._goes_on_with(page[0]) if page else not await self._is_led_below()
+                if not goes_on:
                     if not await self._is_led_without_ours():
                         await self._note_forgotten()
                         await asyncio.sleep(_RETRY_S)  # whoever begins there may know less than we do
@@ -150,6 +152,15 @@ class HotJournal:
             return True
         return await self._tail.has(self.last)
 
+    async def _is_led_below(self) -> bool:
+        """Whether a leader unknown here has begun in an emptied journal, at an epoch before what was read.
+
+        Its clock is behind, so nothing that it writes will ever come behind what was read. A journal that has lost no
+        more than its end has no such leader.
+        """
+        newest = await self._store.last_entry_id()
+        return newest is not None and newest < self.last and newest.epoch not in self._epochs
+
     async def _is_led_without_ours(self) -> bool:
         """Whether a leader is ready in a journal that has nothing of what was read: it was trimmed, or is over."""
         return any(is_news(decode(each)) for each in await self._tail.read_after(JOURNAL_START, _PAGE))
@@ -166,6 +177,7 @@ class HotJournal:
     def _begin_again(self) -> None:
         self.replay, self.last, self.ended_epoch = JournalReplay(), JOURNAL_START, 0
         self._ended_s.clear()
+        self._epochs.clear()
         self.forgotten_since_s = None
 
     def _take(self, page: Sequence[StoredEntry]) -> None:
@@ -173,6 +185,7 @@ class HotJournal:
             entry = decode(stored)
             self.replay.apply(stored.entry_id, entry)
             self.last = stored.entry_id
+            self._epochs.add(stored.entry_id.epoch)
             self.ended_epoch = stored.entry_id.epoch if entry.HasField("leader_end") else 0
         if self.ended_epoch:
             self.has_ended.set()

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import structlog
 
-from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.hot_journal import HotJournal
 
@@ -22,6 +22,7 @@ _PRESENT_LEASES = 2  # the time that an announcement counts, in lives of a lease
 # Lives of a lease in which a leader that lives says again what an emptied store has lost: it looks four times in one.
 # Who begins without it waits for a whole one before it serves.
 _FORGOTTEN_LEASES = 0.5
+_LONGEST_LEASES = 2  # lives of a lease that one can have left, with room for settings that are being changed
 _AFTER_END_S = 0.002  # a lease is looked at again so soon after it must have ended
 
 
@@ -74,6 +75,8 @@ class Standby:
         try:
             held = await self._leases.read()
             is_ours = held is not None and held.lease.holder == self._lease.holder  # since a time at which we led not
+            if held is not None and not is_ours and held.left_ms > _LONGEST_LEASES * self._lease_ms:
+                held = await self._shorten(held)
             if held is not None and not is_ours:
                 self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
             is_over = self._seen is not None and self._seen.epoch > 0 and self._seen.epoch == self._journal.ended_epoch
@@ -101,6 +104,12 @@ class Standby:
         if other is None:
             log.info("lease taken", handed_over=is_over)
         return None if other is None else pause_s
+
+    async def _shorten(self, held: HeldLease) -> HeldLease:
+        """Lets a lease end in time though the store's clock was set back: a leader that lives renews it before."""
+        log.warning("the lease would not end in time: the store's clock was set back", left_ms=held.left_ms)
+        await self._leases.shorten(held.lease, self._lease_ms)
+        return HeldLease(held.lease, self._lease_ms)
 
     def _is_forgotten(self) -> bool:
         """Whether what was read here would be lost with the next leader, and the last one has had time to say it."""

@@ -21,6 +21,7 @@ from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
 from scheduler_svc.requests.engine import Engine
 from scheduler_svc.requests.readers import Readers
 from scheduler_svc.requests.recovery import Recovery
+from tests.scheduler.renewed_leases import RenewedLeases
 
 LEASE_MS = 400
 TTL_S = 60
@@ -73,7 +74,7 @@ async def standby_site(
 ) -> AsyncIterator[StandbySite]:
     """A standby that does nothing yet."""
     store = RedisStore(url, deployment=deployment, timeout_s=timeout_s)
-    leases = RedisLeases(url, deployment=deployment, timeout_s=timeout_s)
+    leases = RenewedLeases(url, deployment=deployment, timeout_s=timeout_s)
     hot = HotJournal(RedisTail(url, deployment=deployment), store, record_ttl_s=TTL_S)
     site = StandbySite(name, store, leases, hot)
     try:

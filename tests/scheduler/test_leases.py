@@ -115,12 +115,35 @@ async def test_a_holder_keeps_its_lease_over_its_epochs_and_a_loss_of_the_store(
 
 
 async def test_standbys_are_known_while_they_say_so(leases: RedisLeases) -> None:
-    assert await leases.standbys() == []
+    assert await leases.standbys(LONG_MS) == []
     await leases.announce("a:1", LONG_MS)
     await leases.announce("b:1", SHORT_MS)
     await leases.announce("c:1", LONG_MS)
     await leases.announce("c:1", 0)
-    await eventually(leases.standbys, ["a:1"])
+    await eventually(lambda: leases.standbys(LONG_MS), ["a:1"])
+
+
+async def test_a_standby_that_is_present_for_longer_than_any_is_not(leases: RedisLeases) -> None:
+    """It said so before the server's clock was set back, and may be gone."""
+    await leases.announce("a:1", LONG_MS)
+    await leases.announce("b:1", 5 * LONG_MS)
+    assert await leases.standbys(2 * LONG_MS) == ["a:1"]
+
+
+async def test_a_lease_is_shortened_if_it_is_the_one_and_longer(leases: RedisLeases) -> None:
+    await leases.hold(at(OURS, 4), 5 * LONG_MS)
+    await leases.shorten(at(OURS, 3), LONG_MS)
+    held = await leases.read()
+    assert held is not None
+    assert held.left_ms > LONG_MS
+    await leases.shorten(at(OURS, 4), LONG_MS)
+    held = await leases.read()
+    assert held is not None
+    assert 0 < held.left_ms <= LONG_MS
+    await leases.shorten(at(OURS, 4), 2 * LONG_MS)
+    held = await leases.read()
+    assert held is not None
+    assert held.left_ms <= LONG_MS
 
 
 async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, valkey: ValkeyProcess) -> None:

@@ -22,6 +22,7 @@ from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from tests.patience import patient
 from tests.scheduler.journal_setup import put_records, redis_store, running_journal, until
+from tests.scheduler.renewed_leases import RenewedLeases
 from tests.valkey import ValkeyProcess
 
 LEASE_MS = 400
@@ -172,7 +173,7 @@ async def test_a_damaged_entry_is_left_to_the_recovery_of_who_leads(valkey: Valk
 
 @pytest.fixture
 async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
-    opened = RedisLeases(valkey.url)
+    opened = RenewedLeases(valkey.url)
     yield opened
     await opened.close()
 
@@ -203,7 +204,7 @@ async def test_the_first_leads_after_a_lease_in_which_nobody_came(valkey: Valkey
         assert held is not None
         assert held.lease == US
         assert leaders == []
-        assert await leases.standbys() == []
+        assert await leases.standbys(60_000) == []
 
 
 async def test_a_standby_waits_while_the_lease_is_renewed_and_leads_when_it_ends(
@@ -216,10 +217,21 @@ async def test_a_standby_waits_while_the_lease_is_renewed_and_leads_when_it_ends
             num_looks = valkey.num_calls("PTTL")
             await until(lambda: valkey.num_calls("PTTL") > num_looks + 2)
             assert not waiting.done()
-            assert await leases.standbys() == [US.address]
+            assert await leases.standbys(60_000) == [US.address]
             assert await leases.hold(LEADER, 1) is None
             await asyncio.wait_for(waiting, patient(20))
             assert leaders == [LEADER.address, None]
+
+
+async def test_a_lease_that_a_clock_set_back_has_made_long_ends_in_time(valkey: ValkeyProcess) -> None:
+    """A leader that died right after its renewal, when the store's time of day went hours back."""
+    leases = RedisLeases(valkey.url)
+    async with redis_store(valkey.url) as store:
+        await leases.hold(LEADER, 5 * 3_600_000)
+        async with standing_by(valkey, leases, store) as (waiting, leaders):
+            await asyncio.wait_for(waiting, patient(20))
+            assert leaders == [LEADER.address, None]
+    await leases.close()
 
 
 async def test_a_standby_leads_as_soon_as_the_leader_has_written_its_end(

@@ -10,7 +10,6 @@ from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leases import Lease
-from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import (
@@ -23,6 +22,7 @@ from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.requests.journal_replay import JournalReplay
 from tests.patience import patient
 from tests.scheduler.journal_setup import Writer, redis_store, running_journal, until
+from tests.scheduler.renewed_leases import RenewedLeases
 from tests.scheduler.test_standby import (
     LEADER,
     LEASE_MS,
@@ -65,7 +65,7 @@ def tokens(replay: JournalReplay, number: int) -> list[int]:
 async def test_a_leader_whose_lease_is_lost_with_the_journal_keeps_leading(
     valkey: ValkeyProcess, store: RedisStore
 ) -> None:
-    leases = RedisLeases(valkey.url)
+    leases = RenewedLeases(valkey.url)
     await leases.hold(LEADER, 60_000)
     async with standing_by(valkey, leases, store) as (waiting, leaders):
         await until(lambda: leaders == [LEADER.address])
@@ -84,7 +84,7 @@ async def test_a_leader_whose_lease_is_lost_with_the_journal_keeps_leading(
 async def test_an_older_leaders_end_does_not_shorten_the_patience_with_the_present_one(
     valkey: ValkeyProcess, store: RedisStore
 ) -> None:
-    leases = RedisLeases(valkey.url)
+    leases = RenewedLeases(valkey.url)
     async with running_journal(store) as journal:
         assert await journal.hand_over()
     present = Lease(LEADER.leader_id, LEADER.address, 2)
@@ -171,6 +171,53 @@ async def test_a_loss_behind_which_another_leader_went_on_is_forgotten(
         async with following(hot):
             await until(lambda: hot.last == EntryId(other.stats.epoch, 2))
         assert tokens(hot.replay, 1) == [8]
+    await hot.close()
+
+
+async def begin_below(store: RedisStore, *, is_ready: bool) -> EntryId:
+    """In an emptied journal: a leader whose clock is behind that of the one before, and so its epoch."""
+    start = pb.JournalEntry(leader_start=pb.LeaderStart(leader_id="newcomer"))
+    await store.append(EntryId(1, 0), start.SerializeToString(), create=True)
+    if is_ready:
+        ready = pb.JournalEntry(leader_ready=pb.LeaderReady())
+        await store.append(EntryId(1, 1), ready.SerializeToString())
+    return EntryId(1, int(is_ready))
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+async def test_a_leader_that_begins_below_what_was_read_is_noticed(
+    valkey: ValkeyProcess, store: RedisStore, is_ready: bool
+) -> None:
+    """Nothing that it writes comes behind what was read. Until it serves what was read is kept, and then is not."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await until(lambda: 1 in hot.replay.requests)
+    await lose(valkey, store, 0)
+    async with redis_store(valkey.url) as next_store:
+        last = await begin_below(next_store, is_ready=is_ready)
+        async with following(hot):
+            if is_ready:
+                await until(lambda: hot.last == last)
+                assert not hot.replay.requests
+            else:
+                await until(lambda: hot.forgotten_since_s is not None)
+                assert 1 in hot.replay.requests
+    await hot.close()
+
+
+async def test_a_journal_that_has_lost_its_end_is_not_led_by_another(valkey: ValkeyProcess, store: RedisStore) -> None:
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await leader.admit(admission(2))
+        await until(lambda: 2 in hot.replay.requests)
+    await lose(valkey, store, 2)
+    async with following(hot):
+        num_reads = valkey.num_calls("XREAD")
+        await until(lambda: valkey.num_calls("XREAD") > num_reads + 2)
+        assert hot.forgotten_since_s is None
+        assert set(hot.replay.requests) == {1, 2}
     await hot.close()
 
 

@@ -12,6 +12,7 @@ from tests.simulation.store_server import LossyStore
 LEASE_TIMEOUT_S = 0.5
 TAIL_TIMEOUT_S = 3.0
 TAIL_POLL_S = 0.02  # in place of a blocking read
+TAIL_WAIT_S = 0.25  # that a read finds nothing
 
 
 class LeaseClient:
@@ -47,6 +48,14 @@ class LeaseClient:
         other: Lease | None = await self._call(f"hold {lease}", work)
         return other
 
+    async def shorten(self, lease: Lease, ttl_ms: int) -> None:
+        async def work(store: LossyStore) -> None:
+            held = await self._read(store)
+            if held is not None and held.lease == lease and held.left_ms > ttl_ms:
+                self._keep(store, lease, ttl_ms)
+
+        await self._call(f"shorten {lease}", work)
+
     async def release(self, lease: Lease) -> None:
         async def work(store: LossyStore) -> None:
             if store.lease is not None and store.lease[0].holder == lease.holder:
@@ -60,9 +69,10 @@ class LeaseClient:
 
         await self._call(f"announce {address}", work)
 
-    async def standbys(self) -> Sequence[str]:
+    async def standbys(self, longest_ms: int) -> Sequence[str]:
         async def work(store: LossyStore) -> Sequence[str]:
-            return [address for address, until_s in store.standbys.items() if until_s > store.now_s]
+            latest_s = store.now_s + longest_ms / 1000
+            return [address for address, until_s in store.standbys.items() if store.now_s < until_s <= latest_s]
 
         found: Sequence[str] = await self._call("standbys?", work, is_write=False)
         return found
@@ -91,8 +101,13 @@ class TailClient:
         self._link = Link(way, TAIL_TIMEOUT_S)
 
     async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
-        await asyncio.sleep(TAIL_POLL_S)
-        return await self._read(EntryId(last.epoch, last.seq + 1), limit)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + TAIL_WAIT_S
+        while True:
+            await asyncio.sleep(TAIL_POLL_S)
+            found = await self._read(EntryId(last.epoch, last.seq + 1), limit)
+            if found or loop.time() >= until_s:
+                return found
 
     async def first(self) -> StoredEntry | None:
         found = await self._read(JOURNAL_START, 1)

@@ -18,6 +18,7 @@ class SchedulerOptions:
     trim_every: int
     restate_entries: int
     stream_interval_s: float
+    stands_by: bool  # who is started again: with all schedulers alike nobody leads who has not waited for the lease
 
 
 def draw_options(draw: Random) -> SchedulerOptions:
@@ -38,4 +39,5 @@ def draw_options(draw: Random) -> SchedulerOptions:
         trim_every=draw.choice([2, 16, 512]),
         restate_entries=draw.choice([2, 20, 4096]),
         stream_interval_s=draw.choice([0.0, 0.02]),
+        stands_by=draw.random() < 0.3,
     )

@@ -197,6 +197,8 @@ class World:
             return
         if self.standbys and self.store.has_lost_data and any(each.process.runs for each in self.standbys):
             self.loop.outside(RESTART_BESIDE_STANDBYS_S, self._restart_after, life)  # theirs may be the only memory
+        elif self.options.stands_by:
+            self.start_standby()
         else:
             self.start_scheduler()
 
