@@ -253,6 +253,9 @@ class Journal:
         """
         self._needed.sort()
         if self._is_whole:
+            # Not into what another has begun meanwhile, in an emptied journal and by a clock that is behind ours: its
+            # entries are below ours, which would fence it though we have read nothing of it.
+            await self._writer.probe()
             await self._writer.write_ready()
         else:
             await self._say_all_again()

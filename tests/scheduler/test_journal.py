@@ -16,6 +16,7 @@ from scheduler_svc.journal.store import (
     JOURNAL_START,
     EntryId,
     FencedError,
+    JournalLostError,
     StaleEntryError,
     StoreFlushedError,
     StoreUnavailableError,
@@ -447,3 +448,18 @@ async def test_what_earlier_leaders_left_is_kept_from_the_oldest_on_in_whatever_
         journal.forget(oldest)
     await journal.close()
     await writing
+
+
+async def test_a_newcomer_does_not_begin_above_a_leader_that_it_has_not_read() -> None:
+    """The store was emptied under it, and a leader whose clock is behind has begun again there, at a lower epoch."""
+    store = MemoryStore()
+    newcomer = Journal(store, leader_id="newcomer")
+    epoch = await newcomer.open()
+    assert not [each async for each in newcomer.read()]
+    store.clear()
+    start = pb.JournalEntry(leader_start=pb.LeaderStart(says_all_again=True)).SerializeToString()
+    below = EntryId(epoch - 1, 0)
+    await store.append(below, start, create=True)
+    with pytest.raises(JournalLostError):
+        await newcomer.begin()
+    assert await store.last_entry_id() == below
