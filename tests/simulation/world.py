@@ -130,7 +130,7 @@ class World:
     def is_quiet(self) -> bool:
         """Whether nothing is live, waiting, on its way in or to the store."""
         life = self.life
-        if not life.serves or not life.process.runs:
+        if not life.serves or life.is_told_to_end or not life.process.runs:
             return False
         return (
             not life.admission.is_in_use
@@ -188,6 +188,8 @@ class World:
             self.standbys.remove(life)
             if not life.is_told_to_end:
                 self.history.violate(f"P4: {life.process.name} ended while it stood by")
+            if self.life.process.is_dead and not self.standbys:
+                self.loop.outside(RESTART_S[1], self._restart_after, self.life)
         elif life is self.life:
             slowest_s = RESTART_BESIDE_STANDBYS_S if self.standbys else RESTART_S[1]
             self.loop.outside(self.random.uniform(RESTART_S[0], slowest_s), self._restart_after, life)
