@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+MOST_LONGER_MS = 10_000  # beyond its usual life a leader may hold the lease at most
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:

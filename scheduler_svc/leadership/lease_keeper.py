@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.leases import MOST_LONGER_MS, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
 
 log = structlog.get_logger()
@@ -48,8 +48,11 @@ class LeaseKeeper:
 
     @asynccontextmanager
     async def longer(self, seconds: float) -> AsyncIterator[None]:
-        """Inside, each renewal holds for so much longer: what is done there may keep the process from the next one."""
-        longer_ms = round(seconds * 1000)
+        """Inside, each renewal holds for so much longer: what is done there may keep the process from the next one.
+
+        For 10 s longer at most: a standby takes more for a store whose clock was set back, and shortens the lease.
+        """
+        longer_ms = min(round(seconds * 1000), MOST_LONGER_MS - self._longer_ms)
         self._longer_ms += longer_ms
         try:
             if not self._is_released:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import structlog
 
-from scheduler_svc.journal.leases import HeldLease, Lease, Leases
+from scheduler_svc.journal.leases import MOST_LONGER_MS, HeldLease, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.hot_journal import HotJournal
 
@@ -22,7 +22,7 @@ _PRESENT_LEASES = 2  # the time that an announcement counts, in lives of a lease
 # Lives of a lease in which a leader that lives says again what an emptied store has lost: it looks four times in one.
 # Who begins without it waits for a whole one before it serves.
 _FORGOTTEN_LEASES = 0.5
-_LONGEST_LEASES = 2  # lives of a lease that one can have left, with room for settings that are being changed
+_LONGEST_LEASES = 2  # lives of a lease that a usual one can have left, with room for settings that are being changed
 _AFTER_END_S = 0.002  # a lease is looked at again so soon after it must have ended
 
 
@@ -46,6 +46,7 @@ class Standby:
         self._lease = lease
         self._journal = journal
         self._lease_ms = lease_ms
+        self._longest_ms = _LONGEST_LEASES * lease_ms + MOST_LONGER_MS
         self._on_leader = on_leader
         self._leader: Lease | None = None  # as last seen
         self._seen: Lease | None = None  # last of all, whether it still is there or not
@@ -75,7 +76,7 @@ class Standby:
         try:
             held = await self._leases.read()
             is_ours = held is not None and held.lease.holder == self._lease.holder  # since a time at which we led not
-            if held is not None and not is_ours and held.left_ms > _LONGEST_LEASES * self._lease_ms:
+            if held is not None and not is_ours and held.left_ms > self._longest_ms:
                 held = await self._shorten(held)
             if held is not None and not is_ours:
                 self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000

@@ -13,7 +13,7 @@ from common.arrays import pack_int32
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.journal.leases import Lease
+from scheduler_svc.journal.leases import MOST_LONGER_MS, Lease
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
@@ -302,3 +302,16 @@ async def test_nothing_follows_the_end_of_an_epoch(valkey: ValkeyProcess) -> Non
         assert hot.replay.requests[1].samples[0].token_ids == [5]
         assert set(hot.replay.requests) == {1}
         await hot.close()
+
+
+async def test_a_lease_that_a_leader_holds_for_longer_on_purpose_is_not_shortened(valkey: ValkeyProcess) -> None:
+    leases = RedisLeases(valkey.url)
+    async with redis_store(valkey.url) as store:
+        await leases.hold(LEADER, LEASE_MS + MOST_LONGER_MS)
+        num_reads = valkey.num_calls("PTTL")
+        async with standing_by(valkey, leases, store):
+            await until(lambda: valkey.num_calls("PTTL") > num_reads + 5)
+        held = await leases.read()
+    await leases.close()
+    assert held is not None
+    assert held.left_ms > MOST_LONGER_MS / 2
