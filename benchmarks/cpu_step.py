@@ -3,7 +3,7 @@
 A random model of the shape that the peers are compared on decodes at several numbers of rows, in this process, without
 services. Prints a table and writes JSON.
 
-    python -m benchmarks.cpu_step [--dtype bfloat16] [--weight-dtype int8] [--kernels auto] [--rows 1 4 8 32 64]
+    python -m benchmarks.cpu_step [--shape 216m] [--dtype bfloat16] [--weight-dtype int8] [--rows 1 4 8 32 64]
 """
 
 import argparse
@@ -35,8 +35,8 @@ from worker_svc.model.layers import MakeProduct, Product
 from worker_svc.sampler import Sampler
 from worker_svc.step_limits import StepLimits
 
-SHAPE = SHAPES["125m"]
-SMALL_SHAPE = replace(SHAPE, hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=512)
+SHAPE = "125m"
+SMALL_SHAPE = replace(SHAPES[SHAPE], hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=512)
 _BLOCK_SIZE = 16
 _GREEDY = SlotSampling(seed=0, temperature=0.0)
 NUM_WARM_UP = 3
@@ -207,12 +207,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32, 64])
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--shape", choices=SHAPES, default=SHAPE)
     parser.add_argument("--small", action="store_true", help="a tiny model: a smoke test")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     host = choose_host(options.kernels, dtype, int8_weights=options.weight_dtype == "int8", int8_kv=False)
-    shape = SMALL_SHAPE if options.small else SHAPE
+    shape = SMALL_SHAPE if options.small else SHAPES[options.shape]
     decoder = random_decoder(shape, dtype, host.packing.make_product)
     steps = {rows: measure(decoder, host.kernels, rows, options.context, options.steps) for rows in options.rows}
     print(_as_table(steps))
@@ -223,7 +224,8 @@ def main() -> None:
         "context": options.context,
         "milliseconds": {str(rows): parts for rows, parts in steps.items()},
     }
-    write_result(options.out / f"cpu_step_{options.dtype}_{options.weight_dtype}.json", "cpu_step", figures)
+    shape_name = "" if options.shape == SHAPE else f"{options.shape}_"
+    write_result(options.out / f"cpu_step_{shape_name}{options.dtype}_{options.weight_dtype}.json", "cpu_step", figures)
 
 
 def _as_table(steps: dict[int, dict[str, float]]) -> str:

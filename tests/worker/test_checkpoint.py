@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kernels.native.packed_product import PackedProduct, ProductMaker
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.checkpoint import fingerprint, resolve_checkpoint
 from worker_svc.checkpoint_error import CheckpointError
@@ -195,6 +196,22 @@ def test_the_decoder_takes_every_parameter_once(name: str, tmp_path: Path) -> No
     saved = load_file(folder / "model.safetensors")
     assert decoder.num_parameters == sum(tensor.numel() for tensor in saved.values())
     assert decoder.weight_bytes == 4 * decoder.num_parameters
+
+
+@pytest.mark.parametrize("saves_both", [False, True])
+def test_a_tied_head_is_packed_as_any_other_matrix(saves_both: bool, tmp_path: Path) -> None:
+    """Beside the embedding, which is looked up in rows."""
+    folder = write_tiny_model("llama_mqa", tmp_path)
+    if saves_both:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, folder / "model.safetensors")
+    plain, packed = _load(folder), load_decoder(folder, torch.float32, CPU, ProductMaker())
+    assert isinstance(packed.head, PackedProduct)
+    assert packed.num_parameters == plain.num_parameters
+    assert packed.weight_bytes == plain.weight_bytes + plain.token_embedding.nbytes
+    rows = torch.randn(5, plain.config.embed_dim)
+    torch.testing.assert_close(packed.head(rows), plain.head(rows))
 
 
 def test_the_fingerprint_knows_the_checkpoint_and_not_its_place(folder: Path, pristine: Path) -> None:

@@ -1,9 +1,14 @@
-"""Buffers for rows of numbers that are kept from pass to pass and hold as many rows as the largest pass seen."""
+"""Buffers for rows of numbers that are kept from pass to pass and hold as many rows as the largest pass seen.
+
+Knows how rows lie in memory, and not what they are.
+"""
 
 import torch
 from torch import Tensor
 
 from kernels.native.host_memory import take_memory, zeros_as_used
+
+_LINE = 64  # bytes of a cache line
 
 
 class RowBuffers:
@@ -11,7 +16,7 @@ class RowBuffers:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}  # with the room between rows
         self._num_rows = 0  # of every buffer
         self.num_moves = 0  # how often all of them were given up for larger ones
 
@@ -22,13 +27,14 @@ class RowBuffers:
             self.num_moves += 1
 
     def of(self, purpose: str, num_rows: int, size: int) -> Tensor:
-        """[num_rows, size], contiguous, its contents undefined. A purpose always has the same size."""
+        """[num_rows, size], rows apart from one another, contents undefined. A purpose always has the same size."""
         self.reserve(num_rows)
         buffer = self._buffers.get(purpose)
         if buffer is None:
+            shape = self._num_rows, row_stride(size, self._dtype)
             with torch.inference_mode():
-                buffer = self._buffers[purpose] = zeros_as_used((self._num_rows, size), self._dtype)
-        return buffer[:num_rows]
+                buffer = self._buffers[purpose] = zeros_as_used(shape, self._dtype)
+        return buffer[:num_rows, :size]
 
     @property
     def num_bytes(self) -> int:
@@ -39,3 +45,13 @@ class RowBuffers:
         """Of all buffers that there are, for all of their rows."""
         for buffer in list(self._buffers.values()):
             take_memory(buffer, buffer.nbytes)
+
+
+def row_stride(size: int, dtype: torch.dtype) -> int:
+    """From row to row, in elements: an odd number of cache lines.
+
+    A product reads the same inputs of a dozen rows at a time. Rows that are a power of two apart share a few sets of
+    the first cache, which then holds fewer of them: of 4,096 inputs in bfloat16 products were 1.4 times as slow.
+    """
+    lines = -(-size * dtype.itemsize // _LINE)
+    return (lines | 1) * _LINE // dtype.itemsize

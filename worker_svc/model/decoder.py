@@ -47,6 +47,7 @@ class Decoder:
     head: Product
     inverse_frequencies: Tensor | None  # [head_dim / 2] float32
     num_parameters: int  # a tied head counts once
+    num_parameters_kept: int  # in memory: one that is packed beside the embedding counts twice
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,7 +60,7 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         """Memory that the weights take on the device."""
-        return self.num_parameters * self.dtype.itemsize
+        return self.num_parameters_kept * self.dtype.itemsize
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
         """The shape of a block that holds this model's keys and values, in its dtype unless another is given."""
@@ -186,6 +187,7 @@ def make_decoder(
         head=loader.head(token_embedding),
         inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
         num_parameters=loader.num_parameters_read,
+        num_parameters_kept=loader.num_parameters_kept,
     )
 
 

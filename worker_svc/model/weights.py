@@ -39,6 +39,7 @@ class WeightLoader:
         self._names = NAMES[config.family]
         self._prefix = find_prefix(config, reader, reader.folder)
         self.num_parameters_read = 0
+        self.num_parameters_kept = 0  # what is kept in two forms counts twice
 
     def token_embedding(self) -> Tensor:
         """[vocab_size, embed_dim]; tied, the head's matrix stands for it where only that was saved."""
@@ -66,21 +67,29 @@ class WeightLoader:
         )
 
     def head(self, token_embedding: Tensor) -> Product:
-        """The output product, [vocab_size, embed_dim]; tied, it is the embedding itself.
+        """The output product, [vocab_size, embed_dim]; tied, it is made of the embedding, which is kept beside it.
 
+        Tokens are looked up in rows, which the products' forms have not: where they are not rows themselves, a tied
+        matrix is there twice. It is the largest of a small model, and the slowest product unless it is packed.
         Where config.json ties them and the file has both, they are tied only if they are equal, as in `transformers`.
         """
         if self._config.tie_word_embeddings and HEAD not in self._reader:
-            return Linear(token_embedding, None)
+            return self._tied_head(token_embedding)
         matrix = self._load(HEAD, self._embedding_shape)
         if self._config.tie_word_embeddings:
             if torch.equal(matrix, token_embedding):
-                return Linear(token_embedding, None)
+                return self._tied_head(token_embedding)
             log.warning(
                 "config.json ties the output matrix to the embedding, but the weights have two that differ: "
                 "both are used; set tie_word_embeddings to false to silence this"
             )
         return self._make_product(self._count(matrix), None)
+
+    def _tied_head(self, token_embedding: Tensor) -> Product:
+        head = self._make_product(token_embedding, None)
+        if not isinstance(head, Linear):
+            self.num_parameters_kept += token_embedding.numel()
+        return head
 
     @property
     def _embedding_shape(self) -> tuple[int, int]:
@@ -145,6 +154,7 @@ class WeightLoader:
 
     def _count(self, tensor: Tensor) -> Tensor:
         self.num_parameters_read += tensor.numel()
+        self.num_parameters_kept += tensor.numel()
         return tensor
 
     def _load(self, name: str, shape: Sequence[int]) -> Tensor:
