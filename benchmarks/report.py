@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_PLACES = {"--output", "--out", "--cache"}
 RESULTS = ROOT / "benchmarks" / "results"
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of x86; what a comparison depends on
 _PACKAGES = (
@@ -78,9 +79,9 @@ def _module() -> str:
 
 
 def _arguments(given: Sequence[str]) -> list[str]:
-    """Without `--output`: where somebody kept a result is no part of it."""
+    """Without the options that name places: where somebody kept files is no part of a result."""
     behind = ["", *given]
-    return [each for before, each in zip(behind, given, strict=False) if "--output" not in (before, each)]
+    return [each for before, each in zip(behind, given, strict=False) if not _PLACES & {before, each}]
 
 
 def _commit() -> str | None:

@@ -9,14 +9,13 @@ from typing import Any
 
 from benchmarks.bar_chart import Bar, bar_chart
 from benchmarks.peers.figures import Figures, Verdict, num_equal, verdicts
+from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.runs_file import Run
-from benchmarks.peers.systems import FLAGS_TARGET, OFFLINE, PARITY, SYSTEMS, TARGETS
+from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
 from benchmarks.peers.workload import LOADS
 from benchmarks.report import table
 from benchmarks.svg_chart import Line, log_log_chart
 
-OURS, OURS_WITH_FLAGS = "quire", "quire-flags"
-REFERENCE = "reference"
 _HEAD = ("", "output tokens/s", "norm. latency, ms", "first token p50 / p99, ms", "per token p50 / p99, ms", "peak MiB")
 
 
@@ -44,13 +43,12 @@ class Outcome:
         return {**{name: f"not set up: {reason}" for name, reason in self._not_set_up.items()}, **failed}
 
     def verdicts(self, load: str) -> list[Verdict]:
-        """Ours against the best peer, and against ourselves with flags where that ran."""
-        peers = [run for run in self._runs if run.system not in (REFERENCE, OURS_WITH_FLAGS)]
-        ours = [run for run in self._runs if run.system in (OURS, OURS_WITH_FLAGS)]
-        return [
-            *verdicts(peers, load, OURS, TARGETS.get(load, {})),
-            *verdicts(ours, load, OURS, FLAGS_TARGET if load in OFFLINE else {}),
-        ]
+        """Ours against the best peer."""
+        return verdicts([run for run in self._runs if is_peer(run.system)], load, OURS, TARGETS.get(load, {}))
+
+    def defaults(self, load: str) -> list[Verdict]:
+        """Ours without flags against ours with them, where that ran."""
+        return default_verdicts(self._runs, load)
 
     def parity(self) -> dict[str, dict[str, Any]]:
         """Every system's outputs of the first round against those of the reference, where that ran."""
@@ -72,6 +70,10 @@ class Outcome:
             },
             "targets": {
                 load: [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in self.verdicts(load)]
+                for load in loads
+            },
+            "defaults": {
+                load: [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in self.defaults(load)]
                 for load in loads
             },
             "medians": {load: {name: asdict(each) for name, each in self.medians(load).items()} for load in loads},
@@ -137,7 +139,11 @@ class Outcome:
             )
             for name, each in self.medians(load).items()
         ]
-        return [f"\n{load}:", table(_HEAD, rows), *(each.sentence for each in self.verdicts(load))]
+        return [
+            f"\n{load}:",
+            table(_HEAD, rows),
+            *(each.sentence for each in [*self.verdicts(load), *self.defaults(load)]),
+        ]
 
 
 def _share(equal: Mapping[str, Any]) -> str:

@@ -34,7 +34,6 @@ TARGETS: Mapping[str, Mapping[str, float]] = {
     "long": {"tokens_per_s": 1.2},
     **dict.fromkeys(OPEN_LOOP, _NO_WORSE),
 }
-FLAGS_TARGET = {"tokens_per_s": 0.97}  # of what it does with flags is what it does without
 # Of `quire serve` for these loads. It is measured without any: this one says what its defaults leave.
 BEST_FLAGS = ("--max-num-seqs", "64", "--num-blocks", "2048", "--max-batched-tokens", "2048", "--no-prefix-cache")
 POOL_BYTES = "pool bytes"  # stands in options for the size of the KV pool
