@@ -238,6 +238,7 @@ class Journal:
                 raise FencedError(f"another scheduler began to lead: it wrote {entry_id}, we are of epoch {epoch}")
             if entry_id.epoch == epoch:
                 return
+            self._writer.note_read(entry_id.epoch)
             self._needed.note_read(entry.ByteSize())
             yield entry_id, entry
         raise JournalLostError("the store lost the journal while it was read")
@@ -385,7 +386,7 @@ class Journal:
         while True:
             num_restated = 0
             try:
-                await self._writer.begin_again()
+                await self._writer.begin_again(holds_nothing=not len(self._needed))
                 for restated, keys in self._needed.restate_all():
                     entry_id = await self._writer.write(restated.SerializeToString())
                     self._needed.note_written(keys, entry_id, 0)

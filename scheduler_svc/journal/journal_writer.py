@@ -65,6 +65,7 @@ class JournalWriter:
         self._leader_id = leader_id
         self._unready_s = unready_s
         self._known_epoch = 0  # news of later epochs are another leader's
+        self._familiar_epochs: set[int] = set()  # ours, and those that were read
         self._is_whole = True  # as far as we know: the store has all that it acknowledged
         self._give_up = asyncio.Event()
 
@@ -99,7 +100,12 @@ class JournalWriter:
         payload = self._leader_start(says_all_again=says_all_again)
         await self._store.append(EntryId(epoch, 0), payload, create=last is None)
         self.epoch, self.last_id = epoch, EntryId(epoch, 0)
+        self._familiar_epochs.add(epoch)
         self.num_entries += 1
+
+    def note_read(self, epoch: int) -> None:
+        """What a leader wrote in this epoch is known here."""
+        self._familiar_epochs.add(epoch)
 
     async def write_ready(self) -> None:
         """Says that this leader knows, and has written, all that there is: from now on it may serve.
@@ -148,12 +154,15 @@ class JournalWriter:
         self._check_not_lost(last)
         self._note_answer()
 
-    async def begin_again(self) -> None:
+    async def begin_again(self, *, holds_nothing: bool = False) -> None:
         """Begins a later epoch in a store that has lost the journal or a part of it, or has a leader who knows less.
 
         Memory still holds the state, which the caller writes next, and then calls `write_ready`. Raises FencedError if
-        a later leader was ready before that, GaveUpError.
+        a later leader was ready before that, and of who `holds_nothing` if another one has begun the journal again at
+        all, though its clock, and so its epoch, be behind: what it has accepted nobody else knows. Raises GaveUpError.
         """
+        if holds_nothing and (last := await self._last_id()) is not None and last.epoch not in self._familiar_epochs:
+            raise FencedError(f"another scheduler began the lost journal again: it wrote {last}, nothing lives here")
         self.num_recreated += 1
         self._is_whole = False
         self.health.note_trouble("the journal is gone")

@@ -11,6 +11,7 @@ from common.arrays import unpack_int32, unpack_int64
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.leader_epochs import epoch_after
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import (
     JOURNAL_START,
@@ -319,6 +320,50 @@ async def test_an_older_leader_goes_on_where_a_newer_one_began_in_an_empty_store
     restated = [each.admission.sequence for entry in entries for each in entry.restatements]
     assert restated == [1]
     assert [each.sequence for entry in entries for each in entry.admissions] == [2]
+
+
+@pytest.mark.parametrize("holds_any", [False, True])
+async def test_a_leader_that_holds_nothing_leaves_a_lost_journal_to_who_began_it_again_by_an_earlier_clock(
+    holds_any: bool,
+) -> None:
+    """Its epoch would fence the other one, and what that has accepted meanwhile nobody else knows."""
+    store = MemoryStore()
+    ahead = Journal(store, leader_id="ahead", probe_every_s=0.001)
+    epoch = await ahead.open(after_epoch=epoch_after(0, "ahead") + (1 << 40))
+    running = asyncio.create_task(ahead.run())
+    await until(lambda: ahead.is_ready)
+    if holds_any:
+        await ahead.admit(admission(1))
+    store.clear()
+    async with running_journal(store, leader_id="behind") as behind:
+        assert behind.stats.epoch < epoch
+        if holds_any:
+            await until(lambda: ahead.stats.num_recreated == 1)
+            await ahead.close()
+            await running
+        else:
+            with pytest.raises(FencedError, match="began the lost journal again"):
+                await running
+            await behind.admit(admission(2))
+
+
+async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_journal_was_lost() -> None:
+    """What is left was written by itself, or by one that it has read."""
+    store = MemoryStore()
+    await Journal(store, leader_id="first").open()
+    journal = Journal(store, leader_id="second", probe_every_s=0.001)
+    await journal.open()
+    async for _ in journal.read():
+        pass
+    running = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready)
+    (first, *_) = await store.read_entries(JOURNAL_START, 1)
+    store.clear()
+    assert first.payload is not None
+    await store.append(first.entry_id, first.payload, create=True)
+    await until(lambda: journal.stats.num_recreated == 1)
+    await journal.close()
+    await running
 
 
 async def test_an_older_leader_lives_until_the_newer_one_is_ready() -> None:
