@@ -13,6 +13,7 @@ from tests.valkey import valkey
 __all__ = ["pytest_collection_modifyitems", "pytest_timeout_set_timer", "valkey"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, whose processes are right to ignore it
 
 # As the services write it. By default a traceback comes with all its variables, for which the event loop stands still.
 structlog.configure(
