@@ -68,14 +68,8 @@ class Outcome:
                 if load in OFFLINE
                 for name, each in self.medians(load).items()
             },
-            "targets": {
-                load: [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in self.verdicts(load)]
-                for load in loads
-            },
-            "defaults": {
-                load: [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in self.defaults(load)]
-                for load in loads
-            },
+            "targets": {load: _verdicts_as_json(self.verdicts(load)) for load in loads},
+            "defaults": {load: _verdicts_as_json(self.defaults(load)) for load in loads},
             "medians": {load: {name: asdict(each) for name, each in self.medians(load).items()} for load in loads},
             "equal_to_transformers": self.parity(),
             "failures": self.failures(),
@@ -148,3 +142,7 @@ class Outcome:
 
 def _share(equal: Mapping[str, Any]) -> str:
     return f"{equal['tokens_before_a_difference']} of {equal['tokens']}"
+
+
+def _verdicts_as_json(found: Sequence[Verdict]) -> list[dict[str, Any]]:
+    return [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in found]

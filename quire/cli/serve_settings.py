@@ -273,7 +273,7 @@ def _flags(given: Mapping[str, _Given], settled: Settings) -> tuple[str, ...]:
     for name in given:
         value = getattr(settled, name)
         if isinstance(value, bool):
-            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+            flags.append(flag_of(name if value else f"no_{name}"))
         else:
             flags.append(f"{flag_of(name)}={value}")
     return tuple(flags)

@@ -17,7 +17,7 @@ from scheduler_svc.journal.store import StoreUnavailableError
 log = structlog.get_logger()
 
 _RENEWALS = 4  # within the life of a lease
-_PRESENT_LEASES = 4  # lives of a lease; standbys say that they are there for two
+_LONGEST_PRESENT_LEASES = 4  # lives of a lease; standbys say that they are there for two
 
 
 class LeaseKeeper:
@@ -64,7 +64,7 @@ class LeaseKeeper:
     async def standbys(self) -> list[str]:
         """Addresses of the standbys that are present; none if the store does not say."""
         try:
-            return list(await self._leases.standbys(_PRESENT_LEASES * self._lease_ms))
+            return list(await self._leases.standbys(_LONGEST_PRESENT_LEASES * self._lease_ms))
         except StoreUnavailableError as error:
             log.warning("standbys not known", reason=error.message)
             return []
