@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from demo.train import HELD_OUT_SEED_OFFSET, NUM_HELD_OUT_TOKENS, Settings, windows
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.start import choose_host
-from worker_svc.kv_pool import KVPool
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.start import choose_host
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import load_decoder
 

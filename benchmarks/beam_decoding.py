@@ -23,12 +23,12 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.workers.step_builder import build_step
-from worker_svc.kv_pool import KVPool
+from worker_svc.cpu.runner import ModelRunner
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
-from worker_svc.runner import ModelRunner
-from worker_svc.sampler import Sampler
-from worker_svc.step_limits import StepLimits
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.step_limits import StepLimits
 
 TEXT_SEED = 2_000_000  # neither that of training nor that of the held-out text
 

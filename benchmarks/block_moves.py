@@ -22,7 +22,7 @@ from benchmarks.report import table, write_result
 from benchmarks.svg_chart import Line, log_log_chart
 from kernels.blocks import block_copy, block_swap, kv_blocks
 from kernels.blocks.copy_order import apart
-from worker_svc.device.streams import DeviceEvent, SideStream
+from worker_svc.steps.streams import DeviceEvent, SideStream
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FLAT_SIZES = range(16, 129)  # where the cost of swaps is to be flat

@@ -26,14 +26,14 @@ from common.step import SlotState, Step
 from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
 from kernels.native.cpu_kernels import CpuKernels, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.host_runner import HostRunner
-from worker_svc.host.start import choose_host
-from worker_svc.kv_pool import KVPool
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.host_runner import HostRunner
+from worker_svc.cpu.start import choose_host
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import MakeProduct, Product
-from worker_svc.sampler import Sampler
-from worker_svc.step_limits import StepLimits
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.step_limits import StepLimits
 
 SHAPE = "125m"
 SMALL_SHAPE = replace(SHAPES[SHAPE], hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=512)

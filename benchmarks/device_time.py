@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from worker_svc.device.streams import DeviceEvent
+from worker_svc.steps.streams import DeviceEvent
 
 Work = Callable[[], object]
 

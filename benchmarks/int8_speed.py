@@ -16,8 +16,8 @@ import torch
 from benchmarks.cpu_step import NUM_WARM_UP, SMALL_SHAPE, decode_steps, random_decoder
 from benchmarks.random_models import SHAPES
 from benchmarks.report import RESULTS, table, write_result
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.start import choose_host
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.start import choose_host
 
 CONTEXT = 128
 LEAST_SPEEDUP = 1.4  # at one row, where reading the weights is nearly all

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_models import ModelShape
+from worker_svc.checkpoint.weight_reader import WeightReader
 from worker_svc.model.config import Family, ModelConfig, RopeConfig
 from worker_svc.model.decoder import Decoder, make_decoder
 from worker_svc.model.tensor_names import HEAD
-from worker_svc.model.weight_reader import WeightReader
 
 _STD = 0.02
 

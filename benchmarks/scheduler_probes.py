@@ -15,9 +15,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import PendingEntry
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.live_sample import LiveSample
-from scheduler_svc.requests.publisher import Publisher
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.live_sample import LiveSample
+from scheduler_svc.requests.live.publisher import Publisher
 from scheduler_svc.workers import worker_link, worker_loop
 
 

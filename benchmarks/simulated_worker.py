@@ -25,12 +25,13 @@ from common.process import end_after, run_service
 from common.refusal import refuse_to_start
 from common.serving import ListenError
 from common.step import Step, StepResult
-from worker_svc.description import ModelDescription, TokenizerFiles, WorkerDescription
+from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
+from worker_svc.description import ModelDescription, WorkerDescription
 from worker_svc.engine import Engine
-from worker_svc.service import ServiceOptions, serve
-from worker_svc.slot_table import SlotTable
-from worker_svc.step_check import IntArray, StepRows
-from worker_svc.step_limits import StepLimits
+from worker_svc.service.lifecycle import ServiceOptions, serve
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_check import IntArray, StepRows
+from worker_svc.steps.step_limits import StepLimits
 
 _SPIN_NS = 200_000  # the end of a sleep that is too short for the operating system to keep
 _SWITCH_INTERVAL_S = 0.0005

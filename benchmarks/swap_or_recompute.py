@@ -27,12 +27,12 @@ from benchmarks.report import table, write_result
 from benchmarks.svg_chart import Line, log_log_chart
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step, StepResult
-from worker_svc.device import torch_operations, triton_operations
-from worker_svc.device.graphs import graph_sizes
-from worker_svc.device.runner import DeviceRunner
-from worker_svc.kv_pool import KVPool
+from worker_svc.gpu import torch_operations, triton_operations
+from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.runner import DeviceRunner
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.step_limits import StepLimits
+from worker_svc.steps.step_limits import StepLimits
 
 BLOCK_SIZES = (16, 128, 32, 64, 1, 256, 8, 4, 2)  # what is promised of comes first, should time run out
 FLAT_SIZES = range(16, 129)

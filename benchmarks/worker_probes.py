@@ -4,8 +4,8 @@ The only file that reaches into a worker for that; a worker that is not measured
 """
 
 from benchmarks.stage_spans import SpanLog
-from worker_svc import scheduler_stream, servicer
-from worker_svc.slot_table import SlotTable
+from worker_svc.service import scheduler_stream, servicer
+from worker_svc.steps.slot_table import SlotTable
 
 
 def probe_worker(log: SpanLog) -> None:

@@ -74,7 +74,7 @@ BOUNDS: dict[str, Bound] = {
 }
 
 # Messages whose arrays are bounded by the message as a whole, and whose every number is checked before it counts: a
-# step is on the way of every token, and `worker_svc.step_check` compares each entry with what the worker has.
+# step is on the way of every token, and `worker_svc.steps.step_check` compares each entry with what the worker has.
 CHECKED_BY_HANDLER = frozenset({"quire.v1.StepRequest"})
 
 # Of requests to services that are not ours, health and reflection.

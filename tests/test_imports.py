@@ -25,7 +25,7 @@ NEVER = {
     "scheduler_svc.__main__": ("torch", "transformers", "triton", "kernels", "worker_svc", "typer"),
     "worker_svc.__main__": ("torch", "transformers", "numpy", "redis", "scheduler_svc", "jinja2", "triton", "typer"),
     "worker_svc.process": ("redis", "scheduler_svc", "jinja2", "triton", "typer"),
-    "worker_svc.device.torch_operations": ("triton", "redis", "scheduler_svc"),
+    "worker_svc.gpu.torch_operations": ("triton", "redis", "scheduler_svc"),
     "kernels.attention.paged_attention": ("common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
     "kernels.sampling.sampling": ("common", "grpc", "redis", "worker_svc", "scheduler_svc", "quire"),
     "scheduler_svc.core.scheduler": ("asyncio", "grpc", "google", "redis", "structlog", "quire", "common"),

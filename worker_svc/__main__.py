@@ -8,9 +8,9 @@ from common.settings import settings_or_exit
 from common.status import Status
 from quire.settings import names_given, to_toml
 from quire.worker_settings import WorkerSettings
-from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.option_check import CheckedOptions, OptionError
-from worker_svc.preflight import check_start
+from worker_svc.start.preflight import check_start
 
 SERVICE = "worker"
 

@@ -1,14 +1,13 @@
 """What a worker says of itself when asked: model, tokenizer, pool, limits, how long its start took."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from worker_svc.generation_defaults import SamplingDefaults
-from worker_svc.step_limits import StepLimits
+from worker_svc.checkpoint.generation_defaults import SamplingDefaults
+from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
+from worker_svc.steps.step_limits import StepLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +20,6 @@ class ModelDescription:
     dtype: str
     eos_token_ids: tuple[int, ...]
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFiles:
-    """tokenizer.json, the chat template, and special tokens by role; complete in themselves."""
-
-    tokenizer_json: bytes
-    chat_template: str | None
-    special_tokens: dict[str, str]
-
-    @property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.tokenizer_json)
-        digest.update(json.dumps([self.chat_template, self.special_tokens], sort_keys=True).encode())
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from worker_svc.description import WorkerDescription
-from worker_svc.step_runner import StepRunner
+from worker_svc.steps.step_runner import StepRunner
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from common.refusal import refuse_to_start
 from common.serving import ListenError
 from common.status import Status
 from quire.worker_settings import WorkerSettings
-from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.loading import load_engine
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.option_check import OptionError
-from worker_svc.service import ServiceOptions, serve
+from worker_svc.service.lifecycle import ServiceOptions, serve
+from worker_svc.start.loading import load_engine
 
 SERVICE = "worker"
 # How long the execution thread may keep the interpreter before the event loop gets it; the default of 5 ms would be

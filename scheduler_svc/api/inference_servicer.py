@@ -20,10 +20,10 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.output_stream import OutputStream
-from scheduler_svc.requests.prefixes import Prefixes
-from scheduler_svc.requests.prompt_checks import check_detokenize, check_tokenize
-from scheduler_svc.requests.readers import Readers
+from scheduler_svc.requests.live.output_stream import OutputStream
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.params.prompt_checks import check_detokenize, check_tokenize
+from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.text.tokenizer import ModelTokenizer
 

@@ -16,7 +16,7 @@ from common.native_faults import CONTROL_FLOW
 from quire.errors import DataLossError, FieldViolation, InvalidRequestError, OverloadedError, QuireError, to_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.output_stream import Subscription
+from scheduler_svc.requests.live.output_stream import Subscription
 
 log = structlog.get_logger()
 

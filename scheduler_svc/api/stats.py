@@ -5,9 +5,9 @@ import time
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.scheduler_stats import WorkerStats
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.publisher import Delivery
-from scheduler_svc.requests.recent_latency import LatencySummary
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.publisher import Delivery
+from scheduler_svc.requests.live.recent_latency import LatencySummary
 from scheduler_svc.workers.workers import Member, Workers
 
 

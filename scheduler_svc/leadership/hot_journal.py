@@ -20,8 +20,8 @@ from scheduler_svc.journal.store import (
     StoredEntry,
     StoreUnavailableError,
 )
-from scheduler_svc.requests.journal_reading import settled_records
-from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
+from scheduler_svc.requests.recovery.journal_reading import settled_records
+from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournalReplay
 
 log = structlog.get_logger()
 

@@ -23,9 +23,9 @@ from scheduler_svc.journal.store import (
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from scheduler_svc.leadership.standby import Standby
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.readers import Readers
-from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.recovery.recovery import Recovery
 
 log = structlog.get_logger()
 

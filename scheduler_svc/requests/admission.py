@@ -27,26 +27,26 @@ from quire.errors import (
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import FencedError
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.journal_replay import JournaledRequest
-from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
-from scheduler_svc.requests.new_request import new_live_request
-from scheduler_svc.requests.output_stream import OutputStream
-from scheduler_svc.requests.prompt_checks import check_prompt_logprobs
-from scheduler_svc.requests.prompt_tokenizer import PromptTokenizer, prompt_of
-from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
-from scheduler_svc.requests.readers import Readers
-from scheduler_svc.requests.recovery import Recovery
-from scheduler_svc.requests.request_params import (
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes
+from scheduler_svc.requests.live.new_request import new_live_request
+from scheduler_svc.requests.live.output_stream import OutputStream
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.live.request_record import stream_of_record
+from scheduler_svc.requests.params.prompt_checks import check_prompt_logprobs
+from scheduler_svc.requests.params.prompt_tokenizer import PromptTokenizer, prompt_of
+from scheduler_svc.requests.params.request_params import (
     MOST_TIMEOUT_S,
     RequestParams,
     request_digest,
     settle_length,
     validate,
 )
-from scheduler_svc.requests.request_record import stream_of_record
-from scheduler_svc.requests.sampling_defaults import with_defaults
-from scheduler_svc.requests.served_model import ServedModel
+from scheduler_svc.requests.params.sampling_defaults import with_defaults
+from scheduler_svc.requests.params.served_model import ServedModel
+from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
+from scheduler_svc.requests.recovery.journal_replay import JournaledRequest
+from scheduler_svc.requests.recovery.recovery import Recovery
 
 log = structlog.get_logger()
 

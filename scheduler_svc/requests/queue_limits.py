@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import inf
 
 from quire.errors import OverloadedError
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.live_request import LiveRequest
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.live_request import LiveRequest
 
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0

@@ -11,9 +11,9 @@ from common.violations import Violations
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.live_request import LiveRequest
-from scheduler_svc.requests.recovery import Waiting
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.live_request import LiveRequest
+from scheduler_svc.requests.recovery.recovery import Waiting
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 
 from quire.errors import FailedPreconditionError, UnavailableError
 from quire.v1 import worker_pb2
-from scheduler_svc.requests.served_model import ServedModel
+from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.text.tokenizer_trial import TokenizerProcesses
 

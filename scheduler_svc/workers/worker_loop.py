@@ -18,8 +18,8 @@ from common.step import StepResult, StepStatus
 from quire.errors import FailedPreconditionError, QuireError
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.result_check import ImpossibleAnswerError, NotFiniteError
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.result_check import ImpossibleAnswerError, NotFiniteError
 from scheduler_svc.workers.decision_time import DecisionTime
 from scheduler_svc.workers.step_builder import build_step
 from scheduler_svc.workers.step_costs import StepCosts

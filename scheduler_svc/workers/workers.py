@@ -18,10 +18,10 @@ from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.journal.store import FencedError, StoreUnavailableError
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.result_check import ImpossibleAnswerError
-from scheduler_svc.requests.served_model import served_model, with_shortest_context
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.result_check import ImpossibleAnswerError
+from scheduler_svc.requests.params.served_model import served_model, with_shortest_context
+from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.latest import Latest

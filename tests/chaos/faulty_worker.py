@@ -19,8 +19,8 @@ from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
 from worker_svc import process as worker_process
 from worker_svc.engine import Engine
-from worker_svc.loading import load_engine
-from worker_svc.step_runner import PendingStep, StepRunner
+from worker_svc.start.loading import load_engine
+from worker_svc.steps.step_runner import PendingStep, StepRunner
 
 POISON = 2  # the demo model's padding, which no prompt and no output has by itself
 PERIOD = 40

@@ -14,9 +14,9 @@ from common.settings import settings_or_exit
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc.engine import Engine
-from worker_svc.loading import load_engine
-from worker_svc.service import ServiceOptions, serve
-from worker_svc.step_runner import PendingStep, StepRunner
+from worker_svc.service.lifecycle import ServiceOptions, serve
+from worker_svc.start.loading import load_engine
+from worker_svc.steps.step_runner import PendingStep, StepRunner
 
 POISON = [5, 9, 5, 11, 5, 13]  # so that no model says it by chance
 

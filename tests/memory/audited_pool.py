@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.memory.kv_pool import BlockShape, KVPool
 
 
 class AuditedPool(KVPool):

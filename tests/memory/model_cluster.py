@@ -22,10 +22,10 @@ from tests.memory.audited_pool import AuditedPool
 from tests.memory.ledger import Ledger
 from tests.memory.model_requests import Reference, Request
 from tests.worker.tiny_models import MAX_POSITIONS
+from worker_svc.cpu.runner import ModelRunner
 from worker_svc.model.decoder import Decoder
-from worker_svc.runner import ModelRunner
-from worker_svc.sampler import Sampler
-from worker_svc.step_limits import StepLimits
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.step_limits import StepLimits
 
 BLOCK_SIZE, NUM_SLOTS = 4, 16
 WORKER_ID = "w"

@@ -16,7 +16,7 @@ from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import VOCAB_SIZE, random_prompts
-from worker_svc.kv_pool import KVPool
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 
 EOS_TOKEN_ID = 2

@@ -54,7 +54,7 @@ TARGETS = (
     ),
     Target(
         name="scheduler_svc/requests",
-        sources=("scheduler_svc/requests/*.py",),
+        sources=("scheduler_svc/requests/*.py", "scheduler_svc/requests/*/*.py"),
         tests=("tests/scheduler/test_[!s]*.py", "tests/scheduler/test_s[!ct]*.py", "tests/scheduler/test_st[!a]*.py"),
     ),
     Target(
@@ -75,13 +75,13 @@ TARGETS = (
     Target(
         name="worker_svc slots and steps",
         sources=(
-            "worker_svc/slot_table.py",
-            "worker_svc/step_*.py",
-            "worker_svc/batch_builder.py",
-            "worker_svc/candidates.py",
-            "worker_svc/runner.py",
-            "worker_svc/trial_steps.py",
-            "worker_svc/executor.py",
+            "worker_svc/steps/slot_table.py",
+            "worker_svc/steps/step_*.py",
+            "worker_svc/cpu/batch_builder.py",
+            "worker_svc/sampling/candidates.py",
+            "worker_svc/cpu/runner.py",
+            "worker_svc/steps/trial_steps.py",
+            "worker_svc/steps/executor.py",
         ),
         tests=(
             "tests/worker/test_slot_table.py",

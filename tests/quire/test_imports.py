@@ -70,7 +70,7 @@ def test_quire_serve_refuses_without_having_loaded_the_sdk_or_other_commands(arg
 
 
 def test_the_check_of_a_model_loads_no_more_than_it_needs() -> None:
-    loaded = modules_after("import worker_svc.preflight_process")
+    loaded = modules_after("import worker_svc.start.preflight_process")
     assert not loaded.intersection(["torch", "numpy", "pydantic", "grpc", "google.protobuf", "asyncio", "structlog"])
 
 

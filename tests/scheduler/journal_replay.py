@@ -13,8 +13,8 @@ from common.arrays import unpack_float32, unpack_int32, unpack_int64
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
-from scheduler_svc.requests.live_request import FINISH_REASON_OF_STATE, set_token_stop
-from scheduler_svc.requests.request_params import ModelLimits, settle
+from scheduler_svc.requests.live.live_request import FINISH_REASON_OF_STATE, set_token_stop
+from scheduler_svc.requests.params.request_params import ModelLimits, settle
 
 LIMITS = ModelLimits(
     vocab_size=100_000,

@@ -10,7 +10,7 @@ from quire.errors import UnavailableError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
-from scheduler_svc.requests.output_stream import Subscription
+from scheduler_svc.requests.live.output_stream import Subscription
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import RequestSeen
 from tests.scheduler.scripted_worker import ScriptedWorker

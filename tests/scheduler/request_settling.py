@@ -7,7 +7,7 @@ import pytest
 from common.bounds_check import check_of
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.request_params import ModelLimits, RequestParams, validate
+from scheduler_svc.requests.params.request_params import ModelLimits, RequestParams, validate
 
 LIMITS = ModelLimits(
     vocab_size=1000,

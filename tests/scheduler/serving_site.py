@@ -31,13 +31,13 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import RecordLimits, Store, StoreError
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.prefixes import PinLimits, Prefixes
-from scheduler_svc.requests.publisher import Delivery
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.publisher import Delivery
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prefixes.prefix_requests import PinLimits, Prefixes
 from scheduler_svc.requests.queue_limits import AdmissionLimits
-from scheduler_svc.requests.readers import Readers
-from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers

@@ -18,9 +18,9 @@ from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.readers import Readers
-from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.recovery.recovery import Recovery
 from tests.scheduler.renewed_leases import RenewedLeases
 
 LEASE_MS = 400

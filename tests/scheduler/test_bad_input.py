@@ -13,7 +13,7 @@ from quire.errors import InvalidRequestError, OverloadedError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options, error_of
 from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.prompt_checks import ModelLimits, check_tokenize
+from scheduler_svc.requests.params.prompt_checks import ModelLimits, check_tokenize
 from tests.chaos_input.fuzzed_requests import fuzz
 from tests.scheduler.scripted_worker import VOCAB_SIZE, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in

@@ -9,7 +9,7 @@ import pytest
 from common.arrays import pack_float32, unpack_int32
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2, worker_pb2
-from scheduler_svc.requests.engine import MAX_PENDING_BYTES
+from scheduler_svc.requests.live.engine import MAX_PENDING_BYTES
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import assert_recorded, record_of, see

@@ -10,7 +10,7 @@ from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
-from scheduler_svc.requests.journal_replay import BegunReplay, JournalReplay
+from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournalReplay
 from tests.scheduler.journal_setup import entries_of, put_records, until
 from tests.scheduler.serving_site import Site
 from tests.scheduler.test_standby import admission, finish

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.pin_journal import PinJournal
+from scheduler_svc.requests.prefixes.pin_journal import PinJournal
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker

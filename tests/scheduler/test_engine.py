@@ -10,8 +10,8 @@ from common.arrays import pack_float32, pack_int32, unpack_int32
 from common.step import Step
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
-from scheduler_svc.requests.engine import MAX_PENDING_RECORDS
-from scheduler_svc.requests.queue_wait import QueueWait
+from scheduler_svc.requests.live.engine import MAX_PENDING_RECORDS
+from scheduler_svc.requests.live.queue_wait import QueueWait
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
 from tests.scheduler.gated_store import GatedStore

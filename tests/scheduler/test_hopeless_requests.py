@@ -8,7 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import worker_pb2
-from scheduler_svc.requests.engine import HOPELESS_EVERY_S
+from scheduler_svc.requests.live.engine import HOPELESS_EVERY_S
 from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, running_site

@@ -13,7 +13,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
-from scheduler_svc.requests.output_stream import Subscription
+from scheduler_svc.requests.live.output_stream import Subscription
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_replay import Replay, ReplayedRequest, merged, replayed
 from tests.scheduler.journal_setup import entries_of, until

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.output_stream import OutputStream, SampleStream, Subscription
+from scheduler_svc.requests.live.output_stream import OutputStream, SampleStream, Subscription
 
 MOST_SAMPLES = 4
 NUM_PROMPT_LOGPROBS = 3

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from scheduler_svc.requests.live_sample import context_of
+from scheduler_svc.requests.live.live_sample import context_of
 from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import MARKERS, byte_fallback_json, byte_level_json, ours

@@ -9,7 +9,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_FAILED_STEPS
-from scheduler_svc.requests.pinned_prefix import PinnedPrefix
+from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix
 from tests.scheduler.journal_setup import until
 from tests.scheduler.pinning import (
     PREFIX,

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from scheduler_svc.requests.queue_wait import QueueWait
+from scheduler_svc.requests.live.queue_wait import QueueWait
 
 
 def test_nothing_is_expected_of_a_queue_that_everybody_leaves_at_once() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.output_stream import OutputStream, Subscription
-from scheduler_svc.requests.readers import Readers
-from scheduler_svc.requests.request_params import request_digest
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.output_stream import OutputStream, Subscription
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.params.request_params import request_digest
 from tests.scheduler.journal_setup import until
 from tests.scheduler.serving_site import Site, counting, record_of, running_site, tokens_in
 

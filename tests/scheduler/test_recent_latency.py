@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.requests.recent_latency import MAX_KEPT, WINDOW_S, LatencySummary, RecentLatency, percentile
+from scheduler_svc.requests.live.recent_latency import MAX_KEPT, WINDOW_S, LatencySummary, RecentLatency, percentile
 
 
 @pytest.mark.parametrize(

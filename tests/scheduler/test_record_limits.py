@@ -14,8 +14,8 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.record_ledger import RecordLedger
 from scheduler_svc.journal.store import RECORD_OVERHEAD, EntryId, Record, RecordLimits, Store
-from scheduler_svc.requests.journal_reading import settled_records
-from scheduler_svc.requests.journal_replay import JournalReplay
+from scheduler_svc.requests.recovery.journal_reading import settled_records
+from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.serving_site import counting, running_site
 from tests.scheduler.test_journal_records import AwayStore, running_records

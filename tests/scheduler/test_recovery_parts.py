@@ -11,8 +11,8 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.journal.store import DataLossError, EntryId
-from scheduler_svc.requests.beam_decoding import BeamDecoding
-from scheduler_svc.requests.journal_replay import JournalReplay
+from scheduler_svc.requests.live.beam_decoding import BeamDecoding
+from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 
 FAR = 5_000_000_000  # a number of 2.5 years at 60 a second: more than 32 bits hold
 

@@ -13,11 +13,11 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.requests.beam_decoding import BeamDecoding
-from scheduler_svc.requests.live_request import LiveRequest, RequestTimes
-from scheduler_svc.requests.live_sample import LiveSample
-from scheduler_svc.requests.output_stream import OutputStream, SampleStream, Subscription
-from scheduler_svc.requests.request_params import RequestParams
+from scheduler_svc.requests.live.beam_decoding import BeamDecoding
+from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes
+from scheduler_svc.requests.live.live_sample import LiveSample
+from scheduler_svc.requests.live.output_stream import OutputStream, SampleStream, Subscription
+from scheduler_svc.requests.params.request_params import RequestParams
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.output_text import OutputText
 from tests.scheduler.gated_store import GatedStore

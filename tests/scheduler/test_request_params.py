@@ -8,7 +8,13 @@ import pytest
 from common.slot_sampling import SlotSampling
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.params.request_params import (
+    ModelLimits,
+    RequestParams,
+    request_digest,
+    settle_length,
+    validate,
+)
 from tests.scheduler.request_settling import LIMITS, refused, request_of, settled
 
 TOKENS_ONLY = ModelLimits(

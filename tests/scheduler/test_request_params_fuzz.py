@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from common.bounds_check import check_of
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.request_params import ModelLimits, RequestParams, request_digest, settle_length, validate
+from scheduler_svc.requests.params.request_params import (
+    ModelLimits,
+    RequestParams,
+    request_digest,
+    settle_length,
+    validate,
+)
 
 
 def mostly(usual: st.SearchStrategy[Any], *unusual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -7,7 +7,7 @@ import pytest
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams
-from scheduler_svc.requests.request_params import settle, settle_length, validate
+from scheduler_svc.requests.params.request_params import settle, settle_length, validate
 from tests.scheduler.request_settling import LIMITS, refused, request_of, settled
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -12,7 +12,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.needed_entries import NeededEntries
 from scheduler_svc.journal.store import EntryId
-from scheduler_svc.requests.journal_replay import JournaledRequest, JournalReplay
+from scheduler_svc.requests.recovery.journal_replay import JournaledRequest, JournalReplay
 
 
 @dataclass(slots=True)

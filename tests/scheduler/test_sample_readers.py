@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.output_stream import Subscription
+from scheduler_svc.requests.live.output_stream import Subscription
 from tests.scheduler.journal_setup import until
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.sample_outputs import num_released, sampled, see, seen_in

@@ -8,7 +8,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.requests.sampling_defaults import check_defaults, with_defaults
+from scheduler_svc.requests.params.sampling_defaults import check_defaults, with_defaults
 from tests.scheduler.journal_setup import entries_of
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in

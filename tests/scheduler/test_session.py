@@ -8,7 +8,7 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, Session
-from scheduler_svc.requests.request_params import request_digest
+from scheduler_svc.requests.params.request_params import request_digest
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.raw_session import RawSession

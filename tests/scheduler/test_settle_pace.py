@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests import settle_pace
-from scheduler_svc.requests.settle_pace import SettlePace
+from scheduler_svc.requests.live import settle_pace
+from scheduler_svc.requests.live.settle_pace import SettlePace
 from tests.patience import patient
 from tests.scheduler.serving_site import counting, running_site
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scheduler_svc.core.slot_use import RunningGroup, SlotUse
-from scheduler_svc.requests.slot_releases import SlotReleases
+from scheduler_svc.requests.live.slot_releases import SlotReleases
 
 STEP_S = 0.01
 

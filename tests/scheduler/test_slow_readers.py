@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from common.arrays import pack_int32
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
-from scheduler_svc.requests.output_stream import Subscription
+from scheduler_svc.requests.live.output_stream import Subscription
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.serving_site import Site, counting, record_of, running_site

@@ -19,7 +19,7 @@ from scheduler_svc.journal.store import (
     StoreUnavailableError,
 )
 from scheduler_svc.leadership.hot_journal import HotJournal
-from scheduler_svc.requests.journal_replay import JournalReplay
+from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.patience import patient
 from tests.scheduler.journal_setup import Writer, redis_store, running_journal, until
 from tests.scheduler.renewed_leases import RenewedLeases

@@ -12,7 +12,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.requests.result_check import ImpossibleAnswerError, NotFiniteError, check_result
+from scheduler_svc.requests.live.result_check import ImpossibleAnswerError, NotFiniteError, check_result
 from scheduler_svc.workers.step_builder import build_step
 
 PROMPT = [11, 12, 13, 14, 15, 16]

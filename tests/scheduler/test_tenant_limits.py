@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.prefixes import PinLimits
+from scheduler_svc.requests.prefixes.prefix_requests import PinLimits
 from tests.scheduler.journal_setup import until
 from tests.scheduler.pinning import blocks_of, pin, pin_request, retry_delay_s, unpin
 from tests.scheduler.scripted_worker import ScriptedWorker

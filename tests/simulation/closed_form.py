@@ -8,7 +8,7 @@ from statistics import fmean
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
-from scheduler_svc.requests.request_params import EARLY_STOPPING, num_sequences_of
+from scheduler_svc.requests.params.request_params import EARLY_STOPPING, num_sequences_of
 from tests.simulation import toy_model as model
 
 

@@ -9,7 +9,7 @@ from common.arrays import unpack_int32, unpack_int64
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import EntryId
-from scheduler_svc.requests.request_params import num_sequences_of
+from scheduler_svc.requests.params.request_params import num_sequences_of
 from tests.simulation.history import History
 
 

@@ -9,7 +9,7 @@ from random import Random
 from quire.errors import NotFoundError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.store import StoreUnavailableError
-from scheduler_svc.requests.computations import SAMPLING
+from scheduler_svc.requests.live.computations import SAMPLING
 from tests.simulation.faults import Fault, draw_faults
 from tests.simulation.history import History, keep_log
 from tests.simulation.inflicting import Inflicting

@@ -20,12 +20,12 @@ from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
 from scheduler_svc.requests.admission import Admission
-from scheduler_svc.requests.engine import Engine
-from scheduler_svc.requests.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.prefixes import Prefixes
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
 from scheduler_svc.requests.queue_limits import AdmissionLimits
-from scheduler_svc.requests.readers import Readers
-from scheduler_svc.requests.recovery import Recovery
+from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.workers.workers import Workers
 from tests.simulation.connection import Connection
 from tests.simulation.history import History

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from common.slot_sampling import SlotSampling
 from common.step import Candidates, LogprobRows, PromptLogprobs, Step, StepResult, StepStatus
 from tests.simulation import toy_model as model
-from worker_svc.step_fence import StepFence
+from worker_svc.steps.step_fence import StepFence
 
 NAN_SEED = 7_001  # logits that are not finite, after some tokens
 STEP_KILLER_SEED = 7_002  # every step with it raises, after some tokens

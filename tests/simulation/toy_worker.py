@@ -19,7 +19,7 @@ from tests.simulation.machine_clocks import MachineClock
 from tests.simulation.toy_device import FatalStepError, ToyDevice
 from tests.simulation.toy_registration import Leader, ToyRegistration
 from tests.simulation.virtual_loop import Process, VirtualLoop
-from worker_svc.followed_epoch import FollowedEpoch
+from worker_svc.service.followed_epoch import FollowedEpoch
 
 LINE_DELAY_S = (0.0001, 0.001)
 PING_TIMEOUT_S = 2.0

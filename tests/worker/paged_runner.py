@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.kv_pool import KVPool
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import Decoder
 

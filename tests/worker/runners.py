@@ -8,16 +8,16 @@ from common.step import Step, StepResult
 from kernels.native.torch_kernels import TorchKernels
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import MAX_POSITIONS
-from worker_svc.device.graphs import graph_sizes
-from worker_svc.device.runner import DeviceRunner
-from worker_svc.device.torch_operations import OPERATIONS
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.kv_pool import KVPool
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.runner import ModelRunner
+from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.runner import DeviceRunner
+from worker_svc.gpu.torch_operations import OPERATIONS
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
-from worker_svc.runner import ModelRunner
-from worker_svc.sampler import Sampler
-from worker_svc.step_limits import StepLimits
-from worker_svc.step_runner import StepRunner, result_of
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_runner import StepRunner, result_of
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 96, 32, 4, 12
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from common.slot_sampling import SlotSampling
 from common.step import SlotState
-from worker_svc.step_limits import StepLimits
+from worker_svc.steps.step_limits import StepLimits
 
 GREEDY = SlotSampling(seed=0, temperature=0.0)
 

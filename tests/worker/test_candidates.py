@@ -19,8 +19,8 @@ from transformers import (
 
 from common.slot_sampling import SlotSampling
 from common.step import Candidates
-from worker_svc.candidates import rank_candidates
-from worker_svc.logit_edits import TokenHistory
+from worker_svc.sampling.candidates import rank_candidates
+from worker_svc.sampling.logit_edits import TokenHistory
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.worker.damaged_folders import FAMILIES, Damage, damages, random_damage, spoilt_copy, write_sound_folder
 from tests.worker.forked_worker import run_worker
-from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.preflight import check_model
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.start.preflight import check_model
 
 NUM_RANDOM = 100
 NUM_OF_OTHERS = 250

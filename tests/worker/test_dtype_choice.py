@@ -3,7 +3,7 @@
 import pytest
 
 from kernels.native.processor import processor_features
-from worker_svc.dtype_choice import choose_dtype
+from worker_svc.checkpoint.dtype_choice import choose_dtype
 
 CPU, CUDA = True, False  # whether it is a CPU
 FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"

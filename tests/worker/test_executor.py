@@ -8,9 +8,9 @@ import pytest
 
 from common.step import Step, StepResult, StepStatus
 from tests.patience import patient
-from worker_svc.executor import StepExecutor
-from worker_svc.step_limits import InvalidStepError
-from worker_svc.task_thread import TaskThread
+from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.step_limits import InvalidStepError
+from worker_svc.steps.task_thread import TaskThread
 
 
 class ScriptedRunner:

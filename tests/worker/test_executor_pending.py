@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.step import Step, StepResult, StepStatus
-from worker_svc.completion import MAX_LAUNCHED_STEPS
-from worker_svc.executor import StepExecutor
-from worker_svc.step_limits import InvalidStepError
-from worker_svc.step_runner import DeviceLostError, PendingStep, result_of
-from worker_svc.task_thread import TaskThread
+from worker_svc.steps.completion import MAX_LAUNCHED_STEPS
+from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.step_limits import InvalidStepError
+from worker_svc.steps.step_runner import DeviceLostError, PendingStep, result_of
+from worker_svc.steps.task_thread import TaskThread
 
 OK, FAILED, INVALID, NEED_SNAPSHOT = StepStatus.OK, StepStatus.FAILED, StepStatus.INVALID, StepStatus.NEED_SNAPSHOT
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.worker.forked_worker import run_worker
 from tests.worker.tiny_models import write_tiny_model
-from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.generation_defaults import SamplingDefaults, read_sampling_defaults
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.generation_defaults import SamplingDefaults, read_sampling_defaults
 
 
 def write(folder: Path, content: dict[str, Any]) -> Path:

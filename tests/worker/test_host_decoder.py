@@ -13,8 +13,8 @@ from kernels.native.packed_product import ProductMaker
 from tests.equality import assert_equal_greedy
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.start import choose_host
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.start import choose_host
 from worker_svc.model.decoder import load_decoder
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kernels.native.host_memory import take_memory, zeros_as_used
-from worker_svc.huge_pages import collapse_memory
+from worker_svc.memory.huge_pages import collapse_memory
 
 NUM_BYTES = 16 << 20
 HUGE_PAGE_BYTES = 2 << 20

@@ -12,9 +12,9 @@ from kernels.native.native_kernels import native_kernels
 from kernels.native.packed_product import ProductMaker
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.start import choose_host
-from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.start import choose_host
+from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.model.decoder import load_decoder
 from worker_svc.runner_choice import DeviceError
 

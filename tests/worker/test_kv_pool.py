@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from quire import machine
-from worker_svc.kv_pool import BlockShape, KVPool, free_memory_bytes
+from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
 
 CPU = torch.device("cpu")
 SHAPE = BlockShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)

@@ -6,15 +6,15 @@ import torch
 from kernels.native.native_kernels import native_kernels
 from tests.worker.runners import limits_for
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
-from worker_svc.host.host_decoder import HostDecoder
-from worker_svc.host.packing import choose_packing
-from worker_svc.host.step_memory import step_buffer_bytes
-from worker_svc.kv_pool import KVPool
-from worker_svc.main_memory import MainMemory
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.packing import choose_packing
+from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.step_memory import step_buffer_bytes
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.memory.main_memory import MainMemory
 from worker_svc.model.decoder import load_decoder
-from worker_svc.runner import ModelRunner
-from worker_svc.sampler import Sampler
-from worker_svc.trial_steps import largest_step
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.trial_steps import largest_step
 
 GIB = 1 << 30
 

@@ -16,10 +16,10 @@ from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
 from common.step_codec import step_from_pb, step_to_pb
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.prompt_checks import ModelLimits
-from scheduler_svc.requests.request_params import settle
-from worker_svc.logit_edits import edit_rows
-from worker_svc.sampling_check import check_sampling
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
+from scheduler_svc.requests.params.request_params import settle
+from worker_svc.sampling.logit_edits import edit_rows
+from worker_svc.steps.sampling_check import check_sampling
 
 VOCAB_SIZE = 70_000
 NUM_SAMPLES = 16

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.model.config import Family, ModelConfig
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import inverse_frequencies, rotation

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from worker_svc.option_check import OptionError
-from worker_svc.pool_plan import (
+from worker_svc.memory.pool_plan import (
     MOST_BLOCKS,
     FreeMemory,
     PoolPlan,
@@ -14,6 +13,7 @@ from worker_svc.pool_plan import (
     SequenceLimits,
     plan_pool,
 )
+from worker_svc.option_check import OptionError
 
 NOTHING_ASKED = PoolRequest(num_blocks=None, memory_bytes=None, fraction=None, default_fraction=0.5)
 SEQUENCES = SequenceLimits(num_slots=4, block_size=16, model_len=100, max_model_len=None)

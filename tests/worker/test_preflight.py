@@ -13,14 +13,14 @@ import torch
 from quire.worker_settings import WorkerSettings
 from tests.services import ROOT
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
-from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.kv_pool import BlockShape
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.weight_files import read_headers
+from worker_svc.memory.kv_pool import BlockShape
 from worker_svc.model.families import read_model_config
 from worker_svc.model.tensor_names import needed_tensors
 from worker_svc.option_check import CheckedOptions, OptionError
-from worker_svc.pool_check import bytes_per_block, kept_dtype
-from worker_svc.preflight import check_folder, check_model
-from worker_svc.weight_files import read_headers
+from worker_svc.start.pool_check import bytes_per_block, kept_dtype
+from worker_svc.start.preflight import check_folder, check_model
 
 USUAL = CheckedOptions.of(WorkerSettings(model="m"))
 

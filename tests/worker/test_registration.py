@@ -15,8 +15,8 @@ from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from tests.patience import patient
 from tests.services import free_address
-from worker_svc.followed_epoch import FollowedEpoch
-from worker_svc.registration import Registration, WorkerIdentity
+from worker_svc.service.followed_epoch import FollowedEpoch
+from worker_svc.service.registration import Registration, WorkerIdentity
 
 IDENTITY = WorkerIdentity(worker_id="w1", incarnation="i1", address="10.0.0.1:7000", model_fingerprint="f1")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker_svc.host.row_buffers import RowBuffers
+from worker_svc.cpu.row_buffers import RowBuffers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

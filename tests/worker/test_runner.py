@@ -14,8 +14,8 @@ from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunn
 from tests.worker.step_client import StepClient
 from tests.worker.steps import GREEDY, slot_state
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
+from worker_svc.cpu.runner import distinct_rows
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.runner import distinct_rows
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts([1, 3, 4, 5, 9, 17, 30])

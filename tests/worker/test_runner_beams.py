@@ -19,7 +19,7 @@ from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunn
 from tests.worker.step_client import StepClient
 from tests.worker.steps import GREEDY, slot_state
 from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
-from worker_svc.kv_pool import KVPool
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 
 # Seed of the checkpoint, and two tokens that its best beams reach at several lengths: its end-of-sequence ids.

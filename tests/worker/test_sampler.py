@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from common.slot_sampling import SlotSampling
-from worker_svc.logit_edits import TokenHistory
-from worker_svc.sampler import SampleOutput, Sampler
+from worker_svc.sampling.logit_edits import TokenHistory
+from worker_svc.sampling.sampler import SampleOutput, Sampler
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

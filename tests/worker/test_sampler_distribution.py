@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from common.slot_sampling import SlotSampling
-from worker_svc.sampler import Sampler
+from worker_svc.sampling.sampler import Sampler
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

@@ -21,10 +21,11 @@ from quire.rpc import channel_options, error_of
 from quire.v1 import inference_pb2, worker_pb2_grpc
 from quire.v1 import worker_pb2 as pb
 from tests.worker.steps import LIMITS
-from worker_svc.description import ModelDescription, PhaseTime, TokenizerFiles, WorkerDescription
-from worker_svc.executor import StepExecutor
-from worker_svc.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
-from worker_svc.task_thread import TaskThread
+from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
+from worker_svc.description import ModelDescription, PhaseTime, WorkerDescription
+from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
+from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.task_thread import TaskThread
 
 TOKENIZER = TokenizerFiles(tokenizer_json=b'{"a": 1}', chat_template="{{ x }}", special_tokens={"bos_token": "<s>"})
 DESCRIPTION = WorkerDescription(

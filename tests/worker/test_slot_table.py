@@ -6,9 +6,9 @@ import pytest
 from common.slot_sampling import SlotSampling
 from common.step import Step
 from tests.worker.steps import LIMITS, slot_state
-from worker_svc.slot_table import SlotTable
-from worker_svc.step_check import CheckedStep
-from worker_svc.step_limits import InvalidStepError
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_check import CheckedStep
+from worker_svc.steps.step_limits import InvalidStepError
 
 
 def apply(table: SlotTable, **fields: object) -> CheckedStep:

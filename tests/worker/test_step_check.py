@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from common.slot_sampling import SlotSampling
 from common.step import Step
 from tests.worker.steps import GREEDY, LIMITS, slot_state
-from worker_svc.slot_table import SlotTable
-from worker_svc.step_check import StepRows, check_step
-from worker_svc.step_limits import InvalidStepError
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_check import StepRows, check_step
+from worker_svc.steps.step_limits import InvalidStepError
 
 PENALISED = replace(GREEDY, frequency_penalty=1.0)
 REFUSED: list[tuple[dict[str, Any], str]] = [

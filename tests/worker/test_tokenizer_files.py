@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.tokenizer_files import read_tokenizer_files
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 
 TOKENIZER = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3}, [])).to_str().encode()
 

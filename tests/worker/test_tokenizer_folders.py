@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from transformers.utils import sentencepiece_model_pb2_new
 
 from tests.scheduler.text_tokenizers import byte_level_json
-from worker_svc.checkpoint_error import CheckpointError
-from worker_svc.tokenizer_files import check_tokenizer, read_tokenizer_files
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.tokenizer_files import check_tokenizer, read_tokenizer_files
 
 TEXTS = (
     "The quick brown fox",

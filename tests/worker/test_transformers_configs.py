@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, randomise
-from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import load_decoder
 from worker_svc.model.families import read_model_config

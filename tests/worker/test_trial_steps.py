@@ -7,10 +7,10 @@ import pytest
 
 from common.step import Step
 from tests.worker.steps import LIMITS
-from worker_svc.slot_table import SlotTable
-from worker_svc.step_check import CheckedStep
-from worker_svc.step_limits import StepLimits
-from worker_svc.trial_steps import largest_step, num_trial_blocks, warm_up_steps
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_check import CheckedStep
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.trial_steps import largest_step, num_trial_blocks, warm_up_steps
 
 TIGHT = [
     LIMITS,

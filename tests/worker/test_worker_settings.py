@@ -10,7 +10,7 @@ from quire import worker_settings
 from quire.settings import parse, to_toml
 from quire.worker_settings import WorkerSettings
 from scheduler_svc.workers import description_check
-from worker_svc import pool_plan
+from worker_svc.memory import pool_plan
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from worker_svc.json_file import JsonTable
+from worker_svc.checkpoint.json_file import JsonTable
 
 MOST_POSITIONS = 1 << 24
 MOST_VOCAB = 1 << 22

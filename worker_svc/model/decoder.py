@@ -13,8 +13,10 @@ from torch import Tensor
 
 from kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
 from kernels.blocks.kv_blocks import write_kv
-from worker_svc.dtype_choice import saved_dtype
-from worker_svc.kv_pool import BlockShape, KVPool
+from worker_svc.checkpoint.dtype_choice import saved_dtype
+from worker_svc.checkpoint.weight_files import read_headers
+from worker_svc.checkpoint.weight_reader import WeightReader
+from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.families import read_model_config
@@ -28,9 +30,7 @@ from worker_svc.model.layers import (
     inverse_frequencies,
     rotation,
 )
-from worker_svc.model.weight_reader import WeightReader
 from worker_svc.model.weights import WeightLoader
-from worker_svc.weight_files import read_headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker_svc.kv_pool import KVPool
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 

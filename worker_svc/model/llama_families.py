@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from worker_svc.json_file import JsonTable
+from worker_svc.checkpoint.json_file import JsonTable
 from worker_svc.model.config import Family, ModelConfig
 from worker_svc.model.config_values import (
     MOST_HEAD_DIM,

@@ -2,7 +2,7 @@
 
 import math
 
-from worker_svc.json_file import JsonTable
+from worker_svc.checkpoint.json_file import JsonTable
 from worker_svc.model.config import Llama3Scaling, RopeConfig, YarnScaling
 
 _DEFAULT_THETA = 10_000.0

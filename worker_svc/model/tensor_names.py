@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.model.config import Family, ModelConfig
 
 HEAD = "lm_head.weight"

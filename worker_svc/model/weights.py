@@ -11,11 +11,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from worker_svc.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.weight_reader import WeightReader
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.layers import ACTIVATIONS, Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
 from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix
-from worker_svc.model.weight_reader import WeightReader
 
 log = structlog.get_logger()
 

@@ -33,7 +33,7 @@ async def check_model(
     """
     values = json.dumps({name: getattr(settings, name) for name in _CHECKED})
     checking = await asyncio.create_subprocess_exec(
-        *module_command("worker_svc.preflight_process", values),
+        *module_command("worker_svc.start.preflight_process", values),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

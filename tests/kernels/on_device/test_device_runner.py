@@ -17,10 +17,10 @@ from tests.worker.device.sample_steps import DRAWN, PROMPT, comparable, decode_s
 from tests.worker.runners import NUM_SLOTS, limits_for, poisoned_pool
 from tests.worker.steps import slot_state
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
-from worker_svc.device import torch_operations, triton_operations
-from worker_svc.device.graphs import graph_sizes
-from worker_svc.device.runner import DeviceRunner
-from worker_svc.kv_pool import KVPool
+from worker_svc.gpu import torch_operations, triton_operations
+from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.runner import DeviceRunner
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)

@@ -13,9 +13,9 @@ from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.device_paged_runner import DevicePagedRunner
 from tests.worker.paged_runner import PagedSequence
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
-from worker_svc.device import torch_operations, triton_operations
-from worker_svc.device.operations import Operations
+from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.operations import Operations
 
 BUNDLES = (torch_operations.OPERATIONS, triton_operations.OPERATIONS)
 MODELS = list(TINY_MODELS) if HAS_GPU else ["llama_gqa", "opt"]  # the interpreter is slow

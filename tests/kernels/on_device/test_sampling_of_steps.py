@@ -6,9 +6,9 @@ import torch
 from kernels.sampling import token_choice
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.sampling_cases import assert_same_candidates, assert_same_samples, random_case
-from worker_svc.device import torch_operations, triton_operations
-from worker_svc.device.device_sampler import DeviceSampler
-from worker_svc.device.sampling_columns import SamplingColumns
+from worker_svc.gpu import torch_operations, triton_operations
+from worker_svc.sampling.device_sampler import DeviceSampler
+from worker_svc.sampling.sampling_columns import SamplingColumns
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,11 +15,11 @@ from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.prefill_reference import PrefillRows
 from kernels.layers.step_inputs_reference import SlotTables, StepInputs, empty_step_inputs
 from tests.worker.paged_runner import PagedRunner, PagedSequence
-from worker_svc.device.attention_plans import AttentionPlans, BatchAttention, DecodePlans, PrefillPlans
-from worker_svc.device.forward import DeviceForward
-from worker_svc.device.operations import Operations
-from worker_svc.kv_pool import KVPool
+from worker_svc.gpu.attention_plans import AttentionPlans, BatchAttention, DecodePlans, PrefillPlans
+from worker_svc.gpu.forward import DeviceForward
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
+from worker_svc.operations import Operations
 
 BAD_BLOCK = 2**31 - 1
 BAD_SLOT = 2**30

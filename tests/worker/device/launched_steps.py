@@ -22,15 +22,15 @@ from common.step import SlotState, Step
 from kernels.attention.cascade_groups import SharingCost
 from kernels.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
 from tests.worker.steps import slot_state
-from worker_svc.device import torch_operations, triton_operations
-from worker_svc.device.graphs import graph_sizes
-from worker_svc.device.operations import Operations
-from worker_svc.device.runner import DeviceRunner
-from worker_svc.device.start import compile_kernels
-from worker_svc.kv_pool import KVPool
+from worker_svc.gpu import torch_operations, triton_operations
+from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.runner import DeviceRunner
+from worker_svc.gpu.start import compile_kernels
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.step_limits import StepLimits
-from worker_svc.trial_steps import num_trial_blocks
+from worker_svc.operations import Operations
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.trial_steps import num_trial_blocks
 
 VOCAB_SIZE = 20_000  # so that rows of logits are split as their number says
 MAX_MODEL_LEN = 128  # of the models

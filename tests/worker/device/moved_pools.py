@@ -10,12 +10,12 @@ from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
 from tests.worker.device.simulated_streams import SimulatedStreams
 from tests.worker.device.two_streams import Operation
-from worker_svc.device.block_moves import BlockMover, PendingSwaps
-from worker_svc.device.operations import CopyByTable, SwapBlocks
-from worker_svc.device.step_upload import StepUpload
-from worker_svc.kv_pool import BlockShape, KVPool
-from worker_svc.slot_table import SlotTable
-from worker_svc.step_limits import StepLimits
+from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
+from worker_svc.memory.kv_pool import BlockShape, KVPool
+from worker_svc.operations import CopyByTable, SwapBlocks
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_upload import StepUpload
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS, MAX_BLOCKS = 12, 8, 2, 2, 3
 

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from common.slot_sampling import SlotSampling
 from common.step import LogprobRows, SlotState, StepResult
-from worker_svc.candidates import rank_candidates
-from worker_svc.device.device_candidates import DeviceRanker
-from worker_svc.device.device_sampler import DeviceSampler, PackedSampling
-from worker_svc.device.operations import Operations
-from worker_svc.device.sampling_columns import SamplingColumns
-from worker_svc.device.step_upload import StepUpload
-from worker_svc.device.streams import DeviceEvent
-from worker_svc.logit_edits import TokenHistory
-from worker_svc.prompt_logprobs import logprob_rows
-from worker_svc.sampler import Sampler
-from worker_svc.step_check import Forks
+from worker_svc.operations import Operations
+from worker_svc.sampling.candidates import rank_candidates
+from worker_svc.sampling.device_candidates import DeviceRanker
+from worker_svc.sampling.device_sampler import DeviceSampler, PackedSampling
+from worker_svc.sampling.logit_edits import TokenHistory
+from worker_svc.sampling.prompt_logprobs import logprob_rows
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.steps.step_check import Forks
+from worker_svc.steps.step_upload import StepUpload
+from worker_svc.steps.streams import DeviceEvent
 
 NUM_SLOTS, WIDTH = 24, 40
 NO_FORKS = Forks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.blocks import kv_blocks
 from tests.worker.device.two_streams import Operation, TwoStreams
-from worker_svc.device.streams import DeviceEvent, DeviceStreams, SideStream
+from worker_svc.steps.streams import DeviceEvent, DeviceStreams, SideStream
 
 _CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_svc.device.batch_layout import lay_out
-from worker_svc.step_check import StepRows
+from worker_svc.gpu.batch_layout import lay_out
+from worker_svc.steps.step_check import StepRows
 
 ROWS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=12)
 

@@ -21,11 +21,11 @@ from tests.worker.device.sample_steps import comparable, decode_steps
 from tests.worker.runners import NUM_SLOTS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool
 from tests.worker.steps import slot_state
 from tests.worker.tiny_models import random_prompts, write_tiny_model
-from worker_svc.device.graphs import graph_sizes
-from worker_svc.device.runner import DeviceRunner, PendingDeviceStep
-from worker_svc.device.torch_operations import OPERATIONS
+from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
+from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.step_limits import InvalidStepError
+from worker_svc.steps.step_limits import InvalidStepError
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
 

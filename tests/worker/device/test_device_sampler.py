@@ -20,14 +20,14 @@ from tests.worker.device.sampling_cases import (
     random_case,
     spoil,
 )
-from worker_svc.device.device_candidates import DeviceRanker
-from worker_svc.device.device_prompt_logprobs import launch_prompts, pack_prompts
-from worker_svc.device.device_sampler import DeviceSampler
-from worker_svc.device.sampling_columns import SamplingColumns
-from worker_svc.device.step_upload import StepUpload
-from worker_svc.device.to_host import to_host
-from worker_svc.device.torch_operations import OPERATIONS
-from worker_svc.prompt_logprobs import PromptSpan, concatenate, cut_into_answers
+from worker_svc.gpu.torch_operations import OPERATIONS
+from worker_svc.sampling.device_candidates import DeviceRanker
+from worker_svc.sampling.device_prompt_logprobs import launch_prompts, pack_prompts
+from worker_svc.sampling.device_sampler import DeviceSampler
+from worker_svc.sampling.prompt_logprobs import PromptSpan, concatenate, cut_into_answers
+from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.sampling.to_host import to_host
+from worker_svc.steps.step_upload import StepUpload
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

@@ -9,9 +9,9 @@ import torch
 from common.slot_sampling import SlotSampling
 from common.step import Step
 from tests.worker.steps import LIMITS, slot_state
-from worker_svc.device.device_slots import DeviceSlots
-from worker_svc.device.step_upload import StepUpload
-from worker_svc.slot_table import SlotTable
+from worker_svc.gpu.device_slots import DeviceSlots
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_upload import StepUpload
 
 CPU = torch.device("cpu")
 PENALISED = SlotSampling(seed=0, repetition_penalty=1.5)

@@ -14,8 +14,8 @@ from kernels.layers.step_inputs_reference import SlotTables
 from tests.worker.device.device_paged_runner import MAX_ROWS, DevicePagedRunner
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
-from worker_svc.device.torch_operations import OPERATIONS
-from worker_svc.kv_pool import KVPool
+from worker_svc.gpu.torch_operations import OPERATIONS
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import ACTIVATIONS, KERNEL_ACTIVATIONS
 

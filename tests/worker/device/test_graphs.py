@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker_svc.device.graphs import CapturedPass, graph_sizes
+from worker_svc.gpu.graphs import CapturedPass, graph_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 16, 17, 100, 256, 1000, 4096])

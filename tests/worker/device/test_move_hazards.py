@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.device.two_streams import TwoStreams
-from worker_svc.device.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, StepBlocks, blocks_of
-from worker_svc.step_check import BlockPairs, StepRows
+from worker_svc.gpu.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, StepBlocks, blocks_of
+from worker_svc.steps.step_check import BlockPairs, StepRows
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS, MAX_BLOCKS = 10, 6, 2, 3, 4
 NONE = np.zeros(0, dtype=np.int64)

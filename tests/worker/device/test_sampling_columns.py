@@ -8,7 +8,7 @@ import torch
 from common.slot_sampling import SlotSampling
 from kernels.sampling.noise import row_keys
 from kernels.sampling.sampling import min_p_thresholds
-from worker_svc.device.sampling_columns import Feature, SamplingColumns
+from worker_svc.sampling.sampling_columns import Feature, SamplingColumns
 
 VOCAB_SIZE = 100
 

@@ -8,11 +8,11 @@ import torch
 from common.step import Step, StepResult
 from tests.worker.steps import LIMITS
 from worker_svc.description import PhaseClock
-from worker_svc.device.memory_profile import MemoryProfile
-from worker_svc.device.start import start_runner
-from worker_svc.kv_pool import BlockShape, KVPool
-from worker_svc.pool_plan import PoolSizeError
-from worker_svc.step_limits import StepLimits
+from worker_svc.gpu.memory_profile import MemoryProfile
+from worker_svc.gpu.start import start_runner
+from worker_svc.memory.kv_pool import BlockShape, KVPool
+from worker_svc.memory.pool_plan import PoolSizeError
+from worker_svc.steps.step_limits import StepLimits
 
 GIB = 1 << 30
 PROFILE = MemoryProfile(

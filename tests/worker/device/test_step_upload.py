@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_svc.device.step_upload import StepUpload
+from worker_svc.steps.step_upload import StepUpload
 
 CPU = torch.device("cpu")
 DTYPES = (np.bool_, np.int32, np.int64, np.float32, np.float64)

@@ -1,0 +1,1 @@
+"""Live requests: from admission to the end, their output, and who reads it."""

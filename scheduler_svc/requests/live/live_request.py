@@ -1,0 +1,275 @@
+"""A request from its admission to its end, as the engine holds it.
+
+Knows its samples, and how to describe itself to readers and to the journal; decides nothing but which of its samples
+come back.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from common.arrays import pack_int32
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
+from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.requests.live.beam_decoding import BeamDecoding, hypothesis_logprobs
+from scheduler_svc.requests.live.live_sample import LiveSample, new_sample
+from scheduler_svc.requests.live.output_stream import OutputStream, SampleStream
+from scheduler_svc.requests.params.request_params import RequestParams
+from scheduler_svc.text.tokenizer import ModelTokenizer
+
+OWN_ENDS = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)  # of samples that ended by themselves
+FINISH_REASON_OF_STATE = {
+    pb.REQUEST_STATE_CANCELLED: pb.FINISH_REASON_CANCELLED,
+    pb.REQUEST_STATE_EXPIRED: pb.FINISH_REASON_DEADLINE,
+    pb.REQUEST_STATE_FAILED: pb.FINISH_REASON_FAILED,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestTimes:
+    """Moments of a request, by the monotonic clock, in nanoseconds; None while they have not come."""
+
+    arrived_ns: int
+    arrived_unix_ns: int
+    accepted_ns: int | None = None
+    first_scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+
+    def to_pb(self) -> pb.Timings:
+        def since(moment_ns: int | None) -> int:
+            return max(0, moment_ns - self.arrived_ns) if moment_ns is not None else 0
+
+        return pb.Timings(
+            accepted_ns=since(self.accepted_ns),
+            first_scheduled_ns=since(self.first_scheduled_ns),
+            first_token_ns=since(self.first_token_ns),
+            finished_ns=since(self.finished_ns),
+        )
+
+
+@dataclass(slots=True)
+class DurableState:
+    """What the journal has acknowledged of a request, besides the tokens of samples that are drawn."""
+
+    beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
+    has_prompt_logprobs: bool = False
+    num_preemptions: int = 0
+    is_paused: bool = False
+    finish: journal_pb2.Finish | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRequest:
+    """One request. Its samples are those that are drawn, or of a beam search the one that streams, at the end all."""
+
+    params: RequestParams
+    digest: bytes
+    tokenizer: ModelTokenizer | None
+    group: SequenceGroup
+    samples: list[LiveSample]
+    beams: BeamDecoding | None
+    stream: OutputStream
+    times: RequestTimes
+    ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
+    error: str = ""
+    last_worker_id: str | None = None  # on which it ran last; None: it never ran here
+    outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
+    blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
+    deadline: asyncio.TimerHandle | None = None
+    abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
+    pending_beam_steps: tuple[journal_pb2.BeamStep, ...] = ()  # not yet settled
+    are_prompt_logprobs_settled: bool = False
+    num_settled_preemptions: int = 0
+    admission: journal_pb2.Admission | None = None  # as the journal has it
+    durable: DurableState = field(default_factory=DurableState)
+    closed: asyncio.Event | None = None  # set when its end is durable; made by who waits for that
+
+    @property
+    def request_id(self) -> str:
+        return self.params.request_id
+
+    @property
+    def number(self) -> int:
+        """By which the journal names it: that of its first sequence."""
+        return self.group.arrival
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.group.sequences[0].num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its prompt, and of all of its samples."""
+        return self.num_prompt_tokens + sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
+    def max_tokens(self) -> int:
+        """The bound of the output in force."""
+        return self.group.sequences[0].max_tokens
+
+    @property
+    def state(self) -> pb.RequestState.ValueType:
+        """The state that clients may know of: an end counts once it is durable."""
+        if self.stream.finished is not None:
+            return self.stream.finished.state
+        if self.ended_state is not None and self.times.first_scheduled_ns is not None:
+            return pb.REQUEST_STATE_RUNNING
+        if self.group.is_paused:
+            return pb.REQUEST_STATE_PAUSED
+        running = any(each.status is SequenceStatus.RUNNING for each in self.group.sequences)
+        return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
+
+    def make_hypotheses_samples(self, ended_by: pb.SampleFinish | None) -> None:
+        """The search is over: its hypotheses are the samples.
+
+        `ended_by`: what cut it short, if anything did; hypotheses that had ended by themselves keep their ends.
+        """
+        assert self.beams is not None
+        hypotheses = self.beams.hypotheses()
+        num_common = len(self.beams.common_token_ids)
+        prompt = self.group.sequences[0].token_ids[: self.num_prompt_tokens]
+        for index, hypothesis in enumerate(hypotheses):
+            if index:
+                self.samples.append(new_sample(self.params, prompt, self.tokenizer, None))
+            sample = self.samples[index]
+            logprobs = hypothesis_logprobs(hypothesis)
+            num_known = num_common if not index else 0
+            sample.token_ids.extend(hypothesis.token_ids[num_known:])
+            sample.pending_logprobs += tuple(logprobs[num_known:])
+            sample.finish = pb.SampleFinish(score=hypothesis.score)
+            if hypothesis.finish == "eos":
+                set_token_stop(sample.finish, self.params, hypothesis.token_ids[-1])
+            else:
+                sample.finish.reason = pb.FINISH_REASON_LENGTH if ended_by is None else ended_by.reason
+        if not hypotheses:
+            self.samples[0].finish = ended_by or pb.SampleFinish(reason=pb.FINISH_REASON_FAILED)
+
+    def choose_samples(self) -> list[SampleStream]:
+        """Those that come back; every sample has ended and is settled."""
+        if self.params.is_ranked:
+            for sample in self.samples:
+                if sample.finish is not None and sample.stream.logprobs:
+                    sample.finish.score = sample.mean_logprob
+            ranked = sorted(self.samples, key=lambda sample: sample.mean_logprob, reverse=True)
+            return [sample.stream for sample in ranked[: self.params.num_samples]]
+        return [sample.stream for sample in self.samples]
+
+    def usage(self) -> pb.Usage:
+        return pb.Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=sum(sample.num_released for sample in self.stream.samples),
+            cached_tokens=self.group.sequences[0].num_cached_tokens,
+            num_preemptions=self.group.num_preemptions,
+        )
+
+    def memory(self) -> pb.RequestMemory:
+        """What it takes now; after the first end of a sample, what it took then."""
+        blocks, group = self.blocks_at_end or group_blocks(self.group), self.group
+        return pb.RequestMemory(
+            blocks=blocks.num_blocks,
+            shared_blocks=blocks.num_shared,
+            saved_blocks=blocks.num_saved,
+            host_blocks=blocks.num_host_blocks,
+            copied_blocks=group.num_copied_blocks,
+            swapped_out_blocks=group.num_swapped_out_blocks,
+            swapped_in_blocks=group.num_swapped_in_blocks,
+            recomputed_tokens=group.num_recomputed_tokens,
+        )
+
+    def settle_outcome(self) -> pb.Finished:
+        """The end as readers will see it; `ended_state` must be decided, and every sample settled."""
+        assert self.ended_state is not None and self.outcome is None
+        usage = self.usage()
+        usage.completion_tokens = sum(len(sample.token_ids) for sample in self.choose_samples())
+        if self.times.first_token_ns is None and usage.completion_tokens:
+            self.times.first_token_ns = self.times.finished_ns  # they come in one piece
+        self.outcome = pb.Finished(
+            state=self.ended_state,
+            usage=usage,
+            timings=self.times.to_pb(),
+            error=self.error,
+            memory=self.memory(),
+        )
+        return self.outcome
+
+    def to_finish_entry(self) -> journal_pb2.Finish:
+        """The end as the journal keeps it; its outcome must be settled."""
+        assert self.outcome is not None
+        times = self.times
+        finished_unix_ns = times.arrived_unix_ns + (times.finished_ns or times.arrived_ns) - times.arrived_ns
+        return journal_pb2.Finish(
+            sequence=self.number,
+            state=self.outcome.state,
+            error=self.outcome.error,
+            finished_unix_ns=finished_unix_ns,
+            outcome=self.outcome,
+        )
+
+    async def until_closed(self) -> None:
+        """Returns when its end is durable."""
+        if self.stream.finished is None:
+            self.closed = self.closed or asyncio.Event()
+            await self.closed.wait()
+
+    def note_durable_pause(self, is_paused: bool) -> None:
+        """The journal has acknowledged that it is paused, or goes on."""
+        self.durable.is_paused = is_paused
+
+    def restate(self, entry: journal_pb2.JournalEntry) -> None:
+        """Says again all that is durable of it, and nothing more."""
+        assert self.admission is not None
+        drawn = self.samples if self.beams is None else ()
+        entry.restatements.add(
+            admission=self.admission,
+            samples=[_restated(sample) for sample in drawn],
+            beam_steps=self.durable.beam_steps,
+            prompt_logprobs=self.stream.prompt_logprobs if self.durable.has_prompt_logprobs else (),
+            num_preemptions=self.durable.num_preemptions,
+            pause=journal_pb2.PauseChange(sequence=self.number, paused=True) if self.durable.is_paused else None,
+        )
+        if self.durable.finish is not None:
+            entry.finishes.append(self.durable.finish)
+
+    def to_response(self) -> pb.GetRequestResponse:
+        """What readers may know by now."""
+        finished = self.stream.finished
+        return pb.GetRequestResponse(
+            request_id=self.request_id,
+            state=self.state,
+            samples=[
+                pb.SampleOutput(
+                    text=sample.released_text,
+                    token_ids=sample.token_ids[: sample.num_released],
+                    finish=sample.finish,
+                )
+                for sample in self.stream.samples
+            ],
+            usage=finished.usage if finished else self.usage(),
+            timings=finished.timings if finished else self.times.to_pb(),
+            error=finished.error if finished else "",
+            created_unix_ns=self.times.arrived_unix_ns,
+            seed=self.params.seed,
+            tenant=self.params.tenant,
+            memory=finished.memory if finished else self.memory(),
+        )
+
+
+def _restated(sample: LiveSample) -> journal_pb2.RestatedSample:
+    num_tokens, finish = sample.num_durable, sample.finish
+    has_finish = finish is not None and sample.is_end_durable and finish.reason in OWN_ENDS
+    return journal_pb2.RestatedSample(
+        token_ids=pack_int32(sample.stream.token_ids[:num_tokens]),
+        logprobs=sample.stream.logprobs[:num_tokens],
+        finish=finish if has_finish else None,
+    )
+
+
+def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int) -> None:
+    """Makes it the finish of a sample that ended with this token."""
+    finish.reason = pb.FINISH_REASON_STOP
+    if token_id in params.eos_token_ids:
+        finish.eos_token_id = token_id
+    else:
+        finish.stop_token_id = token_id

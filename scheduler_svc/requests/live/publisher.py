@@ -1,0 +1,203 @@
+"""From decided tokens to durable output: text, one journal record for all that is new, release on its acknowledgement.
+
+It decides nothing: which samples have news comes from the engine, and so does what becomes of a text that cannot be
+made. Knows no scheduler and no worker.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from quire.v1 import journal_pb2
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.records import Records
+from scheduler_svc.requests.live.live_request import OWN_ENDS, LiveRequest
+from scheduler_svc.requests.live.live_sample import LiveSample
+from scheduler_svc.requests.live.request_record import record_of
+
+Delivery = Literal["durable", "relaxed"]
+
+
+@dataclass(slots=True)
+class _News:
+    """What readers may see once its journal entry is durable."""
+
+    requests: dict[LiveRequest, None] = field(default_factory=dict)  # that have any
+    num_tokens: dict[LiveSample, int] = field(default_factory=dict)  # settled, of samples that gained some
+    ended_samples: list[LiveSample] = field(default_factory=list)
+    ended: list[tuple[LiveRequest, journal_pb2.Finish]] = field(default_factory=list)
+    beam_steps: list[tuple[LiveRequest, tuple[journal_pb2.BeamStep, ...]]] = field(default_factory=list)
+    with_prompt_logprobs: list[LiveRequest] = field(default_factory=list)
+    preempted: list[tuple[LiveRequest, int]] = field(default_factory=list)  # and how often so far
+
+
+class Publisher:
+    """`push_text` brings a sample's text up to its tokens. `on_durable` is called with each acknowledgement, and
+    `on_closed` of each request whose end is durable. `delivery`: whether readers wait for the acknowledgement, or for
+    that of ends alone.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        records: Records,
+        *,
+        push_text: Callable[[LiveRequest, LiveSample], object],
+        on_durable: Callable[[], None],
+        on_closed: Callable[[LiveRequest], None],
+        delivery: Delivery,
+    ) -> None:
+        self._journal = journal
+        self._records = records
+        self._push_text = push_text
+        self._on_durable = on_durable
+        self._on_closed = on_closed
+        self._is_relaxed = delivery == "relaxed"
+        self._unsettled: dict[LiveSample, LiveRequest] = {}
+        self._ended: list[LiveRequest] = []
+
+    def note(self, samples: Mapping[LiveSample, LiveRequest]) -> None:
+        """These samples, of these requests, may have tokens, or an end, that are not settled."""
+        self._unsettled.update(samples)
+
+    def note_end(self, request: LiveRequest) -> None:
+        """Its end is decided; every sample of it has been noted."""
+        self._ended.append(request)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything that was noted is not settled."""
+        return bool(self._unsettled or self._ended)
+
+    def settle(self) -> int:
+        """Hands all that is new to the journal. Returns of how many samples that is."""
+        if not self.has_news:
+            return 0
+        sequences: list[int] = []
+        tokens: list[int] = []
+        logprobs: list[journal_pb2.DeltaLogprobs] = []
+        prompt_logprobs: list[journal_pb2.PromptTokenLogprobs] = []
+        beam_steps: list[journal_pb2.BeamStep] = []
+        sample_finishes: list[journal_pb2.SampleEnd] = []
+        preemptions: list[journal_pb2.Preemption] = []
+        news = _News()
+        for sample, request in self._each_unsettled():
+            self._push_text(request, sample)
+            fresh = sample.settle_tokens()
+            fresh_logprobs = sample.settle_logprobs() if sample.pending_logprobs else ()
+            sequence, finish = sample.sequence, sample.finish
+            if request.stream.prompt_logprobs and not request.are_prompt_logprobs_settled:
+                prompt_logprobs.append(_prompt_logprobs(request))
+                news.with_prompt_logprobs.append(request)
+            if request.group.num_preemptions != request.num_settled_preemptions:
+                preemptions += _preemptions(request)
+                news.preempted.append((request, request.num_settled_preemptions))
+            if sequence is not None:  # beams are written as what they were decided from
+                if fresh_logprobs:
+                    logprobs += [
+                        journal_pb2.DeltaLogprobs(delta=len(tokens) + i, logprobs=each)
+                        for i, each in enumerate(fresh_logprobs)
+                    ]
+                tokens += fresh
+                sequences += [sequence.seq_id] * len(fresh)
+                if finish is not None and finish.reason in OWN_ENDS:
+                    sample_finishes.append(journal_pb2.SampleEnd(sequence=sequence.seq_id, finish=finish))
+            elif request.pending_beam_steps:
+                beam_steps += request.pending_beam_steps
+                news.beam_steps.append((request, request.pending_beam_steps))
+                request.pending_beam_steps = ()
+            if finish is not None:
+                sample.is_end_settled = True
+                news.ended_samples.append(sample)
+            news.num_tokens[sample] = len(sample.stream.token_ids)
+            news.requests[request] = None
+        ended, self._ended = self._ended, []
+        for request in ended:
+            request.settle_outcome()
+            news.ended.append((request, request.to_finish_entry()))
+        self._journal.append(
+            sequences=sequences,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            beam_steps=beam_steps,
+            sample_finishes=sample_finishes,
+            preemptions=preemptions,
+            finishes=[finish for _, finish in news.ended],
+            on_durable=partial(self._release, news),
+        )
+        if self._is_relaxed:
+            _show_tokens(news)
+        return len(news.num_tokens)
+
+    def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
+        """Those noted meanwhile, as one whose text cannot be made ends all of its request, come too."""
+        while self._unsettled:
+            unsettled, self._unsettled = self._unsettled, {}
+            for sample, request in unsettled.items():
+                if not sample.is_end_settled:
+                    yield sample, request
+
+    def _release(self, news: _News) -> None:
+        self._on_durable()
+        _note_durable(news)
+        for sample in news.ended_samples:
+            assert sample.finish is not None
+            sample.stream.close(sample.finish)
+        for request, _ in news.ended:
+            request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
+        _show_tokens(news)
+        for request, _ in news.ended:
+            self._close(request)
+
+    def _close(self, request: LiveRequest) -> None:
+        assert request.outcome is not None
+        request.stream.close(request.outcome)
+        finish = request.durable.finish
+        assert finish is not None
+        self._records.put(
+            request.request_id,
+            record_of(request).SerializeToString(),
+            partial(self._journal.forget, request.number),
+            tenant=request.params.tenant,
+            ended_unix_ns=finish.finished_unix_ns,
+        )
+        self._on_closed(request)
+
+
+def _show_tokens(news: _News) -> None:
+    now_ns = time.monotonic_ns()
+    for sample, num_tokens in news.num_tokens.items():
+        sample.stream.num_released = max(num_tokens, sample.stream.num_released)
+    for request in news.requests:
+        if request.times.first_token_ns is None and any(each.num_released for each in request.stream.samples):
+            request.times.first_token_ns = now_ns
+        request.stream.notify()
+
+
+def _note_durable(news: _News) -> None:
+    for sample, num_tokens in news.num_tokens.items():
+        sample.num_durable = num_tokens
+    for sample in news.ended_samples:
+        sample.is_end_durable = True
+    for request, steps in news.beam_steps:
+        request.durable.beam_steps += steps
+    for request in news.with_prompt_logprobs:
+        request.durable.has_prompt_logprobs = True
+    for request, num_preemptions in news.preempted:
+        request.durable.num_preemptions = num_preemptions
+    for request, finish in news.ended:
+        request.durable.finish = finish
+
+
+def _preemptions(request: LiveRequest) -> list[journal_pb2.Preemption]:
+    num_new = request.group.num_preemptions - request.num_settled_preemptions
+    request.num_settled_preemptions = request.group.num_preemptions
+    return [journal_pb2.Preemption(sequence=request.number) for _ in range(num_new)]
+
+
+def _prompt_logprobs(request: LiveRequest) -> journal_pb2.PromptTokenLogprobs:
+    request.are_prompt_logprobs_settled = True
+    return journal_pb2.PromptTokenLogprobs(sequence=request.number, logprobs=request.stream.prompt_logprobs)

@@ -1,0 +1,62 @@
+"""What is kept of a request after its end: made from the live one, and read again as an output that has ended.
+
+Knows no store; when a record is written, and for how long it is kept, is not its business.
+"""
+
+from common.arrays import pack_int32, unpack_int32
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
+from scheduler_svc.requests.live.live_request import LiveRequest
+from scheduler_svc.requests.live.output_stream import OutputStream, RecordedText, SampleStream
+
+
+def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
+    """All that a later reader may ask for; the end must be visible."""
+    stream = request.stream
+    has_logprobs = stream.wanted.HasField("logprobs")  # else they were computed to rank the samples
+    return journal_pb2.RequestRecord(
+        response=request.to_response(),
+        request_digest=request.digest,
+        output=stream.wanted,
+        max_tokens=request.max_tokens,
+        samples=[
+            journal_pb2.SampleRecord(
+                released_ends=pack_int32(sample.text_log.released_ends),
+                logprobs=sample.logprobs if has_logprobs else (),
+            )
+            for sample in stream.samples
+        ],
+        prompt_logprobs=stream.prompt_logprobs,
+        num_samples=stream.accepted.num_samples,
+    )
+
+
+def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
+    """The output of a request that has ended, from its record."""
+    response = record.response
+    accepted = pb.Accepted(
+        request_id=response.request_id,
+        num_prompt_tokens=response.usage.prompt_tokens,
+        max_tokens=record.max_tokens,
+        seed=response.seed,
+        attached=True,
+        num_samples=record.num_samples,
+    )
+    samples = []
+    for sample, kept in zip(response.samples, record.samples, strict=True):
+        text_log = RecordedText(sample.text, unpack_int32(kept.released_ends).tolist())
+        samples.append(SampleStream(text_log, list(sample.token_ids), list(kept.logprobs)))
+        samples[-1].close(sample.finish)
+    return OutputStream(
+        accepted,
+        record.output,
+        samples,
+        list(record.prompt_logprobs),
+        pb.Finished(
+            state=response.state,
+            usage=response.usage,
+            timings=response.timings,
+            error=response.error,
+            memory=response.memory,
+        ),
+    )

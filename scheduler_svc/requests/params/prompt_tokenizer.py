@@ -1,0 +1,102 @@
+"""Prompts to token ids, off the event loop: one prompt after another, and long ones apart from short ones.
+
+So are texts and token ids that are only looked up, beside the prompts. It knows which forms a prompt can have; what may
+be asked was checked before.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+from quire.v1 import inference_pb2 as pb
+from scheduler_svc.requests.params.served_model import ServedModel, encode_chat
+from scheduler_svc.text.tokenizer import ModelTokenizer
+
+Prompt = str | pb.ChatPrompt | Sequence[int]
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+_LONG = 16_384  # characters of a text, bytes of a chat, or token ids
+
+
+class _Threads:
+    """One for each kind of work: more would take the interpreter from the event loop, whoever waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._short = ThreadPoolExecutor(1, name)
+        self._long = ThreadPoolExecutor(1, f"long-{name}")  # so that nobody waits behind a whole book
+        # Chats have threads of their own: their template is a program of the model's, and may take its time.
+        self._chat = ThreadPoolExecutor(1, f"chat-{name}")
+        self._long_chat = ThreadPoolExecutor(1, f"long-chat-{name}")
+
+    async def run(self, length: int, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        thread = self._long if length > _LONG else self._short
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *args)
+
+    async def run_chat(self, chat: pb.ChatPrompt, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        thread = self._long_chat if chat.ByteSize() > _LONG else self._chat
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *args)
+
+
+class PromptTokenizer:
+    """One per process. It is at work only while a model is served that has a tokenizer."""
+
+    def __init__(self) -> None:
+        self._prompts = _Threads("tokenizer")
+        self._lookups = _Threads("lookup")  # so that no request waits behind them
+
+    async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
+        """Text with the model's special tokens added, a chat by its template, token ids as they are."""
+        if not isinstance(prompt, str | pb.ChatPrompt):
+            return list(prompt)
+        tokenizer = model.tokenizer
+        assert tokenizer is not None, "text and chats are refused without a tokenizer"
+        if isinstance(prompt, str):
+            return await self._prompts.run(len(prompt), tokenizer.encode, prompt, True)
+        return await self._prompts.run_chat(prompt, encode_chat, tokenizer, prompt)
+
+    async def tokenized(self, request: pb.TokenizeRequest, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
+        """What Tokenize answers."""
+        if request.HasField("chat"):
+            return await self._lookups.run_chat(request.chat, _tokenized_chat, request.chat, tokenizer)
+        return await self._lookups.run(len(request.text), _tokenized_text, request, tokenizer)
+
+    async def detokenized(self, request: pb.DetokenizeRequest, tokenizer: ModelTokenizer) -> pb.DetokenizeResponse:
+        """What Detokenize answers."""
+        return await self._lookups.run(len(request.token_ids), _detokenized, request, tokenizer)
+
+
+def _tokenized_chat(chat: pb.ChatPrompt, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
+    return _with_tokens(encode_chat(tokenizer, chat), tokenizer)
+
+
+def _tokenized_text(request: pb.TokenizeRequest, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
+    special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    return _with_tokens(tokenizer.encode(request.text, special), tokenizer)
+
+
+def _with_tokens(token_ids: list[int], tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
+    return pb.TokenizeResponse(token_ids=token_ids, tokens=tokenizer.tokens(token_ids))
+
+
+def _detokenized(request: pb.DetokenizeRequest, tokenizer: ModelTokenizer) -> pb.DetokenizeResponse:
+    return pb.DetokenizeResponse(text=tokenizer.decode(list(request.token_ids), request.keep_special_tokens))
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """What a request is to go on from; it has been checked."""
+    kind = request.WhichOneof("prompt")
+    return request.text if kind == "text" else request.chat if kind == "chat" else request.token_ids.ids
+
+
+def prefix_of(request: pb.PinPrefixRequest) -> Prompt:
+    """What is to be pinned; it has been checked. A chat opens no answer unless it says so."""
+    kind = request.WhichOneof("prefix")
+    if kind != "chat":
+        return request.text if kind == "text" else request.token_ids.ids
+    chat = pb.ChatPrompt()
+    chat.CopyFrom(request.chat)
+    chat.add_generation_prompt = request.chat.add_generation_prompt
+    return chat

@@ -1,0 +1,268 @@
+"""What a client asked for, settled: every default filled in, in plain data.
+
+Here the public request message ends; nothing behind it imports its stubs for parameters. What may be asked is
+checked in `request_checks`; lengths are settled once the prompt's tokens are counted. No clock, no randomness.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from common.slot_sampling import SlotSampling
+from quire.errors import FieldViolation, InvalidRequestError, OverloadedError
+from quire.v1 import inference_pb2 as pb
+from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
+from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
+
+__all__ = [
+    "MOST_TIMEOUT_S",
+    "ModelLimits",
+    "RequestParams",
+    "num_sequences_of",
+    "request_digest",
+    "settle",
+    "settle_length",
+    "validate",
+]
+
+EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
+    pb.EARLY_STOPPING_UNSPECIFIED: False,
+    pb.EARLY_STOPPING_FALSE: False,
+    pb.EARLY_STOPPING_TRUE: True,
+    pb.EARLY_STOPPING_NEVER: "never",
+}
+_PINNED_RETRY_S = 5.0  # nothing says when somebody unpins
+MOST_TIMEOUT_S = 100 * 365 * 24 * 3600  # as good as none, and its deadline still fits int64 nanoseconds
+_NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions:
+    """See `BeamParams`, which needs the bound of the output, too."""
+
+    beam_width: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParams:
+    """A valid request but for its prompt. `stop_token_ids` and `eos_token_ids` (empty for ignore_eos) end it."""
+
+    request_id: str
+    tenant: str
+    cache_salt: str
+    priority: int  # lower is served first
+    timeout_ms: int | None
+    cancel_on_disconnect: bool
+    sampling: SlotSampling  # of the first sample, without the prompt's length: see `slot_sampling`
+    seed: int  # uint64
+    num_samples: int  # that come back
+    num_sequences: int  # that are drawn, or live beams at most
+    beam: BeamOptions | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    eos_token_ids: frozenset[int]
+    include_stop: bool
+    keep_special_tokens: bool
+    want_token_ids: bool
+    num_logprobs: int | None
+    num_prompt_logprobs: int | None
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether more samples are drawn than come back."""
+        return self.beam is None and self.num_sequences > self.num_samples
+
+    def slot_sampling(self, num_prompt_tokens: int, index: int = 0) -> SlotSampling:
+        """How sample `index` is drawn, with the position until which end and stop tokens are held back."""
+        sampling = self.sampling
+        if self.min_tokens:
+            sampling = replace(sampling, suppressed_until=num_prompt_tokens + self.min_tokens)
+        if index and self.beam is None:
+            sampling = replace(sampling, sample_index=sampling.sample_index + index)
+        if self.is_ranked and sampling.num_logprobs is None:
+            sampling = replace(sampling, num_logprobs=0)
+        return sampling
+
+    def beam_params(self, max_tokens: int) -> BeamParams:
+        """What is searched for, with the bound of the output in force; only with `beam`."""
+        assert self.beam is not None
+        return BeamParams(
+            beam_width=self.beam.beam_width,
+            max_tokens=max_tokens,
+            eos_token_ids=self.eos_token_ids | self.stop_token_ids,
+            num_return=self.num_samples,
+            length_penalty=self.beam.length_penalty,
+            early_stopping=self.beam.early_stopping,
+        )
+
+
+def validate(
+    request: pb.GenerateRequest,
+    limits: ModelLimits,
+    *,
+    draw_seed: Callable[[], int],
+    make_id: Callable[[], str],
+) -> RequestParams:
+    """Checks and settles a request. `draw_seed` and `make_id` are asked only for what the request leaves open.
+
+    Raises:
+        InvalidRequestError: With everything that is wrong with the request, by field.
+        FailedPreconditionError: The request needs a tokenizer or a chat template, and the model has none.
+    """
+    check_request(request, limits)
+    return settle(request, limits, draw_seed=draw_seed, make_id=make_id)
+
+
+def settle(
+    request: pb.GenerateRequest,
+    limits: ModelLimits,
+    *,
+    draw_seed: Callable[[], int],
+    make_id: Callable[[], str],
+) -> RequestParams:
+    """As `validate`, for a request that was found valid before."""
+    seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
+    stopping, output = request.stopping, request.output
+    sampling = _slot_sampling(request, limits, seed)
+    num_samples = request.sampling.n or 1
+    return RequestParams(
+        request_id=request.request_id or make_id(),
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)),  # journals once had any
+        timeout_ms=min(request.timeout_ms, 1000 * MOST_TIMEOUT_S) if request.HasField("timeout_ms") else None,
+        cancel_on_disconnect=request.on_disconnect != pb.ON_DISCONNECT_CONTINUE,
+        sampling=sampling,
+        seed=seed,
+        num_samples=num_samples,
+        num_sequences=num_sequences_of(request),
+        beam=_beam_options(request.beam) if request.HasField("beam") else None,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens,
+        stop=tuple(stopping.stop),
+        stop_token_ids=frozenset(stopping.stop_token_ids) if stopping.stop_token_ids else _NO_TOKENS,
+        eos_token_ids=_NO_TOKENS if stopping.ignore_eos else limits.eos_token_ids,
+        include_stop=stopping.include_stop,
+        keep_special_tokens=output.keep_special_tokens,
+        want_token_ids=output.token_ids,
+        num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
+    )
+
+
+def num_sequences_of(request: pb.GenerateRequest) -> int:
+    """How many are drawn, or live beams at most."""
+    return request.beam.beam_width or request.sampling.best_of or request.sampling.n or 1
+
+
+def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) -> SlotSampling:
+    sampling, output = request.sampling, request.output
+    return SlotSampling(
+        seed=seed,
+        sample_index=sampling.first_sample_index,
+        allowed_token_ids=array("i", dict.fromkeys(sampling.allowed_token_ids)) or None,
+        suppressed_token_ids=tuple(sorted(suppressed_token_ids(request.stopping, limits))),
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        min_p=sampling.min_p,
+        top_k=sampling.top_k if 0 < sampling.top_k < limits.vocab_size else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        num_logprobs=min(output.logprobs, limits.vocab_size) if output.HasField("logprobs") else None,
+        num_prompt_logprobs=(
+            min(output.prompt_logprobs, limits.vocab_size) if output.HasField("prompt_logprobs") else None
+        ),
+    )
+
+
+def _beam_options(beam: pb.BeamParams) -> BeamOptions:
+    return BeamOptions(
+        beam_width=beam.beam_width,
+        length_penalty=beam.length_penalty if beam.HasField("length_penalty") else 1.0,
+        early_stopping=EARLY_STOPPING[beam.early_stopping],
+    )
+
+
+def settle_length(
+    params: RequestParams,
+    num_prompt_tokens: int,
+    limits: ModelLimits,
+    max_tokens_that_fit: int,
+    *,
+    max_sequences_that_fit: int = 1,
+    num_pinned_blocks: int = 0,
+    max_tokens_without_pins: int = 0,
+) -> int:
+    """The bound of the output in force, in tokens.
+
+    `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of
+    the request, which share the prompt; 0 if it cannot hold so many, but `max_sequences_that_fit`. Both are what is
+    left beside `num_pinned_blocks`; `max_tokens_without_pins` is the first without them.
+
+    Raises:
+        InvalidRequestError: The lengths can never work, with the numbers that would.
+        OverloadedError: They would work if nothing were pinned.
+    """
+    if num_prompt_tokens == 0:
+        raise _refusal("prompt", "is empty: give at least one token")
+    longest = min(limits.max_model_len, max_tokens_that_fit)
+    room = longest - num_prompt_tokens
+    num_needed = num_prompt_tokens + max(params.max_tokens or 1, params.min_tokens)
+    if longest < num_needed <= min(limits.max_model_len, max_tokens_without_pins):
+        raise OverloadedError(
+            f"the KV memory holds {longest:,} tokens of this request beside {num_pinned_blocks:,} blocks of pinned "
+            f"prefixes, and it needs {num_needed:,}: unpin some, or come back later",
+            _PINNED_RETRY_S,
+        )
+    which, num_sequences = _width(params)
+    more_memory = f"or {SERVE_WITH_MORE_MEMORY}"
+    if num_pinned_blocks:
+        more_memory = f"unpin prefixes, which hold {num_pinned_blocks:,} blocks, {more_memory}"
+    if longest == limits.max_model_len:
+        have, remedy = f"the model's context holds {longest:,} tokens, the output included", ""
+    elif num_sequences == 1:
+        have, remedy = f"the KV memory holds {longest:,} tokens of one request", f", {more_memory}"
+    else:
+        have = f"the KV memory holds {num_sequences} sequences of {longest:,} tokens each that share this prompt"
+        remedy = f", lower {which.rpartition('.')[2]}, {more_memory}"
+    if longest == 0 and num_sequences > 1:
+        raise _refusal(
+            which, f"is {num_sequences}, more than run at once on a worker: give at most {max_sequences_that_fit:,}"
+        )
+    if room < 1:
+        fewer = f"shorten it to at most {max(longest - 1, 0):,}"
+        raise _refusal("prompt", f"has {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}")
+    for field, wanted in (("max_tokens", params.max_tokens or 1), ("min_tokens", params.min_tokens)):
+        if wanted > room:
+            behind = f"is {wanted:,} behind a prompt of {num_prompt_tokens:,} tokens"
+            raise _refusal(f"stopping.{field}", f"{behind}; {have}: give at most {room:,}{remedy}")
+    return params.max_tokens or room
+
+
+def request_digest(request: pb.GenerateRequest) -> bytes:
+    """Equal for two submissions of the same request: all of it counts but its id and its timeout."""
+    body = pb.GenerateRequest()
+    body.CopyFrom(request)
+    body.ClearField("request_id")
+    body.ClearField("timeout_ms")
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
+
+
+def _width(params: RequestParams) -> tuple[str, int]:
+    """The field that says how many sequences the request has, and how many."""
+    if params.beam is not None:
+        return "beam.beam_width", params.num_sequences
+    return ("sampling.best_of" if params.is_ranked else "sampling.n"), params.num_sequences
+
+
+def _refusal(field: str, description: str) -> InvalidRequestError:
+    return InvalidRequestError.of([FieldViolation(field, description)])

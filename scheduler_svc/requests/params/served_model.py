@@ -1,0 +1,113 @@
+"""The model being served, as the first worker described it: limits, tokenizer, names.
+
+One scheduler serves one model at a time; workers of another fingerprint are refused.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import worker_pb2
+from scheduler_svc.requests.params.request_params import ModelLimits
+from scheduler_svc.requests.params.sampling_defaults import check_defaults
+from scheduler_svc.text.tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What every request of this model shares."""
+
+    name: str
+    fingerprint: str
+    architecture: str
+    dtype: str
+    limits: ModelLimits
+    tokenizer: ModelTokenizer | None
+    tokenizer_fingerprint: str
+    sampling_defaults: pb.SamplingDefaults = field(default_factory=pb.SamplingDefaults)
+
+    def to_pb(self) -> pb.GetModelResponse:
+        """The model as clients see it."""
+        return pb.GetModelResponse(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            architecture=self.architecture,
+            dtype=self.dtype,
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.limits.vocab_size,
+            eos_token_ids=sorted(self.limits.eos_token_ids),
+            has_tokenizer=self.limits.has_tokenizer,
+            has_chat_template=self.limits.has_chat_template,
+            sampling_defaults=self.sampling_defaults,
+        )
+
+
+def served_model(
+    description: worker_pb2.DescribeResponse, known: ServedModel | None, tokenizer: ModelTokenizer | None
+) -> ServedModel:
+    """The model that a worker brings, or `known` if it is the same; a tokenizer that one of them lacks is the other's.
+
+    `tokenizer` is what was made of the worker's files. Raises ValueError if its sampling defaults are out of range, or
+    with the difference if a worker says otherwise of the known model than whoever brought it.
+    """
+    info = description.model
+    check_defaults(info.sampling_defaults)
+    if known is not None and known.fingerprint == info.fingerprint:
+        _check_same(description, known)
+        if known.tokenizer is not None or not description.HasField("tokenizer"):
+            return known
+        brought = served_model(description, None, tokenizer)
+        limits = replace(brought.limits, max_model_len=known.limits.max_model_len)
+        return replace(
+            known, limits=limits, tokenizer=brought.tokenizer, tokenizer_fingerprint=brought.tokenizer_fingerprint
+        )
+    return ServedModel(
+        name=info.name,
+        fingerprint=info.fingerprint,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        limits=ModelLimits(
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            eos_token_ids=frozenset(info.eos_token_ids),
+            has_tokenizer=tokenizer is not None,
+            has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+            longest_token_chars=0 if tokenizer is None else tokenizer.longest_token_chars,
+        ),
+        tokenizer=tokenizer,
+        tokenizer_fingerprint="" if tokenizer is None else description.tokenizer.fingerprint,
+        sampling_defaults=info.sampling_defaults,
+    )
+
+
+def with_shortest_context(model: ServedModel, max_model_lens: Iterable[int]) -> ServedModel:
+    """The same with the longest context that every worker in service can keep; without any, as it was."""
+    shortest = min(max_model_lens, default=model.limits.max_model_len)
+    if shortest == model.limits.max_model_len:
+        return model
+    return replace(model, limits=replace(model.limits, max_model_len=shortest))
+
+
+def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) -> None:
+    """Raises ValueError with every difference from what is served."""
+    info = description.model
+    pairs: dict[str, tuple[object, object]] = {
+        "architecture": (info.architecture, known.architecture),
+        "vocab_size": (info.vocab_size, known.limits.vocab_size),
+        "eos_token_ids": (sorted(info.eos_token_ids), sorted(known.limits.eos_token_ids)),
+    }
+    if known.tokenizer is not None and description.HasField("tokenizer"):
+        pairs["tokenizer"] = (description.tokenizer.fingerprint[:12], known.tokenizer_fingerprint[:12])
+    wrong = [f"{name} is {said}, and {served} is served" for name, (said, served) in pairs.items() if said != served]
+    if wrong:
+        raise ValueError(
+            f"worker {description.worker_id!r} says otherwise of the model {known.name!r}: {'; '.join(wrong)}; "
+            "start it with the same model folder"
+        )
+
+
+def encode_chat(tokenizer: ModelTokenizer, chat: pb.ChatPrompt) -> list[int]:
+    """Token ids of a conversation. Raises the errors of `ModelTokenizer.encode_chat`."""
+    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+    opens_answer = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+    return tokenizer.encode_chat(messages, opens_answer)

@@ -1,0 +1,1 @@
+"""Pinned prefixes: asked for, computed, kept, journaled."""

@@ -1,0 +1,90 @@
+"""Pins in the journal: written when a worker first has the prefix, taken back when it is unpinned, said again between.
+
+Knows no worker and no client; when a pin counts is the keeper's decision.
+"""
+
+import asyncio
+from typing import Any
+
+from quire.errors import UnavailableError
+from quire.v1 import journal_pb2
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix, pinned_again
+from scheduler_svc.requests.recovery.journal_replay import JournaledPin
+
+TIMEOUT_S = 5.0
+UNSURE_S = 60.0  # so long a client may take to ask again whether its pin is gone
+
+
+class PinJournal:
+    """Each pin is a key of the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._leaving: dict[tuple[str, str], PinnedPrefix] = {}  # by tenant and name: taken back, perhaps not durably
+
+    def write(self, prefix: PinnedPrefix) -> None:
+        """From now on it is kept; `prefix.durable` is set when the journal has it."""
+        self._journal.append(
+            sequences=(),
+            tokens=(),
+            pins=[prefix.to_change()],
+            needed={prefix: prefix.restate},
+            on_durable=prefix.durable.set,
+        )
+
+    def take_back(self, prefix: PinnedPrefix) -> None:
+        """It is kept no more; `prefix.gone` is set when the journal has that."""
+        self._leaving[prefix.tenant, prefix.name] = prefix
+
+        def gone() -> None:
+            self._journal.forget(prefix)
+            prefix.gone.set()
+            if prefix.is_unsure:
+                asyncio.get_running_loop().call_later(UNSURE_S, self._forget, prefix)
+            else:
+                self._forget(prefix)
+
+        change = journal_pb2.PinChange(tenant=prefix.tenant, name=prefix.name, unpinned=True)
+        self._journal.append(sequences=(), tokens=(), pins=[change], on_durable=gone)
+
+    async def until_gone(self, tenant: str, name: str) -> bool:
+        """Returns when the journal has that the pin was taken back. False: none of this name is on its way out.
+
+        Raises UnavailableError if the store is silent; who asks again is told what became of it.
+        """
+        prefix = self._leaving.get((tenant, name))
+        if prefix is None:
+            return False
+        try:
+            await self.until(prefix.gone)
+        except UnavailableError:
+            prefix.is_unsure = True
+            raise
+        self._forget(prefix)
+        return True
+
+    def _forget(self, prefix: PinnedPrefix) -> None:
+        key = (prefix.tenant, prefix.name)
+        if self._leaving.get(key) is prefix:
+            del self._leaving[key]
+
+    def read(self, journaled: JournaledPin) -> PinnedPrefix:
+        """A pin of an earlier leader, before the journal runs."""
+        prefix = pinned_again(journaled.change)
+        self._journal.keep(prefix, journaled.entry_id, prefix.restate)
+        return prefix
+
+    async def until(self, durable: asyncio.Event) -> None:
+        """Raises UnavailableError if the store is silent; what was written may become durable later."""
+        if durable.is_set():
+            return
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(durable.wait())
+        try:
+            await asyncio.wait(
+                [waiting, self._journal.health.trouble], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waiting.cancel()
+        if not durable.is_set():
+            raise UnavailableError("the journal's store does not answer; ask again, to see what became of it", 1.0)

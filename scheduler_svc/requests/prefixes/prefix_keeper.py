@@ -1,0 +1,269 @@
+"""Keeps pinned prefixes on workers: computes them, pins them where they were computed, and again after a loss.
+
+A prefix is computed once; any other worker pins it as soon as a request has computed it there. When no worker has it
+any more it is computed again, with no client's doing.
+Requests come first: a pin takes no memory that was promised to one, nor is memory kept for a prefix that no worker
+has; that one is tried again until it fits. Pins of earlier schedulers wait for a worker of their model.
+It knows nothing of clients and their words.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import structlog
+
+from quire.errors import OverloadedError, QuireError, RequestFailedError, UnavailableError
+from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.requests.live.computations import Computation
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.prefixes.pin_journal import PinJournal
+from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix
+from scheduler_svc.requests.recovery.journal_replay import JournaledPin
+
+log = structlog.get_logger()
+
+RETRY_S = 5.0  # until a prefix that was lost, and could not be pinned again, is tried once more
+MAX_ATTEMPTS = 3  # to compute it, where it is evicted before it can be pinned
+
+
+class PrefixKeeper:
+    """All pins of all tenants. `keeps_word` says whether everything that is being admitted still fits."""
+
+    def __init__(self, engine: Engine, keeps_word: Callable[[], bool], *, retry_s: float = RETRY_S) -> None:
+        self._engine = engine
+        self._scheduler = engine.scheduler
+        self.pins = PinJournal(engine.journal)
+        self._keeps_word = keeps_word
+        self._retry_s = retry_s
+        self._prefixes: dict[tuple[str, str], PinnedPrefix] = {}  # by tenant and name; the oldest first
+        self._worker_ids: dict[str, None] = {}  # of present workers
+        self._block_size = 0  # theirs
+        self._closed = False
+
+    def __iter__(self) -> Iterator[PinnedPrefix]:
+        return iter(self._prefixes.values())
+
+    @property
+    def has_worker(self) -> bool:
+        return bool(self._worker_ids)
+
+    def find(self, tenant: str, name: str) -> PinnedPrefix | None:
+        return self._prefixes.get((tenant, name))
+
+    def add(self, prefix: PinnedPrefix) -> None:
+        """A new one; `establish` makes something of it."""
+        self._prefixes[prefix.tenant, prefix.name] = prefix
+        self._engine.on_result = self._pin_what_was_used
+
+    def restore(self, journaled: Iterable[JournaledPin]) -> None:
+        """Takes over what earlier schedulers had pinned; before the journal runs."""
+        for each in journaled:
+            self.add(self.pins.read(each))
+
+    def measure(self, prefix: PinnedPrefix) -> None:
+        """Cuts it into blocks of the present workers' size."""
+        prefix.cut(self._block_size)
+
+    def num_blocks(self) -> int:
+        """Of the smallest worker, pinned or not."""
+        return self._scheduler.max_tokens_that_fit(with_pins=False) // self._block_size
+
+    def num_blocks_too_many(self, prefix: PinnedPrefix, *, with_pins: bool = False) -> int:
+        """By how many blocks it is too long for the workers, alone or beside the present pins.
+
+        A request that begins with it must fit, too: what is pinned is not counted as its own.
+        """
+        num_blocks = self._scheduler.max_tokens_that_fit() // self._block_size
+        if not with_pins:
+            num_blocks += self._scheduler.num_pinned_blocks()
+        return max(0, prefix.num_blocks - max(0, num_blocks - 1) // 2)
+
+    def establish(self, prefix: PinnedPrefix) -> None:
+        """Pins it where its blocks are; if they are nowhere, has them computed. There must be a worker."""
+        self._rest(prefix)
+        prefix.has_failed = False
+        if self._closed:
+            prefix.settle(_shutting_down())
+            return
+        if self.num_blocks_too_many(prefix, with_pins=True):
+            reason = "with the present pins, a request that begins with the prefix would not fit: unpin something"
+            self._fail(prefix, OverloadedError(reason))
+            return
+        refusal: PinRefusedError | None = None
+        for worker_id in self._worker_ids:
+            try:
+                self._try(prefix, worker_id)
+            except PinRefusedError as error:
+                refusal = error
+        if prefix.worker_ids:
+            return
+        if refusal is None:
+            prefix.num_attempts = 0
+            self._compute(prefix)
+        else:
+            self._fail(prefix, OverloadedError(str(refusal)))
+
+    def drop(self, prefix: PinnedPrefix, error: QuireError | None) -> None:
+        """Forgets it; harmless if it is forgotten. Who waits for it is told of the error."""
+        if self.find(prefix.tenant, prefix.name) is not prefix:
+            return
+        del self._prefixes[prefix.tenant, prefix.name]
+        if not self._prefixes:
+            self._engine.on_result = None
+        self._rest(prefix)
+        for worker_id in prefix.worker_ids:
+            self._scheduler.unpin(worker_id, prefix.key)
+        prefix.worker_ids.clear()
+        prefix.settle(error)
+        if prefix.is_kept:
+            self.pins.take_back(prefix)
+            log.info("prefix unpinned", name=prefix.name, tenant=prefix.tenant)
+        self._engine.wake_workers()
+
+    def close(self) -> None:
+        """Computes nothing any more. What is pinned stays so, for the requests that are left."""
+        self._closed = True
+        for prefix in self:
+            self._rest(prefix)
+            prefix.settle(_shutting_down())
+
+    def worker_came(self, worker_id: str, *, block_size: int, fingerprint: str) -> None:
+        """It has nothing cached. To be told before its first step is scheduled. `fingerprint`: its model's."""
+        self._worker_ids[worker_id] = None
+        self._block_size = block_size
+        for prefix in list(self):
+            if prefix.fingerprint != fingerprint:
+                if prefix.block_size:  # its model was served by this process, and is replaced
+                    self.drop(prefix, UnavailableError("another model is served now", 1.0))
+                continue
+            if prefix.block_size != block_size:  # all workers are new
+                self._rest(prefix)
+                self.measure(prefix)
+            if not prefix.worker_ids and prefix.group is None and not prefix.has_failed:
+                self.establish(prefix)
+
+    def worker_went(self, worker_id: str) -> None:
+        """To be told when the scheduler has let go of it."""
+        del self._worker_ids[worker_id]
+        for prefix in self:
+            prefix.worker_ids.discard(worker_id)
+        self._renew()
+        for prefix in list(self):
+            is_nowhere = prefix.block_size and not prefix.worker_ids and prefix.group is None
+            if is_nowhere and not prefix.has_failed and self._worker_ids:
+                self.establish(prefix)
+
+    def _renew(self) -> None:
+        """Puts every pin to the question again: a request that only the lost worker could hold may need its memory."""
+        pinned = [(prefix, worker_id) for prefix in self for worker_id in sorted(prefix.worker_ids)]
+        for prefix, worker_id in pinned:
+            self._scheduler.unpin(worker_id, prefix.key)
+            prefix.worker_ids.discard(worker_id)
+        for prefix, worker_id in pinned:
+            with suppress(PinRefusedError):
+                self._try(prefix, worker_id)
+
+    def _compute(self, prefix: PinnedPrefix) -> None:
+        prefix.num_attempts += 1
+        prefix.group = prefix.new_group(self._engine.number_sequences(1))
+        computation = Computation(partial(self._on_computed, prefix), partial(self._on_failed, prefix))
+        self._engine.compute(prefix.group, computation)
+
+    def _on_computed(self, prefix: PinnedPrefix, worker_id: str) -> None:
+        prefix.group = None
+        try:
+            is_pinned = self._try(prefix, worker_id)
+        except PinRefusedError as refusal:
+            self._fail(prefix, OverloadedError(str(refusal)))
+            return
+        if not is_pinned and prefix.num_attempts < MAX_ATTEMPTS:
+            self._compute(prefix)
+        elif not is_pinned:
+            reason = "memory is so short that the prefix was evicted as soon as it was computed: come back later"
+            self._fail(prefix, OverloadedError(reason))
+
+    def _on_failed(self, prefix: PinnedPrefix, reason: str) -> None:
+        prefix.group = None
+        prefix.has_failed = True
+        self._fail(prefix, RequestFailedError(reason))
+
+    def _fail(self, prefix: PinnedPrefix, error: OverloadedError | RequestFailedError) -> None:
+        """No worker has it, and none computes it. One that was kept is tried again, later if memory was short.
+
+        One that cannot be computed waits for its next use: by itself it would end worker after worker.
+        """
+        if not prefix.is_kept:
+            self.drop(prefix, error)
+            return
+        if not prefix.is_missed:
+            prefix.is_missed = True
+            log.warning("prefix lost", name=prefix.name, tenant=prefix.tenant, reason=error.message)
+        prefix.settle(error)
+        if isinstance(error, OverloadedError):
+            prefix.retry = asyncio.get_running_loop().call_later(self._retry_s, self._try_again, prefix)
+
+    def _try_again(self, prefix: PinnedPrefix) -> None:
+        prefix.retry = None
+        if self._worker_ids:
+            self.establish(prefix)
+
+    def _try(self, prefix: PinnedPrefix, worker_id: str) -> bool:
+        """Pins it on one worker that does not have it. False: not all of its blocks are there.
+
+        Raises PinRefusedError if the memory is promised to requests, be they in the queue or on their way to it.
+        """
+        if not self._scheduler.pin(worker_id, prefix.key, prefix.block_hashes):
+            return False
+        if not self._keeps_word():
+            self._scheduler.unpin(worker_id, prefix.key)
+            raise PinRefusedError(
+                f"the pin would leave worker {worker_id} too few blocks for a request that is being admitted: "
+                "come back when it has finished"
+            )
+        self._rest(prefix)
+        prefix.worker_ids.add(worker_id)
+        if not prefix.is_kept:
+            prefix.is_kept = True
+            self.pins.write(prefix)
+        prefix.is_missed = prefix.has_failed = False
+        log.info(
+            "prefix pinned",
+            name=prefix.name,
+            tenant=prefix.tenant,
+            worker_id=worker_id,
+            num_tokens=prefix.num_tokens,
+            num_blocks=prefix.num_blocks,
+        )
+        prefix.settle(None)
+        return True
+
+    def _pin_what_was_used(self, plan: StepPlan) -> None:
+        """After every result while there are prefixes: a prompt may have brought one to a worker that lacked it.
+
+        Looks at sequences that have just sampled for the first time in their stay on the worker.
+        """
+        missing = [prefix for prefix in self if plan.worker_id not in prefix.worker_ids]
+        if not missing or self._closed:
+            return
+        sampled = [*plan.sampled_sequences, *(plan.sequences[row] for row in plan.candidate_rows)]
+        fresh = [each for each in sampled if len(each.token_ids) - each.num_tokens_at_start <= 1]
+        for prefix in missing:
+            if any(prefix.begins(sequence) for sequence in fresh):
+                with suppress(PinRefusedError):
+                    self._try(prefix, plan.worker_id)
+
+    def _rest(self, prefix: PinnedPrefix) -> None:
+        """Neither computes it nor tries it again."""
+        if prefix.group is not None:
+            group, prefix.group = prefix.group, None
+            self._engine.cancel_computation(group)
+        if prefix.retry is not None:
+            prefix.retry.cancel()
+            prefix.retry = None
+
+
+def _shutting_down() -> UnavailableError:
+    return UnavailableError("the scheduler is shutting down", 1.0)

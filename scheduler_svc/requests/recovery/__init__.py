@@ -1,0 +1,1 @@
+"""Recovery: live requests rebuilt from the journal."""

@@ -1,0 +1,83 @@
+"""What a new leader makes of the journal: reads it to its end, and sorts out what of it is needed."""
+
+import asyncio
+import time
+from collections.abc import Collection
+
+import structlog
+
+from quire.v1 import journal_pb2
+from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
+from scheduler_svc.requests.live.engine import withdrawal
+from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournaledRequest, JournalReplay
+
+log = structlog.get_logger()
+
+
+async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
+    """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too.
+
+    Raises DataLossError if an entry is damaged, JournalLostError if it is lost meanwhile, FencedError,
+    StoreUnavailableError.
+    """
+    replay, from_id, _, note_read = begun or BegunReplay(JournalReplay(), JOURNAL_START)
+    num_entries = 0
+    try:
+        async for entry_id, entry in journal.read(from_id):
+            replay.apply(entry_id, entry)
+            note_read(entry_id)
+            num_entries += 1
+            if num_entries % 64 == 0:
+                await asyncio.sleep(0)  # signals
+    except DataLossError as error:
+        if begun is None:
+            raise
+        log.error("the journal does not go on with what was followed; reading it anew", reason=str(error))
+        return await replayed(journal, None)
+    return replay, num_entries
+
+
+async def sorted_out(replay: JournalReplay, store: Store) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
+    """Those that are needed, in order, and the ends of those that are over though the journal does not say so.
+
+    Needed are those without an end, and those whose end came so late that their record was not written; not those
+    whose record was dropped for want of room. How long ago an end was is not asked: clocks of two leaders may be hours
+    apart, and a record that had expired is only there again. A record without an end in the journal is of a request
+    whose end the store has lost: it ended as its record says.
+    """
+    owners = list(replay.owners())
+    recorded = await settled_records(owners, store)
+    needed = []
+    ends = [withdrawal(each.number) for each in replay.disowned()]
+    for each in owners:
+        if each.request_id not in recorded:
+            needed.append(each)
+        elif each.finish is None and (payload := await store.get_record(each.request_id)) is not None:
+            response = journal_pb2.RequestRecord.FromString(payload).response
+            ends.append(
+                journal_pb2.Finish(
+                    sequence=each.number,
+                    state=response.state,
+                    error=response.error,
+                    finished_unix_ns=response.created_unix_ns + response.timings.finished_ns,
+                )
+            )
+    return needed, ends
+
+
+async def settled_records(requests: Collection[JournaledRequest], store: Store) -> set[str]:
+    """The request_ids of those that have a record, or had one that was dropped for want of room.
+
+    What was dropped by a clock that was ahead of ours says nothing of what ended by ours.
+    """
+    recorded = await store.known_records([each.request_id for each in requests])
+    unrecorded = [each for each in requests if each.finish is not None and each.request_id not in recorded]
+    dropped_until = await store.dropped_until({each.admission.request.tenant for each in unrecorded})
+    now_ns = time.time_ns()
+    dropped_until = {tenant: until_ns for tenant, until_ns in dropped_until.items() if until_ns <= now_ns}
+    for each in unrecorded:
+        assert each.finish is not None
+        if each.finish.finished_unix_ns <= dropped_until.get(each.admission.request.tenant, 0):
+            recorded.add(each.request_id)
+    return recorded

@@ -1,0 +1,147 @@
+"""Finds a Hugging Face checkpoint: a local folder, or one from the hub; and tells checkpoints apart by a fingerprint.
+
+Every refusal is a `CheckpointError` that says what to do. It does not know what stands in the files.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.folder_files import find_file, read_file
+from worker_svc.checkpoint.json_file import MOST_BYTES
+from worker_svc.checkpoint.weight_files import HEADER_LENGTH_BYTES, weight_files
+
+CONFIG_FILE = "config.json"
+MOST_TOKENIZER_BYTES = 64 << 20
+# Files that decide what a model says, beside config and weights.
+_TEXT_FILES = {
+    "tokenizer.json": MOST_TOKENIZER_BYTES,
+    "tokenizer.model": MOST_TOKENIZER_BYTES,
+    "vocab.json": MOST_TOKENIZER_BYTES,
+    "merges.txt": MOST_TOKENIZER_BYTES,
+    "added_tokens.json": MOST_BYTES,
+    "tokenizer_config.json": MOST_BYTES,
+    "special_tokens_map.json": MOST_BYTES,
+    "chat_template.jinja": MOST_BYTES,
+    "chat_template.json": MOST_BYTES,
+    "generation_config.json": MOST_BYTES,
+}
+_HUB_ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_HUB_IGNORED = ("*/*", "consolidated*")  # copies of the weights in other layouts
+_SAMPLES_PER_FILE = 16
+_SAMPLE_BYTES = 4096
+
+
+def resolve_checkpoint(name_or_path: str) -> Path:
+    """The folder of a checkpoint: a local one, or a hub id, downloaded or from the local cache.
+
+    Raises CheckpointError if there is none, or if it lacks a config or safetensors weights.
+    """
+    folder = _local_folder(name_or_path)
+    if folder is None:
+        folder = _snapshot(name_or_path, local_files_only=False)
+        assert folder is not None, "a download gives a folder or fails"
+    _check_complete(folder)
+    return folder
+
+
+def find_checkpoint(name_or_path: str) -> Path | None:
+    """As `resolve_checkpoint`, without a network: None for a hub id that is not in the local cache."""
+    folder = _local_folder(name_or_path)
+    if folder is None:
+        folder = _snapshot(name_or_path, local_files_only=True)
+    if folder is not None:
+        _check_complete(folder)
+    return folder
+
+
+def fingerprint(folder: Path) -> str:
+    """sha256 over config and tokenizer files, and the headers, sizes and samples of the weight files.
+
+    Cheap whatever the size of the weights, and independent of where the folder lies.
+    """
+    digest = hashlib.sha256()
+    for name, most_bytes in {CONFIG_FILE: MOST_BYTES, **_TEXT_FILES}.items():
+        content = read_file(folder, name, most_bytes)
+        if content is not None:
+            _add(digest, name.encode(), content)
+    for file in weight_files(folder):
+        with file.open("rb") as stream:
+            _add(digest, file.name.encode(), *_characteristic_bytes(stream, file.stat().st_size))
+    return digest.hexdigest()
+
+
+def is_local(name_or_path: str) -> bool:
+    """Whether it names a folder here, not a model on the hub. Raises CheckpointError if it can be neither."""
+    return _local_folder(name_or_path) is not None
+
+
+def _check_complete(folder: Path) -> None:
+    if find_file(folder, CONFIG_FILE) is None:
+        raise CheckpointError(
+            f"{folder} has no {CONFIG_FILE}: give the folder of a Hugging Face checkpoint "
+            f"({CONFIG_FILE}, *.safetensors, tokenizer.json)"
+        )
+    weight_files(folder)
+
+
+def _local_folder(name: str) -> Path | None:
+    """None for what can only be a hub id."""
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+        is_file = folder.is_file()
+    except (OSError, RuntimeError) as error:  # too long a name, a home of nobody
+        raise CheckpointError(f"{name!r} cannot be looked up ({error}): check the path") from error
+    if is_file:
+        raise CheckpointError(f"{name} is a file: give the folder that holds it")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"there is no folder {name}: check the path, or give the id of a model on the hub")
+    return None
+
+
+def _snapshot(name: str, *, local_files_only: bool) -> Path | None:
+    """The folder of a hub id in the local cache, filled unless `local_files_only`."""
+    # Here, because it takes a quarter of a second, and local folders do not need it.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                allow_patterns=list(_HUB_ALLOWED),
+                ignore_patterns=list(_HUB_IGNORED),
+                local_files_only=local_files_only,
+            )
+        )
+    except HFValidationError as error:
+        raise CheckpointError(f"{name!r} is neither a folder nor a valid hub id (owner/model): check it") from error
+    except Exception as error:  # whatever the HTTP library under the hub client raises: which one, differs by version
+        if local_files_only and isinstance(error, LocalEntryNotFoundError):
+            return None
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{name!r} is no local folder, and the hub does not give a model of that name ({reason}): check the "
+            "spelling and the network, set HF_TOKEN if the model is gated, or give the path of a local folder"
+        ) from error
+
+
+def _characteristic_bytes(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """Size, header (names, dtypes, shapes), and evenly spaced samples of the data, which tell fine-tunes apart."""
+    yield size.to_bytes(8, "little")
+    header_bytes = int.from_bytes(stream.read(HEADER_LENGTH_BYTES), "little")
+    yield stream.read(min(header_bytes, size))
+    start = stream.tell()
+    for sample in range(_SAMPLES_PER_FILE):
+        stream.seek(start + (size - start) * sample // _SAMPLES_PER_FILE)
+        yield stream.read(_SAMPLE_BYTES)
+
+
+def _add(digest: "hashlib._Hash", *parts: bytes) -> None:
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)

@@ -1,0 +1,70 @@
+"""Reads the small files of a model folder: whole, within a bound of size, and only what really lies in the folder.
+
+A model folder is somebody else's work. A symbolic link in it may point into the folder, and in the hub's cache, where
+files are links to blobs, into the same repository's cache; nothing else is followed.
+"""
+
+import os
+from pathlib import Path
+
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+
+_MIB = 1 << 20
+_SNAPSHOTS = "snapshots"  # of the hub's cache: REPOSITORY/snapshots/REVISION/FILE links to REPOSITORY/blobs/HASH
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """The file of this name; None if there is none.
+
+    Raises CheckpointError if it is a link to elsewhere, or anything but a regular file.
+    """
+    path = folder / name
+    try:
+        if not path.is_file():
+            if os.path.lexists(path):
+                raise CheckpointError(f"{path} is no regular file, or a link to none: download the checkpoint again")
+            return None
+        is_inside = path.resolve().is_relative_to(_boundary(folder.resolve()))
+    except (OSError, ValueError, RuntimeError) as error:  # not to be looked at, no name of a file, a circle of links
+        raise CheckpointError(f"{name!r} in {folder} cannot be looked at ({error}): check the folder") from error
+    if not is_inside:
+        raise CheckpointError(
+            f"{path} is a link to {path.resolve()}, outside the model folder: copy the file into the folder, "
+            "or give the folder that it lies in"
+        )
+    return path
+
+
+def read_file(folder: Path, name: str, most_bytes: int) -> bytes | None:
+    """The content of a file; None if there is none. Raises CheckpointError if it is larger, or cannot be read."""
+    path = find_file(folder, name)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(most_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    if len(content) > most_bytes:
+        raise CheckpointError(
+            f"{path} has more than {most_bytes / _MIB:g} MiB, which no such file needs: download the checkpoint again"
+        )
+    return content
+
+
+def read_text(folder: Path, name: str, most_bytes: int) -> str | None:
+    """As `read_file`, for text in UTF-8."""
+    content = read_file(folder, name, most_bytes)
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{folder / name} is not UTF-8 text ({error.reason} at byte {error.start}): download the checkpoint again"
+        ) from error
+
+
+def _boundary(folder: Path) -> Path:
+    """The folder that links may point into. folder: resolved"""
+    return folder.parent.parent if folder.parent.name == _SNAPSHOTS else folder

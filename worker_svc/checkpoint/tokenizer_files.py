@@ -1,0 +1,138 @@
+"""Reads what the scheduler needs to make its tokenizer, from a checkpoint's folder.
+
+The scheduler has no model folder and no `transformers`: it gets one tokenizer.json, with all that other files add to
+it, whatever the folder has.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from worker_svc.checkpoint.added_tokens import SpecialTokens, complete_tokenizer, read_special_tokens
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.checkpoint_folder import MOST_TOKENIZER_BYTES
+from worker_svc.checkpoint.folder_files import find_file, read_file, read_text
+from worker_svc.checkpoint.json_file import MOST_BYTES, read_optional_table, shown
+from worker_svc.checkpoint.older_tokenizers import convert_tokenizer
+
+_TOKENIZER_FILE = "tokenizer.json"
+_OLDER_FILES = ("vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_MOST_TOKEN_ID = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """tokenizer.json, the chat template, and special tokens by role; complete in themselves."""
+
+    tokenizer_json: bytes
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.tokenizer_json)
+        digest.update(json.dumps([self.chat_template, self.special_tokens], sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles | None:
+    """The tokenizer of a checkpoint; None if the folder has none.
+
+    Raises CheckpointError if it has one that cannot be read.
+    """
+    tokens = read_special_tokens(folder)
+    tokenizer_json = read_file(folder, _TOKENIZER_FILE, MOST_TOKENIZER_BYTES)
+    if tokenizer_json is not None:
+        tokenizer_json = _completed(folder, tokenizer_json, tokens)
+    elif _has_older_files(folder):
+        tokenizer_json = convert_tokenizer(folder)
+    else:
+        return None
+    return TokenizerFiles(
+        tokenizer_json=tokenizer_json,
+        chat_template=_chat_template(folder),
+        special_tokens=tokens.by_role,
+    )
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises CheckpointError for what `read_tokenizer_files` would refuse, but does not convert older files."""
+    tokens = read_special_tokens(folder)
+    tokenizer_json = read_file(folder, _TOKENIZER_FILE, MOST_TOKENIZER_BYTES)
+    if tokenizer_json is not None:
+        _completed(folder, tokenizer_json, tokens)
+    else:
+        _has_older_files(folder)
+    _chat_template(folder)
+
+
+def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> bytes:
+    """With the tokens that other files add."""
+    try:
+        tokenizer = _parse(folder, tokenizer_json)
+        if not complete_tokenizer(tokenizer, tokens):
+            return tokenizer_json
+        return str(tokenizer.to_str()).encode()
+    except (CheckpointError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise CheckpointError(
+            f"{folder / _TOKENIZER_FILE} does not take the tokens of tokenizer_config.json ({shown(str(error))}): "
+            "download the checkpoint again"
+        ) from error
+
+
+def _has_older_files(folder: Path) -> bool:
+    """Raises CheckpointError for one that is no regular file of the folder."""
+    return any(find_file(folder, name) is not None for name in _OLDER_FILES)
+
+
+def _parse(folder: Path, tokenizer_json: bytes) -> Tokenizer:
+    path = folder / _TOKENIZER_FILE
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise CheckpointError(f"{path} is no tokenizer ({shown(str(error))}): download the checkpoint again") from error
+    if largest < 0:
+        raise CheckpointError(f"{path} has no tokens: download the checkpoint again")
+    if largest > _MOST_TOKEN_ID:
+        raise CheckpointError(
+            f"{path} has a token with id {largest}, and ids end at {_MOST_TOKEN_ID}: download the checkpoint again"
+        )
+    return tokenizer
+
+
+def _chat_template(folder: Path) -> str | None:
+    """From a file of its own, else from the tokenizer's config."""
+    text = read_text(folder, "chat_template.jinja", MOST_BYTES)
+    if text is not None:
+        return text
+    own = read_optional_table(folder, "chat_template.json")
+    table = own if "chat_template" in own else read_optional_table(folder, "tokenizer_config.json")
+    template = table.raw("chat_template")
+    if template is None or isinstance(template, str):
+        return template
+    named = _named_templates(template)
+    if named is None:
+        table.refuse("chat_template", "must be a string, or a list of objects with name and template")
+    return named.get("default")
+
+
+def _named_templates(template: object) -> dict[str, str] | None:
+    """Several templates by name; None if they are not spelled as such."""
+    if not isinstance(template, list):
+        return None
+    named: dict[str, str] = {}
+    for each in template:
+        match each:
+            case {"name": str(name), "template": str(text)}:
+                named[name] = text
+            case _:
+                return None
+    return named

@@ -1,0 +1,49 @@
+"""The tensors of a checkpoint by name, over all its files, each checked before it is handed out."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.weight_files import TensorHeader, check_tensor, weight_files
+
+
+class WeightReader:
+    """A context manager, since it holds the files open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._handles: dict[str, Any] = {}  # by tensor name; safetensors has no type for its handle
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for file in weight_files(self.folder):
+                try:
+                    handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+                except (SafetensorError, OSError) as error:
+                    raise CheckpointError(f"{file} is damaged ({error}): download it again") from error
+                self._handles.update(dict.fromkeys(handle.keys(), handle))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handles.clear()
+        self._stack.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handles
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor, on the CPU and in the dtype of the file; raises CheckpointError unless it has this shape."""
+        header = None
+        if name in self._handles:
+            stored = self._handles[name].get_slice(name)
+            header = TensorHeader(self.folder.name, stored.get_dtype(), tuple(stored.get_shape()))
+        check_tensor(self.folder, name, header, shape)
+        tensor: Tensor = self._handles[name].get_tensor(name)
+        return tensor

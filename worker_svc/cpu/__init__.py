@@ -1,0 +1,1 @@
+"""The runner of a CPU: packed weights, and kernels that read the pool in place."""

@@ -1,0 +1,309 @@
+"""The forward pass on a CPU: packed products, and between them kernels that work in place or into kept buffers.
+
+It computes what `Decoder.hidden` and `Decoder.logits` do and can stand in its place. Its first pass calls kernel after
+kernel; where all of them are native it is recorded, and later passes are one call. It reads and writes the KV pool that
+is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.native.cpu_kernels import (
+    CacheShape,
+    CpuKernels,
+    CpuPlan,
+    GreedyTokens,
+    HeadNorms,
+    LayerCache,
+    NormRule,
+    layer_caches,
+)
+from kernels.native.native_kernels import NativeKernels
+from kernels.native.packed_product import PackedProduct
+from kernels.native.program import Program, recording
+from worker_svc.cpu.layer_rules import LayerRules, norm_rule
+from worker_svc.cpu.row_buffers import RowBuffers
+from worker_svc.memory.kv_pool import BlockShape, KVPool
+from worker_svc.model.batch import ForwardBatch
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.decoder import Decoder
+from worker_svc.model.forward_pass import GreedyChoice
+from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp
+
+
+class HostDecoder:
+    """A decoder's weights, and the buffers of its passes: what a pass returns is overwritten by the next one."""
+
+    def __init__(self, decoder: Decoder, kernels: CpuKernels) -> None:
+        self.before_pass: Callable[[], None] = lambda: None  # called when nothing but a pass's kernels is left to do
+        self._weights = decoder
+        self._kernels = kernels
+        self._buffers = RowBuffers(decoder.dtype)
+        self._logits = RowBuffers(decoder.dtype)
+        self._activation = KERNEL_ACTIVATIONS[decoder.config.activation]
+        self._rotary = _rotary_table(decoder)
+        self._layers = tuple(LayerRules.of(layer) for layer in decoder.layers)
+        self._final_norm = None if decoder.final_norm is None else norm_rule(decoder.final_norm)
+        self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
+        self._pool: KVPool | None = None  # that the caches belong to
+        self._caches: tuple[LayerCache, ...] = ()
+        self._chosen = GreedyTokens(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+        # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted or some, and with
+        # the choice or without.
+        self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
+        head = decoder.head
+        self._native_head = head if decoder.project_out is None and isinstance(head, PackedProduct) else None
+        self._programs: dict[tuple[bool, bool], Program] = {}
+        self._num_moves = 0  # of the buffers, when the programs were recorded
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._weights.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.device
+
+    def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
+        """See Decoder.block_shape."""
+        return self._weights.block_shape(block_size, kv_dtype)
+
+    def reserve(self, num_rows: int) -> None:
+        """Buffers for passes of up to so many tokens. Where that moves them, nothing that was recorded holds."""
+        self._buffers.reserve(num_rows)
+        if self._buffers.num_moves != self._num_moves:
+            self._programs, self._num_moves = {}, self._buffers.num_moves
+            tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+            self._chosen = GreedyTokens(tokens, finite)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What passes have taken so far, beside weights and pool."""
+        return self._buffers.num_bytes + self._logits.num_bytes
+
+    def take_memory(self) -> None:
+        """Takes the memory of what was reserved, as far as a pass has asked for it."""
+        self._buffers.take_memory()
+
+    def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """See Decoder.forward; the logits are in the model's dtype."""
+        return self.logits(self.hidden(batch, kv_pool))
+
+    @torch.inference_mode()
+    def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """What `forward` does before the head's products: [L, hidden_size], normalised."""
+        hidden = self._compute(batch, kv_pool, chooses=False)
+        if hidden is not None:
+            return hidden
+        last_buffer = "layer_out" if self._final_norm is None else "final"
+        return self._buffers.of(last_buffer, len(batch.logit_rows), self.config.hidden_size)
+
+    @torch.inference_mode()
+    def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
+        """`forward`, and the choice of each of its rows, [L]; token 0 where a row is not finite.
+
+        Overwritten by the next call.
+        """
+        if self._native is None or self._native_head is not None:
+            self._compute(batch, kv_pool, chooses=True)
+        else:
+            self._choose(self.hidden(batch, kv_pool))
+        num_rows = len(batch.logit_rows)
+        return self._chosen.token_ids.numpy()[:num_rows], self._chosen.is_finite.numpy()[:num_rows]
+
+    def _compute(self, batch: ForwardBatch, kv_pool: KVPool, *, chooses: bool) -> Tensor | None:
+        """A pass up to the head, or up to the choice; what is to be recorded is so the first time.
+
+        Returns hidden states [L, hidden_size], or None where the pass was one call, which left them in their buffer.
+        """
+        self._look_at(kv_pool)
+        wants_all = _wants_all(batch)
+        wanted = None if wants_all else batch.logit_rows
+        plans = self._plan(batch)
+        self.reserve(len(batch.token_ids))
+        x = None if self._is_embedding_plain else self._embed(batch)
+        program = self._programs.get((wants_all, chooses))
+        self.before_pass()
+        if program is not None:
+            program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted, batch.max_context_len)
+            return None
+        if self._native is not None and len(batch.logit_rows):  # where no rows are, there is no memory to write down
+            program = self._native.new_program()
+        with nullcontext() if program is None else recording(program):
+            hidden = self._layers_of(x, batch, plans, wanted)
+            if chooses:
+                self._choose(hidden)
+        if program is not None:  # not before: a pass that broke off would be half of one
+            self._programs[wants_all, chooses] = program
+        return hidden
+
+    def _choose(self, hidden: Tensor) -> None:
+        chosen = GreedyTokens(*(each[: len(hidden)] for each in self._chosen))
+        if self._native_head is not None:
+            self._native_head.choose(hidden, chosen)
+        else:
+            self._kernels.greedy(self.logits(hidden), chosen)
+
+    def _layers_of(
+        self, x: Tensor | None, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
+    ) -> Tensor:
+        """All layers, kernel by kernel.
+
+        x: [T, hidden_size], embedded; None: is to be; wanted: the tokens whose results are, or all
+        """
+        x = self._embed(batch) if x is None else x
+        residual = None
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._weights.layers):
+            tokens = _LayerTokens(
+                self._caches[index],
+                plans[self.config.sliding_windows[index]],
+                batch.positions,
+                batch.slot_mapping,
+                wanted if index == last else None,
+            )
+            step = self._norm_before if layer.norm_before else self._norm_after
+            x, residual = step(layer, self._layers[index], x, residual, tokens)
+        if self._final_norm is not None:
+            return self._norm(self._final_norm, x, residual, "final")
+        return x if residual is None else residual.add_(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head: any rows of `hidden` to logits [..., vocab_size] in the model's dtype."""
+        if self._weights.project_out is not None:
+            hidden = self._weights.project_out(hidden)
+        return self._weights.head(hidden, self._logits.of("logits", len(hidden), self.config.vocab_size))
+
+    def _look_at(self, kv_pool: KVPool) -> None:
+        if kv_pool is self._pool:
+            return
+        assert kv_pool.shape.dtype in (self.dtype, torch.int8), "e4m3 is for the device runner alone"
+        config = self.config
+        shape = CacheShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=kv_pool.block_size,
+            dtype=self.dtype,
+            int8=kv_pool.shape.dtype == torch.int8,
+        )
+        self._caches, self._pool, self._programs = layer_caches(kv_pool.blocks, shape), kv_pool, {}
+
+    def _plan(self, batch: ForwardBatch) -> dict[int | None, CpuPlan]:
+        """One plan for all layers with the same window."""
+        rows, any_layer = batch.rows, self._caches[0]
+        return {
+            window: self._kernels.plan(rows, any_layer, window) for window in dict.fromkeys(self.config.sliding_windows)
+        }
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        weights, num_tokens = self._weights, len(batch.token_ids)
+        hidden = self._buffers.of("embedded", num_tokens, self.config.embed_dim)
+        self._kernels.embed(weights.token_embedding, batch.token_ids, hidden)
+        if weights.project_in is not None:
+            hidden = weights.project_in(hidden, self._buffers.of("projected", num_tokens, self.config.hidden_size))
+        if weights.position_embedding is not None:
+            places = batch.positions + self.config.position_offset
+            hidden += weights.position_embedding.index_select(0, places)
+        return hidden
+
+    def _norm_before(
+        self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer gives, and the sum of all before it, which it is still to be added to."""
+        normed = self._norm(rules.attention_norm, x, residual, "normed")
+        residual = x if residual is None else residual
+        x = self._attend(layer.attention, rules.head_norms, normed, tokens)
+        if tokens.wanted is not None:
+            residual = self._gather(residual, tokens.wanted, "wanted_residual")
+        normed = self._norm(rules.mlp_norm, x, residual, "normed")
+        return self._mlp(layer.mlp, normed), residual
+
+    def _norm_after(
+        self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
+    ) -> tuple[Tensor, None]:
+        assert residual is None, "layers of one decoder normalise all before or all after"
+        attended = self._attend(layer.attention, rules.head_norms, x, tokens)
+        if tokens.wanted is not None:
+            x = self._gather(x, tokens.wanted, "wanted_residual")
+        middle = self._norm(rules.attention_norm, attended, x, "normed")
+        return self._norm(rules.mlp_norm, self._mlp(layer.mlp, middle), middle, "layer_out"), None
+
+    def _attend(self, attention: Attention, norms: HeadNorms | None, x: Tensor, tokens: "_LayerTokens") -> Tensor:
+        """Attention of all tokens, and its output product of those that are wanted."""
+        num_tokens, config, kernels = len(x), self.config, self._kernels
+        qkv = attention.qkv(x, self._buffers.of("qkv", num_tokens, config.query_size + 2 * config.kv_size))
+        kernels.rotate_and_write(qkv, self._rotary, tokens.positions, tokens.slot_mapping, tokens.cache, norms)
+        out = self._buffers.of("attended", num_tokens, config.query_size)
+        kernels.attend(qkv[:, : config.query_size], tokens.cache, tokens.plan, config.attention_scale, out)
+        if tokens.wanted is not None:
+            out = self._gather(out, tokens.wanted, "wanted_attended")
+        return attention.out(out, self._buffers.of("attention_out", len(out), config.hidden_size))
+
+    def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
+        num_rows, size = len(x), self.config.intermediate_size
+        if mlp.gated:
+            inner = self._buffers.of("inner", num_rows, size)
+            self._kernels.gated_activation(
+                mlp.up(x, self._buffers.of("gate_up", num_rows, 2 * size)), self._activation, inner
+            )
+        else:
+            inner = mlp.up(x, self._buffers.of("inner", num_rows, size))
+            self._kernels.activation(inner, self._activation, inner)
+        return mlp.down(inner, self._buffers.of("mlp_out", num_rows, self.config.hidden_size))
+
+    def _gather(self, x: Tensor, rows: Tensor, buffer: str) -> Tensor:
+        out = self._buffers.of(buffer, len(rows), x.shape[1])
+        self._kernels.gather_rows(x, rows, out)
+        return out
+
+    def _norm(self, rule: NormRule, x: Tensor, residual: Tensor | None, buffer: str) -> Tensor:
+        """Adds x to the residual, if there is one, in place."""
+        out = self._buffers.of(buffer, *x.shape)
+        self._kernels.add_norm(x, residual, rule, out)
+        return out
+
+
+class _LayerTokens(NamedTuple):
+    """What a layer needs of the tokens beside their hidden states."""
+
+    cache: LayerCache
+    plan: CpuPlan
+    positions: Tensor
+    slot_mapping: Tensor
+    wanted: Tensor | None  # what goes on behind attention; None: all
+
+
+def _is_native(decoder: Decoder) -> bool:
+    """Whether layers need nothing but native kernels, given that norms, activations and attention do."""
+    products = (
+        each
+        for layer in decoder.layers
+        for each in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
+    )
+    sums_at_the_end = decoder.final_norm is None and any(layer.norm_before for layer in decoder.layers)
+    return not sums_at_the_end and all(isinstance(each, PackedProduct) for each in products)
+
+
+def _wants_all(batch: ForwardBatch) -> bool:
+    num_tokens = len(batch.token_ids)
+    return len(batch.logit_rows) == num_tokens and batch.logit_rows.tolist() == list(range(num_tokens))
+
+
+def _rotary_table(decoder: Decoder) -> Tensor | None:
+    """Cosines, then sines, of all positions' rotary angles, [max_model_len, head_dim] float32."""
+    frequencies = decoder.inverse_frequencies
+    if frequencies is None:
+        return None
+    positions = torch.arange(decoder.config.max_model_len, dtype=torch.float32)
+    angles = positions.unsqueeze(1) * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=1)

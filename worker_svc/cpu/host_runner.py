@@ -1,0 +1,26 @@
+"""The runner of a CPU with its kernels: `ModelRunner`, which is told the greedy choice, and says when a pass begins."""
+
+from collections.abc import Callable
+
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.runner import ModelRunner
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.step_limits import StepLimits
+
+
+class HostRunner(ModelRunner):
+    """An `AnnouncingRunner`."""
+
+    def __init__(self, model: HostDecoder, kv_pool: KVPool, sampler: Sampler, limits: StepLimits) -> None:
+        super().__init__(model, kv_pool, sampler, limits, greedy=model.greedy)
+        self._host = model
+
+    @property
+    def before_pass(self) -> Callable[[], None]:
+        """See AnnouncingRunner."""
+        return self._host.before_pass
+
+    @before_pass.setter
+    def before_pass(self, announce: Callable[[], None]) -> None:
+        self._host.before_pass = announce

@@ -1,0 +1,47 @@
+"""In which form the weights of a model are kept on a CPU: packed for the products, or as they are read."""
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.native.packed_product import ProductMaker
+from worker_svc.cpu import onednn_linear
+from worker_svc.cpu.onednn_linear import OneDnnLinear
+from worker_svc.model.layers import Linear, MakeProduct
+from worker_svc.option_check import int8_needs_kernels
+from worker_svc.runner_choice import DeviceError
+
+
+class Packing(NamedTuple):
+    """A way to keep weights."""
+
+    name: str  # for logs
+    make_product: MakeProduct
+    shortcoming: str | None = None  # why it is not a faster one
+
+
+def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) -> Packing:
+    """The fastest way that works on this machine; a library's is tried with a small product.
+
+    Native products come first, but for bfloat16 on processors that multiply tiles of it (AMX), as oneDNN does there.
+    Raises DeviceError if int8 is asked for and nothing here multiplies it.
+    """
+    if int8:
+        if not has_native or dtype not in (torch.float32, torch.bfloat16):
+            name = str(dtype).removeprefix("torch.")
+            raise DeviceError(int8_needs_kernels("--weight-dtype", f"there are none here for {name}"))
+        return Packing("native int8", ProductMaker(int8=True))
+    if has_native and (dtype == torch.float32 or (dtype == torch.bfloat16 and not _has_tiles())):
+        return Packing("native", ProductMaker())
+    reason = onednn_linear.supports(dtype)
+    if reason is None:
+        return Packing("onednn", OneDnnLinear)
+    if has_native and dtype == torch.bfloat16:
+        return Packing("native", ProductMaker())
+    return Packing("plain", Linear, reason)
+
+
+def _has_tiles() -> bool:
+    if not hasattr(torch.cpu, "get_capabilities"):  # not in every torch that is allowed
+        return False
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))

@@ -1,1 +1,0 @@
-"""Execution on an accelerator: little between the kernels, and no waiting but for answers."""

@@ -1,0 +1,169 @@
+"""How attention's work is split in a step: one plan for all layers with the same sliding window.
+
+It knows a model's shape and the memory that plans work in; not whose rows they are, nor what is attended to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.attention.cascade_config import cascade_config
+from kernels.attention.cascade_groups import cascade_arrays
+from kernels.attention.cascade_reference import (
+    CascadePlan,
+    PrefixGroups,
+    empty_cascade_plan,
+    part_of_plan,
+    prefix_groups,
+)
+from kernels.attention.decode_config import decode_config, num_processors
+from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
+from kernels.attention.prefill_config import prefill_config
+from kernels.attention.prefill_plan import prefill_tiles
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.shape import AttentionShape
+from kernels.layers.step_inputs_reference import SlotTables, StepInputs
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.model.decoder import Decoder
+from worker_svc.operations import Operations
+from worker_svc.steps.step_check import IntArray
+
+Window = int | None
+DecodePlans = Mapping[Window, DecodePlan | CascadePlan]
+PrefillPlans = Mapping[Window, PrefillPlan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAttention:
+    """How the tokens of a forward pass attend: rows of one token first, then those of several."""
+
+    num_decode_tokens: int
+    decode: DecodePlans  # not read without decode tokens
+    prefill: PrefillPlans  # not read without other tokens
+
+
+class AttentionPlans:
+    """Makes plans. Those of `decode` all work in one memory, and those of `cascade` in another: on one stream only."""
+
+    def __init__(
+        self, decoder: Decoder, kv_pool: KVPool, operations: Operations, *, max_rows: int, max_blocks: int
+    ) -> None:
+        config, device = decoder.config, decoder.device
+        self.shape = AttentionShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=decoder.dtype,
+            kv_dtype=kv_pool.shape.dtype,
+        )
+        self._operations = operations
+        self.block_size = kv_pool.block_size
+        self._windows = tuple(dict.fromkeys(config.sliding_windows))
+        self._decode_config = decode_config(self.shape)
+        self._prefill_config = prefill_config(self.shape)
+        self._num_programs = num_processors(device) * self._decode_config.programs_per_sm
+        rows = _empty_rows(max_rows, max_blocks, device)
+        self._cascade = self._empty_cascade(rows) if None in self._windows else None
+        whole = self._empty_decode(rows)
+        # Plans of several windows are filled together, but launches work in this memory one after the other.
+        self._memory = {
+            window: replace(
+                whole,
+                sliding_window=window,
+                work=torch.zeros_like(whole.work),
+                num_work=torch.zeros_like(whole.num_work),
+            )
+            for window in self._windows
+        }
+
+    @property
+    def can_share_prefixes(self) -> bool:
+        """Whether any layer sees all keys of a row."""
+        return self._cascade is not None
+
+    def gather(self, tables: SlotTables, slots: Tensor, positions: Tensor, inputs: StepInputs) -> None:
+        """Fill `inputs`, which rows of plans are part of, for these tokens. Can be captured in a graph."""
+        self._operations.step_inputs(tables, slots, positions, self.block_size, inputs)
+
+    def decode(self, rows: DecodeRows) -> DecodePlans:
+        """Plans for at most `max_rows` rows, to be filled; valid until others are filled.
+
+        The rows' tensors are kept: filled again, the plans follow what these hold by then.
+        """
+        num_rows, num_blocks = rows.block_tables.shape
+        num_work = len(self._empty_decode(_empty_rows(num_rows, num_blocks, torch.device("meta"))).work)
+        return {window: _part(plan, rows, num_work) for window, plan in self._memory.items()}
+
+    def cascade(self, rows: DecodeRows, groups: PrefixGroups) -> DecodePlans:
+        """The same for rows of which some begin with the same blocks, where layers without a window gain by it."""
+        assert self._cascade is not None, "no layer can share prefixes"
+        return {**self.decode(rows), None: part_of_plan(self._cascade, rows, groups)}
+
+    def fill(self, plans: DecodePlans) -> None:
+        """Split the rows' keys by the context lengths that are on the device now. Can be captured in a graph."""
+        for plan in plans.values():
+            if isinstance(plan, CascadePlan):
+                self._operations.fill_cascade_plan(plan)
+            else:
+                self._operations.fill_decode_plan(plan)
+
+    def prefill_tiles(self, query_lens: IntArray, context_lens: IntArray) -> npt.NDArray[np.int32]:
+        """What `prefill` needs on the device of rows with these lengths [R]: int32 [num_tiles, 2]."""
+        return prefill_tiles(query_lens, context_lens, self.shape, self._prefill_config)
+
+    def prefill(self, rows: PrefillRows, tiles: Tensor) -> PrefillPlans:
+        """Plans for rows of any number of tokens; nothing is filled."""
+        return {
+            window: PrefillPlan(
+                rows=rows,
+                shape=self.shape,
+                config=self._prefill_config,
+                block_size=self.block_size,
+                sliding_window=window,
+                tiles=tiles,
+            )
+            for window in self._windows
+        }
+
+    def _empty_decode(self, rows: DecodeRows) -> DecodePlan:
+        return empty_plan(rows, self.shape, self._decode_config, self.block_size, self._num_programs)
+
+    def _empty_cascade(self, rows: DecodeRows) -> CascadePlan:
+        device, num_rows = rows.context_lens.device, len(rows.context_lens)
+        return empty_cascade_plan(
+            rows,
+            _empty_groups(num_rows, device),
+            self.shape,
+            cascade_config(self.shape),
+            self.block_size,
+            num_processors(device),
+        )
+
+
+def _empty_rows(num_rows: int, num_blocks: int, device: torch.device) -> DecodeRows:
+    """Rows without content, whose tables take no memory."""
+    table = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    return DecodeRows(torch.zeros(num_rows, dtype=torch.int32, device=device), table.expand(num_rows, num_blocks))
+
+
+def _empty_groups(num_rows: int, device: torch.device) -> PrefixGroups:
+    arrays = {
+        name: torch.zeros(length, dtype=dtype, device=device)
+        for name, (length, dtype) in cascade_arrays(num_rows).items()
+    }
+    return prefix_groups(arrays, num_rows)
+
+
+def _part(plan: DecodePlan, rows: DecodeRows, num_work: int) -> DecodePlan:
+    return replace(
+        plan,
+        rows=rows,
+        work=plan.work[:num_work],
+        partial_out=plan.partial_out[:num_work],
+        partial_lse=plan.partial_lse[:num_work],
+        num_arrived=plan.num_arrived[: len(rows.context_lens)],
+    )

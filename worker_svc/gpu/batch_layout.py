@@ -1,0 +1,55 @@
+"""In which order a step's tokens are computed: rows of one token first, then the longer ones.
+
+So decode attention and prefill attention each have a run of tokens. Pure arithmetic on rows; it knows no tensors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker_svc.steps.step_check import IntArray, StepRows
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """T tokens of R rows, of which the first `num_decode` tokens are rows of one."""
+
+    order: IntArray  # [R] rows, in the order of their tokens
+    num_decode: int
+    token_slots: IntArray  # [T]
+    positions: IntArray  # [T]
+    first_tokens: IntArray  # [R] where each row's first token is among T, by row, not in order
+    last_tokens: IntArray  # [R]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether all rows are of one token."""
+        return self.num_decode == len(self.order)
+
+    @property
+    def prefill_rows(self) -> IntArray:
+        """The rows of several tokens, in order."""
+        return self.order[self.num_decode :]
+
+
+def lay_out(rows: StepRows) -> BatchLayout:
+    """Rows of equal kind stay in the order of the step."""
+    num_tokens = rows.num_tokens
+    is_prefill = num_tokens > 1
+    if not is_prefill.any():
+        everywhere = np.arange(len(num_tokens))
+        return BatchLayout(everywhere, len(num_tokens), rows.slots, rows.starts, everywhere, everywhere)
+    order = np.argsort(is_prefill, kind="stable")
+    counts = num_tokens[order]
+    ends = np.cumsum(counts)
+    last_tokens = np.empty_like(ends)
+    last_tokens[order] = ends - 1
+    first_tokens = last_tokens + 1 - num_tokens
+    return BatchLayout(
+        order=order,
+        num_decode=int(len(order) - is_prefill.sum()),
+        token_slots=np.repeat(rows.slots[order], counts),
+        positions=np.arange(ends[-1]) + np.repeat(rows.starts[order] - (ends - counts), counts),
+        first_tokens=first_tokens,
+        last_tokens=last_tokens,
+    )

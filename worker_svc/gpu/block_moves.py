@@ -1,0 +1,148 @@
+"""Moves whole blocks as steps say: copy-on-write in the order of computation, swaps on a stream beside it.
+
+The host never waits to launch a step, and the main stream waits for a swap only where a step touches what is being
+moved (`move_hazards`). It owns the side stream; host blocks are read and written there alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.blocks.copy_order import apart, copy_table
+from worker_svc.gpu.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, blocks_of
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.operations import CopyByTable, SwapBlocks
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_check import BlockPairs, CheckedStep, IntArray, StepRows
+from worker_svc.steps.step_upload import StepUpload
+from worker_svc.steps.streams import DeviceEvent, DeviceStreams
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMoves:
+    """A step's moves; the table of its copies travels in the step's upload."""
+
+    swap_out: BlockPairs  # (device block, host block)
+    swap_in: BlockPairs  # (host block, device block)
+    copies: BlockPairs  # (source block, destination block)
+    copy_table: Tensor | None  # int64, on the device, as `copy_table` lays it out
+    num_copy_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSwaps:
+    """A step's swaps on their way; a step without any has none to wait for. May be waited for on any thread."""
+
+    began: DeviceEvent | None
+    ended: DeviceEvent | None
+
+    def wait(self) -> int:
+        """The host waits until they are done; returns the nanoseconds that they took, at least 1, or 0 without any.
+
+        The time is that of the side stream alone, whatever was computed meanwhile.
+        """
+        if self.began is None or self.ended is None:
+            return 0
+        self.ended.synchronize()
+        return max(1, self.ended.nanoseconds_since(self.began))
+
+
+NO_SWAPS = PendingSwaps(None, None)
+
+
+class BlockMover:
+    """Moves the blocks of one pool. Used by the execution thread alone, with the main stream current.
+
+    For each step `pack`, the upload's `send`, then `launch`, then what computes its rows. Nothing else may write the
+    pool's blocks on another stream, or read host blocks.
+    """
+
+    def __init__(
+        self,
+        kv_pool: KVPool,
+        copy_by_table: CopyByTable,
+        swap_blocks: SwapBlocks,
+        streams: DeviceStreams | None = None,
+    ) -> None:
+        """`streams` are those of the pool's device unless given."""
+        self._kv_pool = kv_pool
+        self._streams = streams or DeviceStreams(kv_pool.device)
+        self._copy_by_table = copy_by_table
+        self._swap_blocks = swap_blocks
+        self._side = self._streams.side_stream()
+        self._outstanding = OutstandingMoves(kv_pool.num_blocks)
+        # Where the main stream is done with all before a step; by step, as many as can still be asked for.
+        self._main_points = [self._streams.event() for _ in range(NUM_REMEMBERED + 1)]
+        self._swap_points: dict[int, DeviceEvent] = {}  # by swap
+
+    def warm_up(self) -> None:
+        """Copies a block onto itself, which has the kernel compiled that moves blocks."""
+        array, num_groups = apart(np.zeros((1, 2), dtype=np.int64))
+        pool = self._kv_pool.blocks
+        self._copy_by_table(pool, pool, torch.from_numpy(array).to(pool.device), num_groups)
+
+    def pack(self, upload: StepUpload, checked: CheckedStep) -> PackedMoves:
+        """Between the upload's `begin` and `send`."""
+        table, num_groups = None, 0
+        if checked.copies:
+            array, num_groups = copy_table(_as_array(checked.copies))
+            table = upload.add(array)
+        return PackedMoves(checked.swap_out, checked.swap_in, checked.copies, table, num_groups)
+
+    def launch(self, packed: PackedMoves, table: SlotTable, rows: StepRows) -> PendingSwaps:
+        """Queues swaps out, swaps in, and copies, in this order; `table` as the step's rows find it.
+
+        From then on the current stream is ordered behind all that the step's rows touch.
+        """
+        has_swaps = bool(packed.swap_out or packed.swap_in)
+        blocks = None
+        if has_swaps or self._outstanding.is_watching:
+            self._forget_done_swaps()
+            blocks = blocks_of(table.block_tables, table.limits.block_size, rows, packed.copies)
+        plan = self._outstanding.plan(packed.swap_out, packed.swap_in, blocks)
+        if blocks is not None:
+            self._main_point(plan.step).record()
+        swaps = self._swap(packed, plan) if has_swaps else NO_SWAPS
+        if plan.main_after is not None:
+            self._swap_points[plan.main_after].hold_stream()
+        if packed.copy_table is not None:
+            pool = self._kv_pool.blocks
+            self._copy_by_table(pool, pool, packed.copy_table, packed.num_copy_groups)
+        return swaps
+
+    def _swap(self, packed: PackedMoves, plan: MovePlan) -> PendingSwaps:
+        assert plan.side_after is not None
+        device_blocks, host_blocks = self._kv_pool.blocks, self._kv_pool.host_blocks
+        began, ended = self._streams.event(timed=True), self._streams.event(timed=True)
+        with self._side.current():
+            self._main_point(plan.side_after).hold_stream()
+            began.record()
+            if plan.swap_out is not None:
+                self._swap_blocks(device_blocks, host_blocks, torch.from_numpy(_as_array(packed.swap_out)))
+                self._record_swap(plan.swap_out)
+            if plan.swap_in is not None:
+                self._swap_blocks(host_blocks, device_blocks, torch.from_numpy(_as_array(packed.swap_in)))
+                self._record_swap(plan.swap_in)
+            ended.record()
+        return PendingSwaps(began, ended)
+
+    def _record_swap(self, swap: int) -> None:
+        self._swap_points[swap] = self._streams.event()
+        self._swap_points[swap].record()
+
+    def _main_point(self, step: int) -> DeviceEvent:
+        return self._main_points[step % len(self._main_points)]
+
+    def _forget_done_swaps(self) -> None:
+        newest = self._outstanding.newest_swap
+        if newest is None:
+            self._swap_points.clear()
+        elif self._swap_points[newest].is_reached():
+            self._outstanding.passed(newest)
+            self._swap_points.clear()
+
+
+def _as_array(pairs: BlockPairs) -> IntArray:
+    return np.array(pairs, dtype=np.int64)

@@ -1,0 +1,113 @@
+"""Tokens and block tables of all slots on the device, so that a step says only what changed.
+
+A sampled token is written where the next step finds its input, without the host. It repeats on the device what
+`SlotTable` does on the host, which has checked all that comes here; what was sampled, only the device knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.step import SlotState
+from worker_svc.steps.step_check import Appended, CheckedStep, Forks, IntArray
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_upload import StepUpload
+
+
+@dataclass(frozen=True, slots=True)
+class _Writes:
+    """Elements of a table, by their place in it."""
+
+    places: Tensor  # [N] int64, flat
+    values: Tensor  # [N] int32
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Slots that start as copies."""
+
+    parents: Tensor  # [F] int64
+    children: Tensor  # [F] int64
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChanges:
+    """What a step changes before its rows are computed; None where it does not."""
+
+    tokens: _Writes | None
+    blocks: _Writes | None
+    forks: _Copies | None
+
+
+class DeviceSlots:
+    """The tables; all writes are queued on the current stream."""
+
+    def __init__(self, limits: StepLimits, device: torch.device) -> None:
+        # One token more than the longest sequence, as on the host: for one sampled after its last.
+        self.tokens = torch.zeros((limits.num_slots, limits.max_model_len + 1), dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros((limits.num_slots, limits.max_blocks), dtype=torch.int32, device=device)
+
+    def pack(self, upload: StepUpload, whole: Sequence[SlotState], checked: CheckedStep) -> SlotChanges:
+        return SlotChanges(
+            tokens=self._pack_tokens(upload, whole),
+            blocks=self._pack_blocks(upload, whole, checked.appended),
+            forks=_pack_forks(upload, checked.forks),
+        )
+
+    def apply(self, changes: SlotChanges) -> None:
+        """In the order of `SlotTable.apply`: a fork has what was appended to its parent."""
+        for table, writes in ((self.tokens, changes.tokens), (self.block_tables, changes.blocks)):
+            if writes is not None:
+                table.view(-1).index_copy_(0, writes.places, writes.values)
+            if changes.forks is not None:
+                table.index_copy_(0, changes.forks.children, table.index_select(0, changes.forks.parents))
+
+    def places(self, slots: IntArray, positions: IntArray) -> IntArray:
+        """Where tokens stand in the flat table."""
+        return slots * self.tokens.shape[1] + positions
+
+    def write_tokens(self, places: Tensor, token_ids: Tensor) -> None:
+        """`token_ids` [N] int32 at `places` [N] int64, no place twice."""
+        self.tokens.view(-1).index_copy_(0, places, token_ids)
+
+    def _pack_tokens(self, upload: StepUpload, whole: Sequence[SlotState]) -> _Writes | None:
+        width = self.tokens.shape[1]
+        spans = [(state.slot * width, state.history) for state in whole]
+        spans += [(state.slot * width + state.position, state.token_ids) for state in whole]
+        return _pack_spans(upload, spans)
+
+    def _pack_blocks(self, upload: StepUpload, whole: Sequence[SlotState], appended: Appended) -> _Writes | None:
+        width = self.block_tables.shape[1]
+        spans = [(state.slot * width, state.block_table) for state in whole]
+        places, blocks = appended.slots * width + appended.columns, appended.blocks
+        if not spans and not len(places):
+            return None
+        if not spans:
+            return _Writes(upload.add(places), upload.add(blocks.astype(np.int32)))
+        return _pack_spans(upload, spans, places, blocks)
+
+
+def _pack_spans(
+    upload: StepUpload,
+    spans: Sequence[tuple[int, Sequence[int]]],
+    places: IntArray | None = None,
+    values: IntArray | None = None,
+) -> _Writes | None:
+    """Runs of values from a place on, and single ones."""
+    all_places = [np.arange(start, start + len(run)) for start, run in spans if len(run)]
+    all_values = [np.asarray(run, dtype=np.int32) for _, run in spans if len(run)]
+    if places is not None and values is not None and len(places):
+        all_places.append(places)
+        all_values.append(values.astype(np.int32))
+    if not all_places:
+        return None
+    return _Writes(upload.add(np.concatenate(all_places)), upload.add(np.concatenate(all_values)))
+
+
+def _pack_forks(upload: StepUpload, forks: Forks) -> _Copies | None:
+    if not len(forks.parents):
+        return None
+    return _Copies(upload.add(forks.parents), upload.add(forks.children))

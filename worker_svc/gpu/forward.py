@@ -1,0 +1,171 @@
+"""The forward pass on an accelerator: the decoder's weights, with as few launches between the products as can be.
+
+It computes what `Decoder.hidden` and `Decoder.logits` do. Nothing in it waits for the device or depends on what the
+device holds, so it can be captured in a graph. It knows no slots and no steps.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.attention.cascade_reference import CascadePlan
+from kernels.attention.shape import ScoreRule
+from kernels.layers.layer_ops import Rotary
+from kernels.layers.step_inputs_reference import StepInputs
+from worker_svc.gpu.attention_plans import BatchAttention
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.model.decoder import Decoder
+from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, Mlp, Norm
+from worker_svc.operations import Operations
+
+
+class ForwardState(NamedTuple):
+    """What the head starts from."""
+
+    hidden: Tensor  # [T, hidden_size]: what the last layer gave
+    residual: Tensor | None  # [T, hidden_size]: the sum of all before it, still to be added
+
+
+class DeviceForward:
+    """A decoder's weights and the pool that it writes, on one device."""
+
+    def __init__(self, decoder: Decoder, kv_pool: KVPool, operations: Operations) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self._kv_pool = kv_pool
+        self._operations = operations
+        self._rule = ScoreRule(config.attention_scale)
+        self._gated_activation = KERNEL_ACTIVATIONS[config.activation]
+        self._angles = _angle_table(decoder)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.config.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits, and all else that is computed."""
+        return self._decoder.dtype
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs, attention: BatchAttention) -> ForwardState:
+        """Compute the tokens, and write their keys and values into the pool.
+
+        Whatever must be in the pool before (earlier tokens, blocks copied or swapped in) must be queued already, and
+        the plans of the decode tokens filled.
+        """
+        rotary = self._rotary(inputs.positions)
+        state = ForwardState(self._embed(inputs), None)
+        for index, layer in enumerate(self._decoder.layers):
+            tokens = _LayerTokens(index, rotary, inputs.slot_mapping, attention)
+            if layer.norm_before:
+                hidden, residual = self._add_and_norm(layer.attention_norm, state)
+                state = ForwardState(self._attend(layer.attention, hidden, tokens), residual)
+                hidden, residual = self._add_and_norm(layer.mlp_norm, state)
+                state = ForwardState(self._mlp(layer.mlp, hidden), residual)
+            else:
+                hidden = self._attend(layer.attention, state.hidden, tokens)
+                hidden = self._norm(layer.attention_norm, hidden, state.hidden)
+                state = ForwardState(self._norm(layer.mlp_norm, self._mlp(layer.mlp, hidden), hidden), None)
+        return state
+
+    @torch.inference_mode()
+    def logits(self, state: ForwardState, logit_rows: Tensor | None) -> Tensor:
+        """Logits [L, vocab_size] of the tokens `logit_rows` [L], in the model's dtype.
+
+        With None, of all tokens, and then the state is used up: its residual has become the sum.
+        """
+        decoder = self._decoder
+        hidden, residual = state
+        if logit_rows is not None:
+            hidden = hidden.index_select(0, logit_rows)
+            residual = None if residual is None else residual.index_select(0, logit_rows)
+        if decoder.final_norm is not None:
+            hidden = self._norm(decoder.final_norm, hidden, residual)
+        elif residual is not None:
+            hidden = hidden + residual
+        if decoder.project_out is not None:
+            hidden = decoder.project_out(hidden)
+        return decoder.head(hidden)
+
+    def _embed(self, inputs: StepInputs) -> Tensor:
+        decoder = self._decoder
+        hidden = F.embedding(inputs.token_ids, decoder.token_embedding)
+        if decoder.project_in is not None:
+            hidden = decoder.project_in(hidden)
+        if decoder.position_embedding is not None:
+            places = inputs.positions + decoder.config.position_offset
+            hidden += F.embedding(places, decoder.position_embedding)
+        return hidden
+
+    def _rotary(self, positions: Tensor) -> Rotary | None:
+        if self._angles is None:
+            return None
+        cos, sin = self._angles.index_select(1, positions).unbind(0)
+        return Rotary(cos, sin)
+
+    def _attend(self, attention: Attention, x: Tensor, tokens: "_LayerTokens") -> Tensor:
+        """One product, one launch that rotates and writes, and attention of either kind of token into one output."""
+        num_tokens, num_decode = len(x), tokens.attention.num_decode_tokens
+        key_cache, value_cache = self._kv_pool.key_cache(tokens.layer), self._kv_pool.value_cache(tokens.layer)
+        window = self._decoder.config.sliding_windows[tokens.layer]
+        heads = attention.qkv(x).view(num_tokens, -1, attention.head_dim)
+        num_kv_heads = attention.num_kv_heads
+        query, key, value = torch.split(heads, [attention.num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if attention.q_norm is not None and attention.k_norm is not None:
+            query, key = self._norm(attention.q_norm, query, None), self._norm(attention.k_norm, key, None)
+        self._operations.rotate_and_write(query, key, value, tokens.rotary, key_cache, value_cache, tokens.slot_mapping)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if num_decode:
+            plan, ones, ones_out = tokens.attention.decode[window], query[:num_decode], out[:num_decode]
+            if isinstance(plan, CascadePlan):
+                self._operations.cascade_attention(ones, key_cache, value_cache, plan, self._rule, ones_out)
+            else:
+                self._operations.decode_attention(ones, key_cache, value_cache, plan, self._rule, False, ones_out)
+        if num_decode < num_tokens:
+            rows = tokens.attention.prefill[window]
+            self._operations.prefill_attention(
+                query[num_decode:], key_cache, value_cache, rows, self._rule, False, out[num_decode:]
+            )
+        return attention.out(out.view(num_tokens, -1))
+
+    def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
+        x = mlp.up(x)
+        x = self._operations.gated_activation(x, self._gated_activation) if mlp.gated else mlp.activation(x)
+        return mlp.down(x)
+
+    def _add_and_norm(self, norm: Norm, state: ForwardState) -> tuple[Tensor, Tensor]:
+        """The sum of a state, normalised, and the sum, which takes the place of the residual."""
+        if state.residual is None:
+            return self._norm(norm, state.hidden, None), state.hidden
+        return self._norm(norm, state.hidden, state.residual), state.residual
+
+    def _norm(self, norm: Norm, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Adds x to the residual, if there is one, in place."""
+        if norm.rms:
+            return self._operations.rms_norm(x, norm.weight, norm.eps, residual)
+        return self._operations.layer_norm(x, norm.weight, norm.bias, norm.eps, residual)
+
+
+class _LayerTokens(NamedTuple):
+    """What a layer needs of the tokens beside their hidden states."""
+
+    layer: int
+    rotary: Rotary | None
+    slot_mapping: Tensor
+    attention: BatchAttention
+
+
+def _angle_table(decoder: Decoder) -> Tensor | None:
+    """Cosine and sine of all positions' rotary angles, [2, max_model_len, head_dim / 2] float32.
+
+    At most 64 MiB for 131,072 positions: less than the launches that each step would have to make instead are worth.
+    """
+    frequencies = decoder.inverse_frequencies
+    if frequencies is None:
+        return None
+    positions = torch.arange(decoder.config.max_model_len, dtype=torch.float32, device=decoder.device)
+    angles = positions.unsqueeze(1) * frequencies
+    return torch.stack((angles.cos(), angles.sin()))

@@ -1,0 +1,218 @@
+"""Executes steps on an accelerator: packs what the device must be told, queues what it must do, and comes back.
+
+Tokens that are sampled stay on the device, where the next step finds them; their copy to the host is waited for by who
+wants the answer, not before the next step is launched. It knows nothing of epochs or streams of the wire.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.step import Step, StepResult
+from kernels.attention.cascade_groups import SharingCost, sharing_cost
+from worker_svc.gpu.attention_plans import AttentionPlans
+from worker_svc.gpu.batch_layout import lay_out
+from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
+from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
+from worker_svc.gpu.device_slots import DeviceSlots
+from worker_svc.gpu.forward import DeviceForward, ForwardState
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.model.decoder import Decoder
+from worker_svc.operations import Operations
+from worker_svc.sampling.device_candidates import DeviceRanker, PackedCandidates
+from worker_svc.sampling.device_prompt_logprobs import PackedPrompts, launch_prompts, pack_prompts
+from worker_svc.sampling.device_sampler import DeviceSampler, PackedSampling
+from worker_svc.sampling.prompt_logprobs import find_prompt_spans
+from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.step_check import CheckedStep, StepRows
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_runner import DeviceLostError
+from worker_svc.steps.step_upload import StepUpload
+from worker_svc.steps.streams import DeviceEvent
+
+_MAX_PROMPT_LOGITS = 1 << 26  # at a time: 256 MiB in float32
+_UPLOAD_BYTES = 1 << 20  # beside slots and positions; steps with more, such as long prompts, send it apart
+
+
+@contextmanager
+def _device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[None]:
+    """An error of the device spoils all that this process has there; to be short of memory is not one.
+
+    Triton and torch's libraries raise any RuntimeError for both, so then `device`, if given, is asked whether it still
+    does its work.
+    """
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceLostError(str(error)) from error
+    except RuntimeError as error:
+        if device is not None and device.type == "cuda":
+            try:
+                torch.cuda.synchronize(device)
+            except torch.AcceleratorError as lost:
+                raise DeviceLostError(f"{error}: {lost}") from error
+        raise
+
+
+Finish = Callable[[StepResult], None]  # once what was copied to the host is there
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDeviceStep:
+    """A step that is queued. `finish` fills the result from what was copied to the host."""
+
+    result: StepResult
+    swaps: PendingSwaps
+    done: DeviceEvent
+    finish: tuple[Finish, ...]
+
+    def wait(self) -> StepResult:
+        """Waits for the device alone."""
+        with _device_lost_if_it_says_so():
+            self.done.synchronize()
+            for finish in self.finish:
+                finish(self.result)
+            self.result.swap_ns = self.swaps.wait()
+        return self.result
+
+
+class DeviceRunner:
+    """One model on one accelerator, its KV pool, and its slots."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_pool: KVPool,
+        limits: StepLimits,
+        operations: Operations,
+        graph_sizes: tuple[int, ...],
+        *,
+        max_prompt_logits: int = _MAX_PROMPT_LOGITS,
+        cost: SharingCost | None = None,
+    ) -> None:
+        """`graph_sizes` are the batch sizes at which decode steps are computed; the last holds all slots.
+
+        `cost` is that of rows attending to a common prefix together; None: as estimated for the model's shape.
+        """
+        assert graph_sizes[-1] >= limits.num_slots, "every slot may decode at once"
+        device, max_rows = kv_pool.device, graph_sizes[-1]
+        self._table = SlotTable(limits)
+        self._slots = DeviceSlots(limits, device)
+        max_tokens = max(limits.max_batched_tokens, max_rows)
+        self._upload = StepUpload(device, fixed_arrays(max_tokens, max_rows), _UPLOAD_BYTES)
+        self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
+        self._forward = DeviceForward(decoder, kv_pool, operations)
+        plans = AttentionPlans(decoder, kv_pool, operations, max_rows=max_rows, max_blocks=limits.max_blocks)
+        self._batch = BatchPass(
+            self._forward, plans, self._slots, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
+        )
+        self._columns = SamplingColumns(limits.num_slots, limits.vocab_size)
+        self._sampler = DeviceSampler(self._columns, operations.choose_tokens, operations.penalise)
+        self._ranker = DeviceRanker(self._columns, operations.penalise)
+        self._prompt_rows_at_once = max(1, max_prompt_logits // limits.vocab_size)
+        self._device = device
+
+    def warm_up(self) -> None:
+        """Launches every kernel that steps without prompts may need, so that none is compiled while requests wait.
+
+        Those of prompts have one form each, which any prompt has compiled. What is computed is padding.
+        """
+        with torch.inference_mode(), _device_lost_if_it_says_so():
+            self._batch.warm_up()
+            self._sampler.warm_up(self._batch.logits, self._slots.tokens)
+            self._mover.warm_up()
+
+    def capture_graphs(self) -> None:
+        """Captures the decode pass at all sizes; until then, and on a CPU, its kernels are launched one by one."""
+        with torch.inference_mode():
+            self._batch.capture()
+
+    def release_graphs(self) -> None:
+        self._batch.release()
+
+    def launch(self, step: Step) -> PendingDeviceStep:
+        """Queues a step and waits for nothing that the device does.
+
+        Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an
+        unknown state, which only a snapshot ends, unless it is DeviceLostError.
+        """
+        with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
+            checked = self._table.apply(step)
+            self._columns.apply(step.whole, checked.forks)
+            result = StepResult(epoch=step.epoch, step_id=step.step_id)
+            return self._launch(step, checked, result)
+
+    def _launch(self, step: Step, checked: CheckedStep, result: StepResult) -> PendingDeviceStep:
+        rows, upload = checked.rows, self._upload
+        upload.begin()
+        changes = self._slots.pack(upload, step.whole, checked)
+        moves = self._mover.pack(upload, checked)
+        packed = self._pack(rows) if len(rows.slots) else None
+        upload.send()
+        self._slots.apply(changes)
+        swaps = self._mover.launch(moves, self._table, rows)
+        finish = () if packed is None else self._compute(packed)
+        self._table.advance(rows, None)
+        done = DeviceEvent(self._device)
+        done.record()
+        return PendingDeviceStep(result, swaps, done, finish)
+
+    def _pack(self, rows: StepRows) -> "_PackedRows":
+        upload, layout = self._upload, lay_out(rows)
+        spans = find_prompt_spans(self._table, rows, layout.first_tokens)
+        batch = self._batch.pack(self._table, rows, layout, keep_state=bool(spans))
+        sample_positions, candidate_slots = rows.sample_positions, rows.slots[rows.candidate_rows]
+        return _PackedRows(
+            batch=batch,
+            samples=self._sampler.pack(
+                upload, rows.sample_slots, sample_positions, batch.logit_index[rows.sample_rows]
+            ),
+            sample_places=upload.add(self._slots.places(rows.sample_slots, sample_positions)),
+            candidates=self._ranker.pack(
+                upload,
+                candidate_slots,
+                rows.ends[rows.candidate_rows],
+                batch.logit_index[rows.candidate_rows],
+                rows.candidate_counts,
+            ),
+            prompts=pack_prompts(upload, spans),
+            prompt_tokens=upload.add(np.concatenate([span.logit_rows for span in spans])) if spans else None,
+        )
+
+    def _compute(self, packed: "_PackedRows") -> tuple[Finish, ...]:
+        computed = self._batch.launch(packed.batch)
+        finish: list[Finish] = []
+        if packed.prompts is not None and packed.prompt_tokens is not None and computed.state is not None:
+            finish.append(self._prompt_logprobs(computed.state, packed.prompts, packed.prompt_tokens))
+        if computed.logits is not None:
+            if packed.samples is not None:
+                samples = self._sampler.launch(computed.logits, packed.samples, self._slots.tokens)
+                self._slots.write_tokens(packed.sample_places, samples.token_ids)
+                finish.append(samples.fetch().result)
+            if packed.candidates is not None:
+                ranked = self._ranker.launch(computed.logits, packed.candidates, self._slots.tokens)
+                finish.append(ranked.fetch().result)
+        return tuple(finish)
+
+    def _prompt_logprobs(self, state: ForwardState, packed: PackedPrompts, tokens: Tensor) -> Finish:
+        def logits_of(some_tokens: Tensor) -> Tensor:
+            return self._forward.logits(state, some_tokens)
+
+        return launch_prompts(logits_of, tokens, packed, self._prompt_rows_at_once).result
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedRows:
+    """What a step computes, with all its arrays on their way."""
+
+    batch: PackedBatch
+    samples: PackedSampling | None
+    sample_places: Tensor  # int64 [S], where the sampled tokens go in the table of tokens
+    candidates: PackedCandidates | None
+    prompts: PackedPrompts | None
+    prompt_tokens: Tensor | None  # int64, which of the step's tokens predict those of prompts

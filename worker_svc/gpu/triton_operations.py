@@ -1,0 +1,27 @@
+"""The Triton kernels as a bundle of operations, for a CUDA device, or for the interpreter on any.
+
+The one file of the worker that needs Triton: whoever imports it says what to do where that is missing.
+"""
+
+from kernels.attention import cascade_attention, cascade_plan, decode_attention, decode_plan, prefill_attention
+from kernels.blocks import block_copy, block_swap
+from kernels.layers import activations, norms, rotary_write, step_inputs
+from kernels.sampling import logit_penalties, token_choice
+from worker_svc.operations import Operations
+
+OPERATIONS = Operations(
+    step_inputs=step_inputs.step_inputs,
+    rms_norm=norms.rms_norm,
+    layer_norm=norms.layer_norm,
+    gated_activation=activations.gated_activation,
+    rotate_and_write=rotary_write.rotate_and_write,
+    fill_decode_plan=decode_plan.fill_plan,
+    decode_attention=decode_attention.decode_attention,
+    fill_cascade_plan=cascade_plan.fill_cascade_plan,
+    cascade_attention=cascade_attention.cascade_attention,
+    prefill_attention=prefill_attention.prefill_attention,
+    copy_by_table=block_copy.copy_by_table,
+    swap_blocks=block_swap.swap_blocks,
+    choose_tokens=token_choice.choose_tokens,
+    penalise=logit_penalties.penalise,
+)

@@ -1,0 +1,1 @@
+"""KV memory: how many blocks fit, and the device and host pools that hold them."""

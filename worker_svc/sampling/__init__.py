@@ -1,0 +1,1 @@
+"""From logits to tokens: edits of logits, draws, candidates of beam searches, log-probabilities."""

@@ -1,0 +1,146 @@
+"""How each slot samples, as arrays over all slots, so that a step gathers its parameters without a loop.
+
+Settled when a slot is placed: what could be computed again and again for each token, such as noise keys up to the
+position and the ids that edits name, is kept as the device takes it. It knows no tokens and no device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from common.slot_sampling import SlotSampling
+from common.step import SlotState
+from kernels.sampling.noise import partial_keys, position_keys
+from kernels.sampling.sampling import min_p_thresholds
+from worker_svc.steps.step_check import Forks, IntArray
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class Feature(IntFlag):
+    """What is on for a slot, so that a step sees at once what it does not need."""
+
+    DRAWS = 1  # is not greedy
+    SELECTS = 2  # draws with top-k or top-p
+    PENALTIES = 4
+    ALLOWED_IDS = 8
+    SUPPRESSED_IDS = 16
+    BIAS = 32
+    LOGPROBS = 64
+
+    EDITS = PENALTIES | ALLOWED_IDS | SUPPRESSED_IDS | BIAS
+
+
+@dataclass(frozen=True, slots=True)
+class EditedIds:
+    """The ids that one slot's edits name."""
+
+    allowed: IntArray
+    suppressed: IntArray
+    biased: IntArray  # distinct
+    biases: Float32Array  # beside `biased`
+
+
+_NONE: IntArray = np.zeros(0, dtype=np.int64)
+_NO_IDS = EditedIds(_NONE, _NONE, _NONE, _NONE.astype(np.float32))
+
+
+class SamplingColumns:
+    """The columns [num_slots], of slots that were placed; of the thread that executes steps."""
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.features: IntArray = np.zeros(num_slots, dtype=np.int64)
+        self.temperatures = np.zeros(num_slots, dtype=np.float32)
+        self.floors = np.zeros(num_slots, dtype=np.float32)
+        self.top_k = np.full(num_slots, vocab_size, dtype=np.int32)
+        self.top_p = np.ones(num_slots, dtype=np.float64)
+        self.penalties = np.zeros((num_slots, 3), dtype=np.float32)  # repetition, presence, frequency
+        self.suppressed_until = np.zeros(num_slots, dtype=np.int64)
+        self.num_logprobs: IntArray = np.zeros(num_slots, dtype=np.int64)
+        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.edited_ids = np.full(num_slots, _NO_IDS, dtype=np.object_)
+        self._keys = np.zeros(num_slots, dtype=np.int64)
+
+    def apply(self, whole: Sequence[SlotState], forks: Forks) -> None:
+        """What a checked step says: slots placed, then slots that start as copies."""
+        for state in whole:
+            self.place(state.slot, state.sampling, state.num_prompt_tokens)
+        if len(forks.parents):
+            self.fork(forks.parents, forks.children)
+
+    def place(self, slot: int, sampling: SlotSampling, num_prompt_tokens: int) -> None:
+        self.features[slot] = self._features(sampling)
+        self.temperatures[slot] = sampling.temperature
+        self.floors[slot] = min_p_thresholds(torch.tensor([sampling.min_p], dtype=torch.float64)).item()
+        self.top_k[slot] = self._top_k(sampling)
+        self.top_p[slot] = sampling.top_p
+        self.penalties[slot] = (
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        self.suppressed_until[slot] = sampling.suppressed_until
+        self.num_logprobs[slot] = sampling.num_logprobs or 0
+        self.num_prompt_tokens[slot] = num_prompt_tokens
+        self.edited_ids[slot] = _edited_ids(sampling)
+        self._keys[slot] = partial_keys([sampling.seed], [sampling.sample_index]).item()
+
+    def fork(self, parents: IntArray, children: IntArray) -> None:
+        """All parents are read before any child is written."""
+        for column in (
+            self.features,
+            self.temperatures,
+            self.floors,
+            self.top_k,
+            self.top_p,
+            self.penalties,
+            self.suppressed_until,
+            self.num_logprobs,
+            self.num_prompt_tokens,
+            self.edited_ids,
+            self._keys,
+        ):
+            column[children] = column[parents]
+
+    def keys(self, slots: IntArray, positions: IntArray) -> IntArray:
+        """Noise keys of tokens that are to be sampled, int64, as `row_keys` gives them."""
+        return position_keys(self._keys[slots], positions)
+
+    def _top_k(self, sampling: SlotSampling) -> int:
+        return self.vocab_size if sampling.top_k is None else min(sampling.top_k, self.vocab_size)
+
+    def _features(self, sampling: SlotSampling) -> Feature:
+        selects = self._top_k(sampling) < self.vocab_size or sampling.top_p < 1
+        is_on = {
+            Feature.DRAWS: not sampling.is_greedy,
+            Feature.SELECTS: not sampling.is_greedy and selects,
+            Feature.PENALTIES: sampling.needs_history,
+            Feature.ALLOWED_IDS: bool(sampling.allowed_token_ids),
+            Feature.SUPPRESSED_IDS: bool(sampling.suppressed_token_ids),
+            Feature.BIAS: bool(sampling.logit_bias),
+            Feature.LOGPROBS: sampling.num_logprobs is not None,
+        }
+        features = Feature(0)
+        for feature, on in is_on.items():
+            if on:
+                features |= feature
+        return features
+
+
+def _edited_ids(sampling: SlotSampling) -> EditedIds:
+    if not (sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logit_bias):
+        return _NO_IDS
+    biases: dict[int, float] = {}
+    for token_id, bias in sampling.logit_bias:
+        biases[token_id] = biases.get(token_id, 0.0) + bias
+    return EditedIds(
+        allowed=np.array(sampling.allowed_token_ids or (), dtype=np.int64),
+        suppressed=np.array(sampling.suppressed_token_ids, dtype=np.int64),
+        biased=np.array(list(biases), dtype=np.int64),
+        biases=np.array(list(biases.values()), dtype=np.float32),
+    )

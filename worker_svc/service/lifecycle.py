@@ -1,0 +1,158 @@
+"""The life of a worker process: listen, load, register, serve, drain. Whatever executes its steps is handed in."""
+
+import asyncio
+import gc
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
+
+import structlog
+
+from common.address import advertised_address
+from common.process import ending
+from common.rpc import CLUSTER_MESSAGE_BYTES
+from common.serving import GrpcServer
+from worker_svc.description import WorkerDescription
+from worker_svc.engine import Engine
+from worker_svc.service.registration import Registration, WorkerIdentity
+from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
+from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.task_thread import TaskThread
+
+_STOP_GRACE_S = 1.0
+_LAST_STEPS_S = 5.0  # at the end, for steps that were on their way when the time for draining was over
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How a worker is reached, and whom it serves."""
+
+    listen: str
+    advertise: str | None
+    scheduler: str | None
+    worker_id: str | None
+    parent_pipe_fd: int | None
+    drain_timeout_s: float
+
+
+async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
+    """Serves until it is told to end. `load` is called on the execution thread, which may outlive this.
+
+    Raises ListenError, and whatever `load` raises.
+    """
+    end = ending(options.parent_pipe_fd)
+    server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
+    bound = server.bind(options.listen)
+    worker_id = options.worker_id or f"{socket.gethostname()}:{bound.rpartition(':')[2]}"
+    step_key = secrets.token_hex(16) if options.scheduler is not None else ""
+    servicer = WorkerServicer(worker_id, uuid.uuid4().hex, step_key)
+    add_to_server(servicer, server.grpc)
+    await server.start()
+    log.info("listening", address=bound, worker_id=worker_id)
+    thread = TaskThread("execution")
+    try:
+        engine = await _unless_ended(end, thread.call(load))
+        if engine is None:
+            return
+        gc.collect()
+        gc.freeze()  # what was loaded stays for good: a full collection, a tenth of a second, need not walk it
+        executor = StepExecutor(engine.runner, thread, _exit_at_once)
+        servicer.serve(LoadedWorker(engine.description, executor))
+        await _set_serving(server, True)
+        _log_ready(engine)
+        identity = WorkerIdentity(
+            worker_id=worker_id,
+            incarnation=servicer.incarnation,
+            address=advertised_address(bound, options.advertise),
+            model_fingerprint=engine.description.model.fingerprint,
+            step_key=step_key,
+        )
+        registration = None
+        if options.scheduler is not None:
+            registration = Registration(options.scheduler, identity, executor.follow)
+            servicer.on_left = registration.knock
+        await _until_end(end, server, registration, options.drain_timeout_s)
+        try:
+            async with asyncio.timeout(_LAST_STEPS_S):
+                await servicer.drain()
+                await executor.close()
+                await thread.close()
+        except TimeoutError:
+            log.warning("steps left unfinished: they do not end", waited_s=_LAST_STEPS_S)
+    finally:
+        await server.stop(_STOP_GRACE_S)
+        log.info("worker ended")
+
+
+async def _until_end(
+    end: asyncio.Event, server: GrpcServer, registration: Registration | None, drain_timeout_s: float
+) -> None:
+    """Keeps the lease until the end, then says that it is one, and waits a while for what runs here to move."""
+    if registration is None:
+        await end.wait()
+        await _set_serving(server, False)
+        return
+    keeping = asyncio.create_task(registration.keep())
+    await end.wait()
+    await _set_serving(server, False)
+    await registration.leave(drain_timeout_s)
+    keeping.cancel()
+    await registration.close()
+
+
+async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, Engine]) -> Engine | None:
+    """The engine once it is loaded; None if the end comes first."""
+    load = asyncio.create_task(loading)
+    ended = asyncio.create_task(end.wait())
+    await asyncio.wait([load, ended], return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    if load.done():
+        return load.result()
+    load.cancel()
+    return None
+
+
+def _exit_at_once() -> None:
+    """Nothing is waited for: whatever asks a lost device does not come back. Whoever started us starts us again."""
+    os._exit(1)
+
+
+async def _set_serving(server: GrpcServer, serving: bool) -> None:
+    for service in ("", SERVICE_NAME):
+        await server.set_serving(service, serving)
+
+
+def _log_ready(engine: Engine) -> None:
+    description = engine.description
+    log.info(
+        "ready",
+        model=description.model.name,
+        device=description.device,
+        dtype=description.model.dtype,
+        kv_dtype=description.kv_dtype,
+        **({"kernels": description.kernels, "packing": description.packing} if description.kernels else {}),
+        num_blocks=description.limits.num_blocks,
+        num_host_blocks=description.limits.num_host_blocks,
+        block_size=description.limits.block_size,
+        bytes_per_block=description.bytes_per_block,
+        max_model_len=description.limits.max_model_len,
+        **_memory_said(description),
+        startup_ms={each.phase: round(each.duration_ms, 1) for each in description.startup},
+    )
+
+
+def _memory_said(description: WorkerDescription) -> dict[str, object]:
+    """What weights, pool and steps take, and how many sequences the pool holds, of the longest."""
+    memory, limits = description.memory, description.limits
+    if memory is None:
+        return {}
+    said: dict[str, object] = {"dtype_reason": description.dtype_reason, **asdict(memory)}
+    if description.num_threads is not None:
+        said["threads"] = description.num_threads
+    pool_tokens = limits.num_blocks * limits.block_size
+    return {**said, "pool_tokens": pool_tokens, "num_longest": pool_tokens // limits.max_model_len}

@@ -1,0 +1,176 @@
+"""The gRPC service `Worker`: between the wire and the executor.
+
+It decides two things: who may send steps, and which of several streams is the scheduler's. While the model is being
+loaded it answers every call with UNAVAILABLE.
+"""
+
+import hmac
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+
+from common.step_codec import result_to_pb
+from common.step_wire import STEP_KEY, open_any_request, open_request, seal_response
+from quire.errors import QuireError, UnavailableError
+from quire.v1 import inference_pb2, worker_pb2_grpc
+from quire.v1 import worker_pb2 as pb
+from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
+from worker_svc.description import WorkerDescription
+from worker_svc.service.scheduler_stream import SchedulerStream, StreamEnd, StreamReplacedError, decode
+from worker_svc.steps.executor import StepExecutor
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
+_LOADING_RETRY_S = 0.5
+_DRAINING_RETRY_S = 1.0
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class UnknownCallerError(QuireError):
+    """Steps came from somebody with whom this worker is not registered."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "UNKNOWN_CALLER"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """What can be served once the model is loaded."""
+
+    description: WorkerDescription
+    executor: StepExecutor
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """One worker. `worker` is given when it is loaded."""
+
+    def __init__(self, worker_id: str, incarnation: str, step_key: str = "") -> None:
+        """Takes steps only of calls that carry `step_key`; of anybody if it is empty."""
+        self._worker_id = worker_id
+        self._step_key = step_key
+        self.incarnation = incarnation
+        self.on_left: Callable[[], None] = lambda: None  # when a scheduler's stream ends that was the current one
+        self._worker: LoadedWorker | None = None
+        self._draining = False
+        self._streams: set[SchedulerStream] = set()  # all that are open
+        self._current: SchedulerStream | None = None  # the scheduler's
+
+    def serve(self, worker: LoadedWorker) -> None:
+        """From now on calls are answered."""
+        self._worker = worker
+
+    async def drain(self) -> None:
+        """Takes no more steps, answers those that it has, and ends all streams."""
+        self._draining = True
+        for stream in self._streams:
+            stream.end(StreamEnd(_draining()))
+        if self._worker is not None:
+            await self._worker.executor.drain()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        description = self._loaded().description
+        return pb.DescribeResponse(
+            worker_id=self._worker_id,
+            incarnation=self.incarnation,
+            model=_model(description),
+            tokenizer=_tokenizer(description.tokenizer, request.known_tokenizer_fingerprint),
+            pool=pb.PoolInfo(
+                num_blocks=description.limits.num_blocks,
+                block_size=description.limits.block_size,
+                num_host_blocks=description.limits.num_host_blocks,
+                bytes_per_block=description.bytes_per_block,
+                dtype=description.kv_dtype,
+            ),
+            num_slots=description.limits.num_slots,
+            max_batched_tokens=description.limits.max_batched_tokens,
+            device=description.device,
+            startup=[pb.PhaseTime(phase=each.phase, duration_ms=each.duration_ms) for each in description.startup],
+        )
+
+    async def StepStream(
+        self, request_iterator: AsyncIterator[pb.StepRequest], context: Context
+    ) -> AsyncIterator[pb.StepResponse]:
+        self._check_key(context)
+        stream = SchedulerStream(self._accepting().executor, self._claim)
+        self._streams.add(stream)
+        try:
+            async for response in stream.answers(request_iterator):
+                yield response
+        finally:
+            self._streams.remove(stream)
+            if self._current is stream:
+                self._current = None
+                self.on_left()
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
+        self._check_key(context)
+        return result_to_pb(await self._accepting().executor.answer(decode(request)))
+
+    def _check_key(self, context: Context) -> None:
+        """Raises UnknownCallerError: an epoch or a snapshot of somebody else would leave the scheduler without us."""
+        given = dict(context.invocation_metadata() or ()).get(STEP_KEY, "")
+        if self._step_key and not hmac.compare_digest(str(given).encode(), self._step_key.encode()):
+            raise UnknownCallerError(
+                "this worker executes the steps of the scheduler that it is registered with; to send it steps, start "
+                "one without --scheduler"
+            )
+
+    def _claim(self, stream: SchedulerStream, epoch: int) -> None:
+        """Makes a stream the current one at its first step, unless the current one has a higher epoch."""
+        current = self._current
+        if stream is current or (current is not None and epoch < current.epoch):
+            return
+        self._current = stream
+        if current is not None:
+            current.end(StreamEnd(StreamReplacedError("another stream has replaced this one"), at_once=True))
+
+    def _loaded(self) -> LoadedWorker:
+        if self._worker is None:
+            raise UnavailableError("the model is being loaded: come back soon", _LOADING_RETRY_S)
+        return self._worker
+
+    def _accepting(self) -> LoadedWorker:
+        if self._draining:
+            raise _draining()
+        return self._loaded()
+
+
+def add_to_server(servicer: WorkerServicer, server: grpc.aio.Server) -> None:
+    """Serves it with steps checked on the bytes that came: the generated handlers, later in the list, do not."""
+    sealed: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "StepStream": grpc.stream_stream_rpc_method_handler(servicer.StepStream, open_request, seal_response),
+        "Step": grpc.unary_unary_rpc_method_handler(servicer.Step, open_any_request, pb.StepResponse.SerializeToString),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, sealed)])
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+
+
+def _draining() -> UnavailableError:
+    return UnavailableError("the worker is shutting down", _DRAINING_RETRY_S)
+
+
+def _model(description: WorkerDescription) -> pb.ModelInfo:
+    model = description.model
+    return pb.ModelInfo(
+        name=model.name,
+        fingerprint=model.fingerprint,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        vocab_size=description.limits.vocab_size,
+        max_model_len=description.limits.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        sampling_defaults=inference_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
+    )
+
+
+def _tokenizer(files: TokenizerFiles | None, known_fingerprint: str) -> pb.TokenizerFiles | None:
+    if files is None:
+        return None
+    return pb.TokenizerFiles(
+        fingerprint=files.fingerprint,
+        tokenizer_json=b"" if files.fingerprint == known_fingerprint else files.tokenizer_json,
+        chat_template=files.chat_template or "",
+        special_tokens=files.special_tokens,
+    )

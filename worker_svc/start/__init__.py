@@ -1,0 +1,1 @@
+"""From options to an engine that can execute steps: checks before torch, loading, the choice of sizes."""

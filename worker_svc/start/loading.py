@@ -1,0 +1,123 @@
+"""From settings to a model that can execute steps: checkpoint, weights, tokenizer, and the runner's own start.
+
+Everything here takes long and is done once, on the execution thread.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from common.status import Status
+from kernels.native.build import needs_build
+from kernels.native.processor import multiplies_bfloat16, processor_features
+from quire.worker_settings import WorkerSettings
+from worker_svc.checkpoint.checkpoint_folder import fingerprint, is_local, resolve_checkpoint
+from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
+from worker_svc.checkpoint.generation_defaults import SamplingDefaults, read_sampling_defaults
+from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
+from worker_svc.checkpoint.weight_files import read_headers
+from worker_svc.cpu.start import choose_host
+from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
+from worker_svc.engine import Engine
+from worker_svc.memory.huge_pages import collapse_memory
+from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
+from worker_svc.model.families import read_model_config
+from worker_svc.model.layers import Linear
+from worker_svc.option_check import CheckedOptions, int8_refused
+from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
+from worker_svc.start.notices import notices
+from worker_svc.start.preflight import check_folder
+from worker_svc.start.runner_start import start_device_runner, start_plain_runner
+
+
+def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engine:
+    """Loads it all, and tells how far it is. Raises CheckpointError or OptionError: what to do."""
+    status = status or Status()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    clock = PhaseClock(status.phase)
+    choice = choose_runner(_wishes(settings), look_at_machine())
+    if choice.device.type == "cuda":
+        torch.cuda.set_device(choice.device)  # of this thread, which launches all kernels
+    with clock.phase("checkpoint"):
+        if not is_local(settings.model):
+            status.phase("downloading")
+        folder = resolve_checkpoint(settings.model)
+        if not is_local(settings.model):  # a local folder was checked before torch was loaded
+            options = CheckedOptions.of(settings)
+            check_folder(folder, options, sampling_defaults=settings.generation_config == "model")
+        model_fingerprint = fingerprint(folder)
+        tokenizer = read_tokenizer_files(folder)
+        chosen = choose_dtype(
+            settings.dtype,
+            saved_dtype(read_model_config(folder).dtype, read_headers(folder)),
+            on_cpu=choice.device.type == "cpu",
+            bfloat16_by=multiplies_bfloat16(processor_features()),
+        )
+        dtype = named_dtype(chosen.dtype)
+    host = None
+    if choice.kind == "cpu" and choice.device.type == "cpu":
+        with clock.phase("kernels"):
+            if settings.kernels != "torch" and needs_build(os.environ):
+                status.phase("compiling")
+            host = choose_host(
+                settings.kernels,
+                dtype,
+                int8_weights=settings.weight_dtype == "int8",
+                int8_kv=choice.kv_dtype == torch.int8,
+            )
+    elif settings.weight_dtype == "int8":
+        raise DeviceError(int8_refused("--weight-dtype"))
+    with clock.phase("weights"):
+        make_product = Linear if host is None else host.packing.make_product
+        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"))
+    if choice.kind == "device":
+        started = start_device_runner(settings, decoder, choice, clock)
+    else:
+        started = start_plain_runner(settings, decoder, choice, clock, None if host is None else host.kernels)
+    if choice.device.type == "cpu":
+        with clock.phase("huge_pages"):
+            collapse_memory()
+    description = WorkerDescription(
+        model=_describe_model(settings, folder, decoder, model_fingerprint),
+        tokenizer=tokenizer,
+        limits=started.limits,
+        bytes_per_block=started.block_shape.bytes_per_block,
+        kv_dtype=_dtype_name(started.block_shape.dtype),
+        device=str(decoder.device),
+        startup=clock.phases,
+        memory=started.memory,
+        dtype_reason=chosen.reason,
+        num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
+        kernels=None if host is None else host.kernels.name,
+        packing=None if host is None else host.packing.name,
+    )
+    for about, notice in notices(description).items():
+        status.notice(about, notice)
+    return Engine(started.runner, description)
+
+
+def _wishes(settings: WorkerSettings) -> RunnerWishes:
+    return RunnerWishes(device=settings.device, runner=settings.runner, kv_dtype=settings.kv_dtype)
+
+
+def _describe_model(
+    settings: WorkerSettings, folder: Path, decoder: Decoder, model_fingerprint: str
+) -> ModelDescription:
+    return ModelDescription(
+        name=settings.model_name or settings.model,
+        fingerprint=model_fingerprint,
+        architecture=decoder.config.architecture,
+        dtype=_dtype_name(decoder.dtype),
+        eos_token_ids=decoder.config.eos_token_ids,
+        sampling_defaults=(
+            read_sampling_defaults(folder) if settings.generation_config == "model" else SamplingDefaults()
+        ),
+    )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """As torch names it, "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

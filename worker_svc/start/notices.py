@@ -1,0 +1,23 @@
+"""What a worker tells whoever starts it of the choices that it has made: in which dtype, and what takes how much."""
+
+from worker_svc.description import WorkerDescription
+from worker_svc.memory.pool_plan import gib
+
+
+def notices(description: WorkerDescription) -> dict[str, str]:
+    """Lines for people, by what they are about."""
+    said = {}
+    if description.dtype_reason:
+        said["dtype"] = f"{description.model.dtype}: {description.dtype_reason}"
+    memory, limits = description.memory, description.limits
+    if memory is not None:
+        parts = [f"weights {gib(memory.weight_bytes)}", f"KV pool {gib(memory.kv_pool_bytes)}"]
+        if memory.host_pool_bytes:
+            parts.append(f"swap pool {gib(memory.host_pool_bytes)}")
+        parts.append(f"steps up to {gib(memory.step_bytes)}")
+        num_longest = limits.num_blocks * limits.block_size // limits.max_model_len
+        said["takes"] = f"{', '.join(parts)}; the pool holds {num_longest} sequences of {limits.max_model_len} tokens"
+    if description.num_threads is not None:
+        kernels = description.kernels or "torch"
+        said["threads"] = f"{description.num_threads}, kernels: {kernels}"
+    return said

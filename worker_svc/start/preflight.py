@@ -1,0 +1,47 @@
+"""Checks options and a model folder without torch, in well under a second, as far as no weight is read."""
+
+from pathlib import Path
+
+from worker_svc.checkpoint.checkpoint_folder import find_checkpoint
+from worker_svc.checkpoint.dtype_choice import saved_dtype
+from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
+from worker_svc.checkpoint.tokenizer_files import check_tokenizer
+from worker_svc.checkpoint.weight_files import check_tensor, read_headers
+from worker_svc.model.families import read_model_config
+from worker_svc.model.tensor_names import needed_tensors
+from worker_svc.option_check import CheckedOptions, check_length, check_options, has_cuda_driver, has_triton
+from worker_svc.start.pool_check import check_pool
+
+
+def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
+    """Checks what a worker is asked to serve, and how. Raises OptionError or CheckpointError, which say what to do."""
+    check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton())
+    check_model(model, options, sampling_defaults=generation_config == "model")
+
+
+def check_model(name_or_path: str, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
+    """Checks what `--model` names; a hub id that is not in the local cache is checked once it is downloaded.
+
+    Raises as `check_folder`.
+    """
+    folder = find_checkpoint(name_or_path)
+    if folder is not None:
+        check_folder(folder, options, sampling_defaults=sampling_defaults)
+
+
+def check_folder(folder: Path, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
+    """Checks config, names, shapes and dtypes of all tensors, tokenizer, and `sampling_defaults` if they are to count.
+
+    Raises CheckpointError, and OptionError if the model does not allow the options.
+    """
+    config = read_model_config(folder)
+    if options is not None:
+        check_length(options.max_model_len, config.max_model_len)
+    headers = read_headers(folder)
+    for name, shape in needed_tensors(config, headers, folder):
+        check_tensor(folder, name, headers.get(name), shape)
+    if options is not None:
+        check_pool(options, config, saved_dtype(config.dtype, headers), has_driver=has_cuda_driver())
+    check_tokenizer(folder)
+    if sampling_defaults:
+        read_sampling_defaults(folder)

@@ -1,0 +1,246 @@
+"""From a loaded decoder to a runner that has its KV pool and has run once: the plain one, or that of an accelerator.
+
+It knows how much memory each may take, and what of the settings that depends on.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Thread
+from typing import NamedTuple
+
+import structlog
+import torch
+
+from kernels.native.cpu_kernels import CpuKernels
+from kernels.native.host_memory import take_memory
+from quire import machine
+from quire.worker_settings import WorkerSettings
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.host_runner import HostRunner
+from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.step_memory import step_buffer_bytes
+from worker_svc.description import MemoryUse, PhaseClock
+from worker_svc.gpu import torch_operations
+from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.runner import DeviceRunner
+from worker_svc.gpu.start import GraphRunner, measure_memory, start_runner
+from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
+from worker_svc.memory.main_memory import MainMemory
+from worker_svc.memory.pool_plan import (
+    FreeMemory,
+    PoolPlan,
+    PoolRequest,
+    PoolSizeError,
+    SequenceLimits,
+    gib,
+    longest_sequence,
+    plan_pool,
+)
+from worker_svc.model.decoder import Decoder
+from worker_svc.operations import Operations
+from worker_svc.runner_choice import RunnerChoice
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_runner import StepRunner
+from worker_svc.steps.trial_steps import warm_up_steps
+
+_CPU_BYTES_AT_HAND = 256 << 20  # of the pool's memory that is taken at the start, at most; the rest as it is used
+_CPU_PART_AT_HAND = 0.25
+# In a step. On a CPU a row of a product costs as much from 256 rows on, so that more would only keep others waiting.
+_CPU_BATCHED_TOKENS, _CUDA_BATCHED_TOKENS = 512, 8192
+_CPU_LEAST_TOKENS = 1024  # of a pool where little memory is free
+_UNMEASURED_FRACTION = 0.85  # of what the weights leave on a CUDA device; the rest is for activations
+_MEASURED_FRACTION = 0.95  # of what is left beside all that was measured; steps differ in how they cut memory up
+
+log = structlog.get_logger()
+
+
+class StartedRunner(NamedTuple):
+    """A runner, and what there is to say of it."""
+
+    runner: StepRunner
+    limits: StepLimits
+    block_shape: BlockShape
+    memory: MemoryUse
+
+
+def start_plain_runner(
+    settings: WorkerSettings,
+    decoder: Decoder,
+    choice: RunnerChoice,
+    clock: PhaseClock,
+    kernels: CpuKernels | None,
+) -> StartedRunner:
+    """The runner that does one thing after the other: on a CPU with kernels, else with plain torch.
+
+    Raises PoolSizeError.
+    """
+    shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
+    with clock.phase("kv_pool"):
+        step_bytes = _step_bytes(settings, decoder)
+        plan = _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes))
+        with _short_memory_said():
+            pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
+    limits = _limits(settings, decoder, plan)
+    with clock.phase("warm_up"), _short_memory_said():
+        make: Callable[[], StepRunner]
+        if kernels is None:
+            make = partial(ModelRunner, decoder, pool, Sampler(), limits)
+        else:
+            host_decoder = HostDecoder(decoder, kernels)
+            host_decoder.reserve(limits.max_batched_tokens)
+            make = partial(HostRunner, host_decoder, pool, Sampler(), limits)
+        runner = make()
+        for step in warm_up_steps(limits):
+            runner.launch(step)
+        if kernels is not None:
+            Thread(target=_take_memory, args=(host_decoder, pool), name="memory", daemon=True).start()
+    return StartedRunner(make(), limits, shape, _memory_use(decoder, pool, step_bytes))
+
+
+@contextmanager
+def _short_memory_said() -> Iterator[None]:
+    """Raises PoolSizeError for what the system does not give; what it gives and then does not have, it ends us for."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise PoolSizeError(
+            "the main memory does not hold what steps and the KV pool take: give fewer --max-batched-tokens or "
+            "--max-num-seqs, or a smaller --num-blocks, --kv-memory-bytes or --num-host-blocks"
+        ) from error
+
+
+def _take_memory(model: HostDecoder, pool: KVPool) -> None:
+    """Of what the first prompts write: to be given it takes as long as to compute them on some machines."""
+    model.take_memory()
+    take_memory(pool.blocks, min(_CPU_BYTES_AT_HAND, int(pool.blocks.nbytes * _CPU_PART_AT_HAND)))
+
+
+def start_device_runner(
+    settings: WorkerSettings, decoder: Decoder, choice: RunnerChoice, clock: PhaseClock
+) -> StartedRunner:
+    """The accelerator's runner, on a CPU with torch's operators. Raises PoolSizeError."""
+    shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
+    operations = _operations(choice)
+    graphs = settings.graphs and choice.device.type == "cuda"
+
+    def make(pool: KVPool, limits: StepLimits) -> GraphRunner:
+        return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
+
+    step_bytes = _step_bytes(settings, decoder)
+    room = _pool_room(settings, choice.device, step_bytes)
+    if choice.device.type == "cuda":
+        trial = PoolPlan(num_blocks=0, max_model_len=longest_sequence(_sequences(settings, decoder)))
+        limits = _limits(settings, decoder, trial)
+        profile = measure_memory(make, shape, limits, choice.device, graphs=graphs, clock=clock)
+        step_bytes = profile.buffers + profile.activations + profile.graphs
+        room = _PoolRoom(profile.available, _MEASURED_FRACTION)
+    with clock.phase("kv_pool"):
+        plan = _plan(settings, decoder, shape, room)
+        pool = KVPool(shape, plan.num_blocks, choice.device, settings.num_host_blocks)
+    limits = _limits(settings, decoder, plan)
+    runner = start_runner(make, pool, limits, graphs=graphs, clock=clock)
+    return StartedRunner(runner, limits, shape, _memory_use(decoder, pool, step_bytes))
+
+
+def _operations(choice: RunnerChoice) -> Operations:
+    if not choice.has_kernels:
+        return torch_operations.OPERATIONS
+    from worker_svc.gpu import triton_operations  # noqa: PLC0415 - Triton may be missing where nobody needs it
+
+    return triton_operations.OPERATIONS
+
+
+class _PoolRoom(NamedTuple):
+    """Bytes that a pool may take, and the part of them that one of which no size was asked for does."""
+
+    free: int
+    fraction: float
+
+
+def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int) -> _PoolRoom:
+    """Beside weights that are loaded and a step's buffers. A size in blocks or bytes may take whatever is free."""
+    free = free_memory_bytes(device)
+    if device.type == "cuda":
+        return _PoolRoom(free, _UNMEASURED_FRACTION)
+    memory = MainMemory(
+        free=free,
+        taken=machine.own_memory_bytes(),
+        share=settings.memory_bytes,
+        is_limited=machine.has_memory_limit(),
+    )
+    if settings.num_blocks is not None or settings.kv_memory_bytes is not None:
+        return _PoolRoom(free, memory.fraction)
+    return _PoolRoom(memory.for_pool(step_bytes), memory.fraction)
+
+
+def _plan(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, room: _PoolRoom) -> PoolPlan:
+    on_cpu = decoder.device.type == "cpu"
+    plan = plan_pool(
+        PoolRequest(
+            num_blocks=settings.num_blocks,
+            memory_bytes=settings.kv_memory_bytes,
+            fraction=settings.kv_memory_fraction,
+            default_fraction=room.fraction,
+            share=settings.memory_bytes if on_cpu else None,
+            default_least_tokens=_CPU_LEAST_TOKENS if on_cpu else 0,
+            num_host_blocks=settings.num_host_blocks,
+        ),
+        _sequences(settings, decoder),
+        FreeMemory(device=room.free, host=None if on_cpu else free_memory_bytes(torch.device("cpu"))),
+        shape.bytes_per_block,
+    )
+    pool_tokens = plan.num_blocks * settings.block_size
+    if settings.num_blocks is None and settings.kv_memory_bytes is None and pool_tokens < plan.max_model_len:
+        log.warning(
+            f"little memory: the KV pool holds {pool_tokens} tokens, less than one sequence of {plan.max_model_len}; "
+            "free memory, or give --kv-memory-bytes, --kv-dtype int8 or a smaller --max-model-len",
+            free=gib(room.free),
+        )
+    return plan
+
+
+def _step_bytes(settings: WorkerSettings, decoder: Decoder) -> int:
+    return step_buffer_bytes(
+        decoder.config,
+        decoder.dtype,
+        num_tokens=_batched_tokens(settings, decoder.device),
+        num_rows=settings.max_num_seqs,
+    )
+
+
+def _batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
+    return settings.max_batched_tokens or (_CUDA_BATCHED_TOKENS if device.type == "cuda" else _CPU_BATCHED_TOKENS)
+
+
+def _memory_use(decoder: Decoder, pool: KVPool, step_bytes: int) -> MemoryUse:
+    return MemoryUse(
+        weight_bytes=decoder.weight_bytes,
+        kv_pool_bytes=pool.blocks.nbytes,
+        host_pool_bytes=pool.host_blocks.nbytes,
+        step_bytes=step_bytes,
+    )
+
+
+def _sequences(settings: WorkerSettings, decoder: Decoder) -> SequenceLimits:
+    return SequenceLimits(
+        num_slots=settings.max_num_seqs,
+        block_size=settings.block_size,
+        model_len=decoder.config.max_model_len,
+        max_model_len=settings.max_model_len,
+    )
+
+
+def _limits(settings: WorkerSettings, decoder: Decoder, plan: PoolPlan) -> StepLimits:
+    return StepLimits(
+        num_slots=settings.max_num_seqs,
+        num_blocks=plan.num_blocks,
+        num_host_blocks=settings.num_host_blocks,
+        block_size=settings.block_size,
+        vocab_size=decoder.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_batched_tokens=_batched_tokens(settings, decoder.device),
+    )

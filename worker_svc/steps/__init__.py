@@ -1,0 +1,1 @@
+"""Steps: fenced, checked against the slots, executed in order, answered in order. Knows no model."""

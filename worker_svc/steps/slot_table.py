@@ -1,0 +1,83 @@
+"""What a worker remembers between steps: per slot its block table, its tokens, how far it is, how it samples.
+
+It lives on the host, in arrays over all slots, so that a batch is gathered without a loop. It is a cache of what
+the scheduler said: it owns no block and knows no sequence beyond its slot.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from common.slot_sampling import SlotSampling
+from common.step import SlotState, Step
+from worker_svc.steps.step_check import BoolArray, CheckedStep, Forks, IntArray, SlotCounts, StepRows, check_step
+from worker_svc.steps.step_limits import StepLimits
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class SlotTable:
+    """The slots of one worker. Used by the execution thread alone."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self.limits = limits
+        self.counts = SlotCounts.empty(limits.num_slots)
+        self.block_tables: Int32Array = np.zeros((limits.num_slots, limits.max_blocks), dtype=np.int32)
+        # One more than the longest sequence, for a token sampled after its last.
+        self.token_ids: Int32Array = np.zeros((limits.num_slots, limits.max_model_len + 1), dtype=np.int32)
+        self.num_prompt_tokens: IntArray = np.zeros(limits.num_slots, dtype=np.int64)
+        self.sampling = [SlotSampling(seed=0)] * limits.num_slots
+        self._rows: StepRows | None = None  # of the last step
+        # Whether a slot wants the greatest of its logits as they are, and nothing else of them.
+        self.is_plainly_greedy: BoolArray = np.zeros(limits.num_slots, dtype=np.bool_)
+
+    def apply(self, step: Step) -> CheckedStep:
+        """Takes all of a step but its rows; raises InvalidStepError and changes nothing if any of it cannot be."""
+        checked = check_step(step, self.counts, self.limits, self._rows)
+        for state in step.whole:
+            self._place(state)
+        if len(checked.appended.slots):
+            self.block_tables[checked.appended.slots, checked.appended.columns] = checked.appended.blocks
+        if len(checked.forks.parents):
+            self._fork(checked.forks)
+        self.counts, self._rows = checked.counts, checked.rows
+        return checked
+
+    def advance(self, rows: StepRows, token_ids: Sequence[int] | IntArray | None) -> None:
+        """The rows are computed, and `token_ids` [S] were sampled: each becomes its slot's next input.
+
+        None where only the device knows the tokens (`DeviceSlots`).
+        """
+        self.counts.positions[rows.slots] = rows.ends
+        positions = rows.sample_positions
+        self.counts.positions[rows.sample_slots] = positions
+        self.counts.num_known[rows.sample_slots] = positions + 1
+        if token_ids is not None:
+            self.token_ids[rows.sample_slots, positions] = token_ids
+
+    def _place(self, state: SlotState) -> None:
+        self.block_tables[state.slot] = 0
+        self.block_tables[state.slot, : len(state.block_table)] = state.block_table
+        self.token_ids[state.slot, : len(state.history)] = state.history
+        self.token_ids[state.slot, state.position : state.position + len(state.token_ids)] = state.token_ids
+        self.num_prompt_tokens[state.slot] = state.num_prompt_tokens
+        self.sampling[state.slot] = state.sampling
+        self.is_plainly_greedy[state.slot] = _is_plainly_greedy(state.sampling)
+
+    def _fork(self, forks: Forks) -> None:
+        for array in (self.block_tables, self.token_ids, self.num_prompt_tokens, self.is_plainly_greedy):
+            array[forks.children] = array[forks.parents]
+        sampling = [self.sampling[parent] for parent in forks.parents]
+        for child, parameters in zip(forks.children.tolist(), sampling, strict=True):
+            self.sampling[child] = parameters
+
+
+def _is_plainly_greedy(sampling: SlotSampling) -> bool:
+    is_edited = (
+        sampling.allowed_token_ids is not None
+        or sampling.suppressed_token_ids
+        or sampling.logit_bias
+        or sampling.needs_history
+    )
+    return sampling.is_greedy and not is_edited and sampling.num_logprobs is None

@@ -1,0 +1,109 @@
+"""All that the host tells the device in one step, in one copy.
+
+Arrays are laid one after the other in pinned memory and sent together; each is a view of one buffer on the device.
+It knows nothing of what they mean. A captured graph reads the fixed ones, which are always at the same place.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from worker_svc.steps.streams import DeviceEvent
+
+_ALIGNMENT = 16  # bytes, so that kernels read whole vectors
+_NUM_STAGES = 4  # steps on the way and being packed at once; the scheduler has two on the way
+_TORCH = {
+    np.dtype(np.bool_): torch.bool,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
+
+
+class StepUpload:
+    """One step at a time: `begin`, then `put` and `add` in any order, then `send`.
+
+    A view's content is that of the step from `send` on, in the order of the current stream, until the next `send`.
+    """
+
+    def __init__(self, device: torch.device, fixed: Mapping[str, tuple[int, torch.dtype]], capacity_bytes: int) -> None:
+        """`fixed` gives arrays of one dimension by name, with their length; `capacity_bytes` is for all others."""
+        starts, end = {}, 0
+        for name, (length, dtype) in fixed.items():
+            starts[name] = end
+            end = _aligned(end + length * dtype.itemsize)
+        self._first_free = end
+        capacity = end + _aligned(capacity_bytes)
+        self._on_device = torch.zeros(capacity, dtype=torch.uint8, device=device)
+        self._typed = {dtype: self._on_device.view(dtype) for dtype in _TORCH.values()}
+        self._stages = [_Stage(capacity, device) for _ in range(_NUM_STAGES)]
+        self._next_stage = 0
+        self._stage = self._stages[0]
+        self._end = end
+        self._starts = starts
+        self.fixed = {  # views on the device
+            name: self._view(starts[name], length, dtype) for name, (length, dtype) in fixed.items()
+        }
+
+    def begin(self) -> None:
+        """Forgets what was added. Waits only if four steps are on the way."""
+        self._stage = self._stages[self._next_stage]
+        self._next_stage = (self._next_stage + 1) % _NUM_STAGES
+        self._stage.wait_until_free()
+        self._end = self._first_free
+
+    def put(self, name: str, values: npt.NDArray[np.generic]) -> None:
+        """The first len(values) elements of a fixed array; the rest of it has no defined content."""
+        assert values.ndim == 1 and _TORCH[values.dtype] == self.fixed[name].dtype
+        assert len(values) <= len(self.fixed[name]), f"{name} has {len(self.fixed[name])} elements"
+        self._stage.write(self._starts[name], values)
+
+    def add(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """An array of any shape; what does not fit in the buffer any more is sent by itself."""
+        dtype = _TORCH[values.dtype]
+        start, end = self._end, self._end + values.nbytes
+        if end > len(self._on_device):
+            apart = torch.from_numpy(np.ascontiguousarray(values))
+            return (apart.pin_memory() if self._on_device.is_cuda else apart.clone()).to(
+                self._on_device.device, non_blocking=True
+            )
+        self._stage.write(start, values)
+        self._end = _aligned(end)
+        view = self._view(start, values.size, dtype)
+        return view if values.ndim == 1 else view.view(values.shape)
+
+    def send(self) -> None:
+        """Queues the copy on the current stream."""
+        self._on_device[: self._end].copy_(self._stage.memory[: self._end], non_blocking=True)
+        self._stage.sent()
+
+    def _view(self, start: int, length: int, dtype: torch.dtype) -> Tensor:
+        first = start // dtype.itemsize
+        return self._typed[dtype][first : first + length]
+
+
+class _Stage:
+    """Pinned memory that one step is packed in."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.memory = torch.zeros(capacity, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._bytes = self.memory.numpy()
+        self._event = DeviceEvent(device)
+
+    def write(self, start: int, values: npt.NDArray[np.generic]) -> None:
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self._bytes[start : start + len(flat)] = flat
+
+    def sent(self) -> None:
+        self._event.record()
+
+    def wait_until_free(self) -> None:
+        self._event.synchronize()
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
