@@ -55,6 +55,7 @@ check: $(VENV)/.dev kernels-gate
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.docstring_openings
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/release.binpb
 	$(BIN)/python -m pytest -q tests/test_protos.py
