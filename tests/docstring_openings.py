@@ -15,9 +15,12 @@ FOLDERS = ("common", "kernels", "quire", "scheduler_svc", "worker_svc", "benchma
 GENERATED = ROOT / "quire" / "v1"
 # Pronouns, relatives and conjunctions. Determiners in front of a noun ("Each worker", "No block") are welcome.
 UNTELLING = frozenset(
-    "it its they them their theirs this that these those he him his she her we us our ours ones all of any "
-    "nobody somebody anybody everybody nothing something anything everything who whom whose what whatever which "
-    "whichever whether where wherever when whenever while why how however as if so".split()
+    """
+    it its they them their theirs this that these those he him his she her we us our ours ones all
+    of any nobody somebody anybody everybody nothing something anything everything who whom whose
+    what whatever which whichever whether where wherever when whenever while why how however as if
+    so
+    """.split()
 )
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -40,7 +43,7 @@ def main(arguments: list[str]) -> int:
                 continue
             for line, text in untelling_openings(path):
                 num_found += 1
-                print(f"{path.relative_to(ROOT)}:{line}: docstring opens with no noun or verb: {text}")
+                sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: docstring opens with no noun or verb: {text}\n")
     return 1 if num_found else 0
 
 
