@@ -14,14 +14,13 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("common", "kernels", "quire", "scheduler_svc", "worker_svc", "benchmarks", "demo", "tests")
 GENERATED = ROOT / "quire" / "v1"
 # Pronouns, relatives and conjunctions. Determiners in front of a noun ("Each worker", "No block") are welcome.
-UNTELLING = frozenset(
-    """
+_UNTELLING = """
     it its they them their theirs this that these those he him his she her we us our ours ones all
     of any nobody somebody anybody everybody nothing something anything everything who whom whose
     what whatever which whichever whether where wherever when whenever while why how however as if
     so
-    """.split()
-)
+"""
+UNTELLING = frozenset(_UNTELLING.split())
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
