@@ -51,7 +51,7 @@ class Cost:
     schedule_p50_us_per_sequence: float
     apply_p50_ms: float
     apply_p99_ms: float
-    offer_p50_ms: float  # offer_filled_blocks, which the worker's loop calls while a step is executed
+    offer_p50_ms: float  # cache_decoded_blocks, which the worker's loop calls while a step is executed
     offer_p99_ms: float
 
 
@@ -97,7 +97,7 @@ class DecodeLoop:
         plan = self.schedule.of(lambda: self._scheduler.schedule(WORKER))
         assert plan is not None and len(plan.sampled_sequences) == self._batch, "every sequence gets a token"
         self._in_flight.append(plan)
-        self.offer.of(lambda: self._scheduler.offer_filled_blocks(WORKER))
+        self.offer.of(lambda: self._scheduler.cache_decoded_blocks(WORKER))
         if len(self._in_flight) == 2:
             done = self._in_flight.popleft()
             tokens = self._tokens.choices(range(256), k=self._batch)

@@ -31,7 +31,7 @@ def probe_scheduler(log: SpanLog) -> None:
     log.wrap(worker_link, "result_from_pb", "decode")
     log.wrap(worker_loop.WorkerLoop, "_take", "apply")
     log.wrap(Engine, "note_scheduled", "note")
-    log.wrap(Scheduler, "offer_filled_blocks", "offer")
+    log.wrap(Scheduler, "cache_decoded_blocks", "offer")
     log.wrap(Engine, "settle", "settle")
     log.wrap(LiveSample, "push_text", "text")
     log.wrap(Journal, "append", "pack")

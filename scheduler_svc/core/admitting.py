@@ -6,14 +6,14 @@ from scheduler_svc.core import placement
 from scheduler_svc.core.deadlines import is_hopeless, quickest_prefill
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.starting import count_prefix, start_group
-from scheduler_svc.core.step_rows import add_row, give_way
+from scheduler_svc.core.starting import count_prefix_hits, start_group
+from scheduler_svc.core.step_rows import add_row, swap_or_preempt
 from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
-class Admission:
+class GroupStarter:
     """The queue that all workers share, and the rules by which a group leaves it."""
 
     def __init__(self, queue: WaitingQueue, limits: WorkerLimits) -> None:
@@ -49,17 +49,17 @@ class Admission:
     ) -> None:
         """Start those who wait for the trial there, in order. Who has no part in it makes room."""
         workers = list(workers)
-        for group in self._queue.in_cohort(worker.trial) if worker.trial is not None else ():
+        for group in self._queue.quarantined_in(worker.trial) if worker.trial is not None else ():
             if budget <= 0 or not placement.may_take(worker, group, workers, self._limits):
                 continue
-            while (start := placement.claim(group, worker, (), self._limits, is_busy=False)) is None:
+            while (start := placement.claim_start(group, worker, (), self._limits, is_busy=False)) is None:
                 last = next((s.group for s in reversed(worker.running) if s.group.cohort is not worker.trial), None)
                 if last is None or worker.parked:
                     return
-                give_way(worker, step, last)
-            self._queue.take(group)
+                swap_or_preempt(worker, step, last)
+            self._queue.pop_quarantined(group)
             start_group(worker, group, start)
-            count_prefix(worker, start)
+            count_prefix_hits(worker, start)
             for sequence in group.live:
                 if budget > 0:
                     budget -= add_row(worker, step, sequence, budget)
@@ -68,12 +68,12 @@ class Admission:
         # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
         others = [] if step.preempted else workers
         is_busy = bool(step.plan.sequences)
-        start = placement.claim(group, worker, others, self._limits, is_busy=is_busy)
+        start = placement.claim_start(group, worker, others, self._limits, is_busy=is_busy)
         if start is None:
             return False
         self._queue.pop()
         start_group(worker, group, start)
-        count_prefix(worker, start)
+        count_prefix_hits(worker, start)
         return True
 
     def _restore(self, worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> bool:
@@ -90,7 +90,7 @@ class Admission:
             can_be_held = any(placement.may_take(worker, group, workers, self._limits) for worker in workers)
             if can_be_held and not is_too_late(group, workers, now_s):
                 return group
-            self._queue.set_aside()
+            self._queue.defer_head()
         return None
 
 

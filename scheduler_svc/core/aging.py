@@ -9,7 +9,7 @@ from itertools import chain
 
 from scheduler_svc.core.ordering import OrderPolicy, running_rank
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.swapping import add_swapped
+from scheduler_svc.core.swapping import insert_swapped
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -75,7 +75,7 @@ class Aging:
         for worker in workers:
             if group in worker.swapped:
                 worker.swapped.remove(group)
-                add_swapped(worker, group)
+                insert_swapped(worker, group)
                 return
         queue.reorder(group)
 

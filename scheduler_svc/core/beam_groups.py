@@ -11,7 +11,7 @@ from scheduler_svc.core.starting import share_all_blocks
 from scheduler_svc.core.worker_state import WorkerState, running_order
 
 
-def set_idle_beams(group: SequenceGroup) -> None:
+def idle_unused_beams(group: SequenceGroup) -> None:
     """Before a beam group runs: only the first has a hypothesis, or, in a later life, those that have output."""
     has_output = any(sequence.num_output_tokens for sequence in group.sequences)
     for sequence in group.sequences[0 if has_output else 1 :]:
@@ -55,10 +55,10 @@ def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tupl
 
 def _drop(worker: WorkerState, beam: Sequence) -> None:
     """It keeps its slot for a later fork, but the worker may forget it."""
-    slot, is_described = beam.slot, beam.described_step > 0
+    slot, is_described = beam.slot, beam.first_step_id > 0
     assert slot is not None
-    worker.take_from_running(beam)
-    worker.offer_full_blocks(beam, None)
+    worker.remove_running(beam)
+    worker.cache_full_blocks(beam, None)
     worker.blocks.free(beam.block_table)
     if is_described:
         worker.freed_slots.append(slot)
@@ -74,7 +74,7 @@ def _fork(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
     child.block_hashes = list(parent.block_hashes)
     share_all_blocks(worker, parent, child)
     child.num_computed_tokens = parent.num_computed_tokens
-    child.num_offered_blocks = min(parent.num_offered_blocks, len(child.block_table))
+    child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_table))
     child.num_tokens_at_start = parent.num_tokens_at_start
     child.status = SequenceStatus.RUNNING
     insort(worker.running, child, key=running_order)

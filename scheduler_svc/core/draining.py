@@ -9,7 +9,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.worker_state import WorkerState
 
 
-def serving(workers: Iterable[WorkerState]) -> list[WorkerState]:
+def serving_workers(workers: Iterable[WorkerState]) -> list[WorkerState]:
     """Those that do not drain; all, if there are only such."""
     workers = list(workers)
     return [worker for worker in workers if not worker.is_draining] or workers

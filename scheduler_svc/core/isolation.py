@@ -78,7 +78,7 @@ class Isolation:
         others = [other for other in workers if other.worker_id not in failed_on]
         return has_other_place(worker, group, others, self._limits)
 
-    def note_failed_step(
+    def record_failed_step(
         self,
         plans: Collection[StepPlan],
         workers: Collection[WorkerState],
@@ -105,7 +105,7 @@ class Isolation:
             self._suspect(half)
         return []
 
-    def note_loss(self, worker: WorkerState, now_s: float) -> list[Verdict]:
+    def record_worker_loss(self, worker: WorkerState, now_s: float) -> list[Verdict]:
         """A worker is lost with its steps in flight; it is still known, and what ran there has yet to wait again."""
         self._losses_s.append(now_s)
         while self._losses_s[0] < now_s - LATELY_S:
@@ -124,7 +124,7 @@ class Isolation:
                 self._suspect([group])
         return []
 
-    def forgive(self, worker_id: str) -> None:
+    def forgive_worker(self, worker_id: str) -> None:
         """What failed on this worker was its own fault, or that of a process which is gone: it counts no more."""
         for incidents in (*self._incidents.values(), *self._of_paused.values()):
             incidents.failed_on.pop(worker_id, None)
@@ -133,7 +133,7 @@ class Isolation:
             if not incidents.failed_on and not incidents.num_losses:
                 self._clear(group)
 
-    def note_executed(self, plan: StepPlan) -> set[str]:
+    def record_executed_step(self, plan: StepPlan) -> set[str]:
         """Clears who has come past the place where something happened.
 
         Returns other workers, whose answers about such a place could not be believed: they are at fault.
@@ -151,19 +151,19 @@ class Isolation:
                 self._clear(sequence.group)
         return at_fault
 
-    def forget(self, group: SequenceGroup) -> None:
+    def forget_group(self, group: SequenceGroup) -> None:
         """It has ended."""
         self._incidents.pop(group, None)
         self._of_paused.pop(group, None)
         self._leave_cohort(group)
 
-    def note_pause(self, group: SequenceGroup) -> None:
+    def suspend_group(self, group: SequenceGroup) -> None:
         """It is paused: no trial waits for it."""
         self._leave_cohort(group)
         if group in self._incidents:
             self._of_paused[group] = self._incidents.pop(group)
 
-    def note_resumption(self, group: SequenceGroup) -> None:
+    def restore_group(self, group: SequenceGroup) -> None:
         """It is not paused any more. Who was under suspicion still is, in a cohort of its own."""
         incidents = self._of_paused.pop(group, None)
         if incidents is None:
@@ -172,7 +172,7 @@ class Isolation:
         if incidents.num_failed_steps or incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
             self._suspect([group])
 
-    def take_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
+    def begin_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
         """Settles whose the next plan of a worker is. False: there is none before its pipeline has drained."""
         if worker.trial is not None:
             if worker.trial.groups:
@@ -258,7 +258,7 @@ class Isolation:
     def _suspect(self, groups: list[SequenceGroup]) -> None:
         """They are a cohort of their own from now on, those of each place.
 
-        Who is paused has no part in it: `note_resumption` suspects it when it goes on.
+        Who is paused has no part in it: `restore_group` suspects it when it goes on.
         """
         cohorts: dict[str | None, Cohort] = {}  # a cohort is on one worker at most
         for group in groups:
@@ -267,13 +267,13 @@ class Isolation:
             self._leave_cohort(group)
             group.cohort = cohort = cohorts.setdefault(group.worker_id, Cohort())
             cohort.groups[group] = None
-            self._waiting.set_apart(group)
+            self._waiting.quarantine(group)
         self._cohorts.update(dict.fromkeys(cohorts.values()))
 
     def _clear(self, group: SequenceGroup) -> None:
         del self._incidents[group]
         self._leave_cohort(group)
-        self._waiting.rejoin(group)
+        self._waiting.release_from_quarantine(group)
 
     def _leave_cohort(self, group: SequenceGroup) -> None:
         cohort, group.cohort = group.cohort, None

@@ -5,11 +5,11 @@ those it gives up to groups that are preempted. Functions over one worker; they 
 """
 
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.swapping import can_swap, copy_to_host, lose_swapped, num_filled_blocks
+from scheduler_svc.core.swapping import can_swap, copy_to_host, drop_host_copy, num_filled_blocks
 from scheduler_svc.core.worker_state import WorkerState
 
 
-def pause_on(worker: WorkerState, group: SequenceGroup, *, keep_on_host: bool) -> None:
+def pause_group(worker: WorkerState, group: SequenceGroup, *, keep_on_host: bool) -> None:
     """Take a group off the worker on which it runs, is parked or is swapped out."""
     if any(sequence.status is SequenceStatus.RUNNING for sequence in group.sequences):
         _stop(worker, group, keep_on_host=keep_on_host)
@@ -18,11 +18,11 @@ def pause_on(worker: WorkerState, group: SequenceGroup, *, keep_on_host: bool) -
         worker.swapped.remove(group)
     worker.paused[group] = None
     if not keep_on_host and group.swap_step is not None:
-        lose_swapped(worker, group)
-    settle_paused(worker, group)
+        drop_host_copy(worker, group)
+    unbind_paused(worker, group)
 
 
-def settle_paused(worker: WorkerState, group: SequenceGroup) -> None:
+def unbind_paused(worker: WorkerState, group: SequenceGroup) -> None:
     """Once its tokens are known and none of its blocks are on the host, nothing of it is on the worker."""
     if group.swap_step is None and not group.num_pending_tokens:
         worker.paused.pop(group, None)
@@ -31,7 +31,7 @@ def settle_paused(worker: WorkerState, group: SequenceGroup) -> None:
             sequence.worker_id = None
 
 
-def num_yielding_blocks(worker: WorkerState) -> int:
+def num_reclaimable_host_blocks(worker: WorkerState) -> int:
     """Host blocks that a preempted group may have: those that are free, and those that paused groups hold."""
     if worker.host is None:
         return 0
@@ -39,14 +39,14 @@ def num_yielding_blocks(worker: WorkerState) -> int:
     return worker.host.num_available_blocks + len(held)
 
 
-def yield_host_blocks(worker: WorkerState, num_blocks: int) -> None:
+def reclaim_host_blocks(worker: WorkerState, num_blocks: int) -> None:
     """Have that many host blocks available, at the cost of paused groups: the last in order first."""
     assert worker.host is not None
     while worker.host.num_available_blocks < num_blocks:
         kept = [group for group in worker.paused if group.swap_step is not None]
         group = max(kept, key=lambda one: one.order)
-        lose_swapped(worker, group)
-        settle_paused(worker, group)
+        drop_host_copy(worker, group)
+        unbind_paused(worker, group)
 
 
 def _stop(worker: WorkerState, group: SequenceGroup, *, keep_on_host: bool) -> None:
@@ -55,6 +55,6 @@ def _stop(worker: WorkerState, group: SequenceGroup, *, keep_on_host: bool) -> N
     is_kept = keep_on_host and has_room and can_swap(worker, group)
     if is_kept:
         copy_to_host(worker, group, worker.next_step_id)
-    worker.retire(group, keeps_computed=is_kept)
+    worker.stop_group(group, keeps_computed=is_kept)
     for sequence in group.live:
         sequence.num_preemptions += 1

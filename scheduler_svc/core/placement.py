@@ -90,7 +90,7 @@ def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: Worke
     return is_before and can_ever_hold(worker, group, limits)
 
 
-def claim(
+def claim_start(
     group: SequenceGroup,
     worker: WorkerState,
     others: Iterable[WorkerState],

@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups, pins, placement
-from scheduler_svc.core.admitting import Admission, is_too_late
+from scheduler_svc.core.admitting import GroupStarter, is_too_late
 from scheduler_svc.core.aging import Aging
-from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving
+from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving_workers
 from scheduler_svc.core.isolation import Isolation, Verdict
 from scheduler_svc.core.memory_use import worker_stats
 from scheduler_svc.core.ordering import running_rank
-from scheduler_svc.core.pausing import pause_on, settle_paused
+from scheduler_svc.core.pausing import pause_group, unbind_paused
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -24,7 +24,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.slot_use import SlotUse, slot_use
 from scheduler_svc.core.step_plan import StepPlan, slot_of
 from scheduler_svc.core.step_rows import add_running_rows, force_preemption
-from scheduler_svc.core.swapping import add_swapped, forget_host_blocks, lose_swapped
+from scheduler_svc.core.swapping import drop_host_copy, free_host_blocks, insert_swapped
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.waiting_reasons import WaitingReason, waiting_reason
@@ -46,7 +46,7 @@ class Scheduler:
         self._absent: WorkerState | None = None  # like the last that was here, while none is
         self._waiting = WaitingQueue(config.order)
         self._paused: dict[SequenceGroup, None] = {}
-        self._admission = Admission(self._waiting, self._limits)
+        self._starter = GroupStarter(self._waiting, self._limits)
         self._isolation = Isolation(self._waiting, self._limits)
         self._aging = Aging(config.order, config.priority_patience_s)
 
@@ -92,7 +92,7 @@ class Scheduler:
             max_model_len=max_model_len,
         )
         self._absent = None
-        self._waiting.take_back()
+        self._waiting.restore_deferred()
         if len(self._workers) == 1:
             for group in [*self._waiting, *self._paused]:  # they may be of another block size
                 group.shares = None
@@ -104,7 +104,7 @@ class Scheduler:
         """It is gone, with the KV and the tokens in flight. Returns what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
         if not self._workers:
-            self._absent = worker.emptied()
+            self._absent = worker.empty_copy()
         for step in worker.in_flight:
             beams = [step.plan.sequences[row] for row in step.plan.candidate_rows]
             for sequence in [*step.plan.sampled_sequences, *beams]:
@@ -112,12 +112,12 @@ class Scheduler:
         running = [sequence.group for sequence in worker.running]
         groups = dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused])
         for group in list(groups):
-            lose_swapped(worker, group)
+            drop_host_copy(worker, group)
             for sequence in group.unfinished:
                 sequence.leave_worker()
                 sequence.lose_computed_tokens()
             if group.is_paused:
-                settle_paused(worker, group)
+                unbind_paused(worker, group)
             else:
                 self._wait(group, SequenceStatus.PREEMPTED)
         return worker.running
@@ -136,7 +136,7 @@ class Scheduler:
         if group.is_finished:
             raise ValueError(f"group {group.arrival} was added before: its sequences are finished")
         if group.awaits_host:
-            beam_groups.set_idle_beams(group)
+            beam_groups.idle_unused_beams(group)
         if any(sequence.num_output_tokens for sequence in group.live):
             for sequence in group.live:
                 sequence.status = SequenceStatus.PREEMPTED
@@ -157,9 +157,9 @@ class Scheduler:
             return
         group = sequence.group
         if sequence.slot is not None:
-            self._worker_of(group).stop(sequence)
+            self._worker_of(group).stop_sequence(sequence)
         if sequence.host_blocks:
-            forget_host_blocks(self._worker_of(group), [sequence])
+            free_host_blocks(self._worker_of(group), [sequence])
         sequence.status = SequenceStatus.FINISHED
         sequence.worker_id = None
         group.shares = None
@@ -174,7 +174,7 @@ class Scheduler:
             if any(other.source is sequence and other.is_live for other in group.sequences):
                 worker.preempt(group)  # who waited for its blocks to be computed begins anew
             if group.is_paused:
-                settle_paused(worker, group)
+                unbind_paused(worker, group)
             else:
                 self._unpark(worker, group)
 
@@ -183,7 +183,7 @@ class Scheduler:
         for sequence in reversed(group.sequences):  # those that wait for another go before it
             self.finish(sequence)
 
-    def forget(self, group: SequenceGroup) -> None:
+    def forget_group(self, group: SequenceGroup) -> None:
         """It has ended, and nobody will ask for its members: a step in flight may still have some, but not by it.
 
         Group and members name each other; so all are freed with the last use of each, not by the garbage collector.
@@ -205,8 +205,8 @@ class Scheduler:
         self._paused[group] = None
         self._waiting.discard(group)
         if group.worker_id is not None:
-            pause_on(self._worker_of(group), group, keep_on_host=keep_on_host)
-        self._isolation.note_pause(group)
+            pause_group(self._worker_of(group), group, keep_on_host=keep_on_host)
+        self._isolation.suspend_group(group)
 
     def resume(self, group: SequenceGroup) -> None:
         """A paused group waits again, at the place of its arrival. Harmless if it is not paused."""
@@ -214,7 +214,7 @@ class Scheduler:
             return
         del self._paused[group]
         group.is_paused = False
-        self._isolation.note_resumption(group)
+        self._isolation.restore_group(group)
         if group.worker_id is None:
             self._waiting.push(group)
             return
@@ -226,16 +226,16 @@ class Scheduler:
     def schedule(self, worker_id: str, now_s: float = 0.0) -> StepPlan | None:
         """The next step of a worker. None: nothing to do now, or its pipeline is full.
 
-        What cannot meet its deadline any more at `now_s` is not begun: see `expired`.
+        What cannot meet its deadline any more at `now_s` is not begun: see `expired_groups`.
         """
         worker, workers = self._workers[worker_id], self._workers.values()
         if len(worker.in_flight) >= self._config.pipeline_depth:
             return None
         if worker.needs_snapshot and worker.in_flight:
             return None  # a snapshot says every slot's next token: all must be known
-        if not self._isolation.take_turn(worker, workers):
+        if not self._isolation.begin_turn(worker, workers):
             return None
-        worker.offer_filled_blocks()
+        worker.cache_decoded_blocks()
         self._aging.age(self._waiting, workers, now_s)
         plan = self._plan(worker, now_s)
         if plan is None and self._isolation.pass_turn(worker, workers):
@@ -253,18 +253,18 @@ class Scheduler:
         # What was preempted does not come back in the same breath, unless there is nothing else to do.
         if worker.trial is not None:
             num_unparked = len(step.preempted)
-            self._admission.admit_suspects(worker, self._workers.values(), step, budget)
+            self._starter.admit_suspects(worker, self._workers.values(), step, budget)
             for group in step.preempted[num_unparked:]:
                 self._unpark(worker, group)
         elif not (step.preempted and plan.sequences):
-            self._admission.admit(worker, self._workers.values(), step, budget, now_s)
+            self._starter.admit(worker, self._workers.values(), step, budget, now_s)
         if not plan.sequences:
             return None
         plan.slots = [slot_of(sequence) for sequence in plan.sequences]
         if not plan.snapshot:
             plan.freed_slots = worker.freed_slots
         else:
-            plan.whole = [sequence for sequence in worker.running if sequence.described_step]
+            plan.whole = [sequence for sequence in worker.running if sequence.first_step_id]
             plan.append_pairs = []
         plan.swap_out = worker.unsent_swap_out
         worker.unsent_swap_out = []
@@ -278,9 +278,9 @@ class Scheduler:
         worker.in_flight.append(step)
         return plan
 
-    def offer_filled_blocks(self, worker_id: str) -> None:
+    def cache_decoded_blocks(self, worker_id: str) -> None:
         """Bring the prefix cache up to date: best while a step is executed; else the next `schedule` does it."""
-        self._workers[worker_id].offer_filled_blocks()
+        self._workers[worker_id].cache_decoded_blocks()
 
     def apply(self, worker_id: str, step_id: int, token_ids: Collection[int]) -> list[tuple[Sequence, int]]:
         """Take the result of the oldest step in flight; `token_ids` stand beside its `sampled_sequences`.
@@ -328,14 +328,14 @@ class Scheduler:
             self._wait(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
         self._unpark_all(worker)
 
-    def note_executed(self, plan: StepPlan) -> set[str]:
+    def record_executed_step(self, plan: StepPlan) -> set[str]:
         """This plan was executed, and its answer believed: who has come past the place of an incident is cleared.
 
         Returns other workers whose answers about such a place could not be believed: they are at fault.
         """
-        return self._isolation.note_executed(plan)
+        return self._isolation.record_executed_step(plan)
 
-    def note_failed_step(
+    def record_failed_step(
         self,
         plans: Iterable[StepPlan],
         *,
@@ -358,23 +358,23 @@ class Scheduler:
                 is_there = group.worker_id == worker.worker_id and any(s.slot is not None for s in group.unfinished)
                 if is_there and (is_disbelieved or self._isolation.may_pass_elsewhere(group, worker, workers)):
                     if is_disbelieved:
-                        worker.forget_offered_blocks(group)
+                        worker.uncache_blocks(group)
                     worker.preempt(group)
                     self._unpark(worker, group)
-        return self._isolation.note_failed_step(plans, workers, suspects=suspects, is_disbelieved=is_disbelieved)
+        return self._isolation.record_failed_step(plans, workers, suspects=suspects, is_disbelieved=is_disbelieved)
 
-    def forgive(self, worker_id: str) -> None:
+    def forgive_worker(self, worker_id: str) -> None:
         """What failed on this worker counts against nobody any more: it is out of service, or another process."""
-        self._isolation.forgive(worker_id)
+        self._isolation.forgive_worker(worker_id)
 
-    def note_loss(self, worker_id: str, now_s: float = 0.0) -> list[Verdict]:
+    def record_worker_loss(self, worker_id: str, now_s: float = 0.0) -> list[Verdict]:
         """This worker is lost at `now_s`, perhaps by what is in flight there; to be told before it is removed.
 
         The groups of the verdicts are for the caller to end, once it is removed.
         """
-        return self._isolation.note_loss(self._workers[worker_id], now_s)
+        return self._isolation.record_worker_loss(self._workers[worker_id], now_s)
 
-    def note_costs(
+    def record_costs(
         self,
         worker_id: str,
         *,
@@ -391,7 +391,7 @@ class Scheduler:
             prefill_step_tokens=prefill_step_tokens,
             swap_blocks_per_s=swap_blocks_per_s,
         )
-        self._waiting.take_back()  # what seemed too late may be in time
+        self._waiting.restore_deferred()  # what seemed too late may be in time
 
     def drain(self, worker_id: str) -> None:
         """It gets nothing new from now on, and what is there moves to other workers, if any can hold it.
@@ -404,14 +404,14 @@ class Scheduler:
     def undo_drain(self, worker_id: str) -> None:
         """It serves as before. Harmless if it did all the time."""
         self._workers[worker_id].is_draining = False
-        self._waiting.take_back()
+        self._waiting.restore_deferred()
         self._move_from_draining()
 
     def num_sequences_on(self, worker_id: str) -> int:
         """Those that run there, and those that are preempted and still bound to it."""
         return num_sequences_on(self._workers[worker_id])
 
-    def expired(self, now_s: float) -> list[SequenceGroup]:
+    def expired_groups(self, now_s: float) -> list[SequenceGroup]:
         """Groups that never ran and whose deadline passes before their prompt could be computed, for the caller to end.
 
         Looks at all that wait.
@@ -432,14 +432,14 @@ class Scheduler:
             return False
         apart = [g for g in self._paused if g.worker_id is None or self._worker_of(g).is_draining]
         elsewhere = [*self._waiting, *apart, *leaving_groups(self._workers.values())]
-        pins.check_promises(worker, blocks, serving(self._workers.values()), elsewhere, self._limits)
+        pins.check_promises(worker, blocks, serving_workers(self._workers.values()), elsewhere, self._limits)
         pins.add_pin(worker, name, blocks)
         return True
 
     def unpin(self, worker_id: str, name: str) -> None:
         """The blocks may be evicted again; harmless if there is no such pin."""
         pins.remove_pin(self._workers[worker_id], name)
-        self._waiting.take_back()  # what was too large may fit now
+        self._waiting.restore_deferred()  # what was too large may fit now
 
     def request_snapshot(self, worker_id: str) -> None:
         """The next plan is a snapshot. It is made once no step is in flight."""
@@ -533,7 +533,7 @@ class Scheduler:
 
     def _yardsticks(self) -> list[WorkerState]:
         """Who says what fits."""
-        return serving(self._workers.values()) or ([self._absent] if self._absent is not None else [])
+        return serving_workers(self._workers.values()) or ([self._absent] if self._absent is not None else [])
 
     def _worker_of(self, group: SequenceGroup) -> WorkerState:
         assert group.worker_id is not None
@@ -551,7 +551,7 @@ class Scheduler:
         for group in list(worker.parked):
             self._unpark(worker, group)
         for group in list(worker.paused):
-            settle_paused(worker, group)
+            unbind_paused(worker, group)
 
     def _unpark(self, worker: WorkerState, group: SequenceGroup) -> None:
         """If it was preempted there, it waits for a place, once its tokens are known: here if it is swapped."""
@@ -560,18 +560,18 @@ class Scheduler:
         worker.parked.pop(group, None)
         others = self._workers.values() if worker.is_draining else ()
         if group.swap_step is not None and placement.has_other_place(worker, group, others, self._limits):
-            lose_swapped(worker, group)
+            drop_host_copy(worker, group)
         if group.swap_step is None:
             self._wait(group, SequenceStatus.PREEMPTED)
         elif group not in worker.swapped:
-            add_swapped(worker, group)
+            insert_swapped(worker, group)
 
     def _end(self, group: SequenceGroup) -> None:
         """No member is live any more."""
         self._waiting.discard(group)
         self._paused.pop(group, None)
         group.is_paused = False
-        self._isolation.forget(group)
+        self._isolation.forget_group(group)
         if group.worker_id is not None:
             worker = self._worker_of(group)
             worker.parked.pop(group, None)

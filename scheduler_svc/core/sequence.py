@@ -52,9 +52,9 @@ class Sequence:
     num_cached_tokens: int = 0  # prefix found in the cache when it was first scheduled
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed, then lost with the blocks; to be computed again
-    num_offered_blocks: int = 0  # leading blocks of the table already offered to the prefix cache
+    num_registered_blocks: int = 0  # leading blocks of the table already offered to the prefix cache
     num_tokens_at_start: int = 0  # num_tokens when its present stay on a worker began
-    described_step: int = 0  # first step of its present stay that tells the worker of its slot; 0: none yet
+    first_step_id: int = 0  # first step of its present stay that tells the worker of its slot; 0: none yet
     last_step: int = 0  # latest step with a row or a sample of it
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Sequence:
         return self.status is not SequenceStatus.FINISHED and self.status is not SequenceStatus.IDLE
 
     @property
-    def is_back(self) -> bool:
+    def has_caught_up(self) -> bool:
         """Whether all is computed that existed when its present stay began."""
         return self.source is None and self.num_computed_tokens >= self.num_tokens_at_start
 
@@ -127,8 +127,8 @@ class Sequence:
         self.fork_tail = None
         self.source = None
         self.is_decoding = False
-        self.num_offered_blocks = 0
-        self.described_step = 0
+        self.num_registered_blocks = 0
+        self.first_step_id = 0
 
     def ends_with_stop_token(self) -> bool:
         """Whether the last confirmed token is a stop token that counts (`min_tokens` reached)."""
@@ -193,9 +193,9 @@ class SequenceGroup:
         return not self.unfinished
 
     @property
-    def is_back(self) -> bool:
+    def has_caught_up(self) -> bool:
         """Whether every member has computed what it had when the group was started; before that none decodes."""
-        return all(sequence.is_back for sequence in self.live)
+        return all(sequence.has_caught_up for sequence in self.live)
 
     @property
     def num_pending_tokens(self) -> int:

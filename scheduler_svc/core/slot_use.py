@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from scheduler_svc.core.draining import serving
+from scheduler_svc.core.draining import serving_workers
 from scheduler_svc.core.placement import WorkerLimits, num_free_slots
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -31,7 +31,7 @@ def slot_use(workers: Iterable[WorkerState], limits: WorkerLimits) -> list[SlotU
             num_free_slots(worker, limits) - len(worker.parked) - len(worker.swapped),
             _running_groups(worker),
         )
-        for worker in serving(workers)
+        for worker in serving_workers(workers)
     ]
 
 

@@ -60,7 +60,7 @@ class SortedRanks:
         assert all(len(run) <= self._max_in_run for run in self._runs)
 
     def _merge(self, index: int) -> None:
-        """With the next, where both are short: so runs that were emptied here and there do not pile up."""
+        """Join with the next run where both are short, so that runs which were emptied do not pile up."""
         if index + 1 < len(self._runs) and len(self._runs[index]) + len(self._runs[index + 1]) <= self._max_in_run // 2:
             self._runs[index] += self._runs.pop(index + 1)
             del self._lasts[index]

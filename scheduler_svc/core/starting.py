@@ -110,7 +110,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
             insort(worker.running, sequence, key=running_order)
 
 
-def count_prefix(worker: WorkerState, start: GroupStart) -> None:
+def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:
     """A group has just been started: what the cache gave, what is computed a second time."""
     first = start.members[0].sequence
     if worker.enable_prefix_cache and first.use_prefix_cache and not first.num_preemptions:
@@ -131,7 +131,7 @@ def _start_alone(worker: WorkerState, sequence: Sequence, prefix: list[int]) -> 
     num_new = worker.num_blocks_for(sequence.num_tokens) - len(prefix)
     sequence.block_table = prefix + worker.blocks.allocate(num_new)
     sequence.num_computed_tokens = len(prefix) * worker.block_size
-    sequence.num_offered_blocks = len(prefix)
+    sequence.num_registered_blocks = len(prefix)
 
 
 def _start_after(worker: WorkerState, sequence: Sequence, source: Sequence, num_shared: int) -> None:
@@ -141,4 +141,4 @@ def _start_after(worker: WorkerState, sequence: Sequence, source: Sequence, num_
     sequence.block_table = shared + worker.blocks.allocate(num_new)
     sequence.source = source
     sequence.num_shared_tokens = num_shared * worker.block_size
-    sequence.num_offered_blocks = num_shared
+    sequence.num_registered_blocks = num_shared

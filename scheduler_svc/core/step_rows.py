@@ -4,7 +4,7 @@ Functions over one worker's state and the step being planned; they know nothing 
 """
 
 from scheduler_svc.core.forking import copy_tail, sample_for_forks, take_over_tail
-from scheduler_svc.core.pausing import num_yielding_blocks, yield_host_blocks
+from scheduler_svc.core.pausing import num_reclaimable_host_blocks, reclaim_host_blocks
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.swapping import num_filled_blocks, should_swap, swap_out
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
@@ -53,8 +53,8 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
     if end > len(sequence.block_table) * worker.block_size and not _append_block(worker, step, sequence):
         return 0
     awaits_host = sequence.group.awaits_host
-    if awaits_host or not sequence.described_step:
-        sequence.described_step = sequence.described_step or plan.step_id
+    if awaits_host or not sequence.first_step_id:
+        sequence.first_step_id = sequence.first_step_id or plan.step_id
         plan.whole.append(sequence)
     row = len(plan.sequences)
     plan.sequences.append(sequence)
@@ -64,7 +64,7 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
     sequence.num_computed_tokens = end
     sequence.last_step = plan.step_id
     if num_new > 1:
-        worker.offer_full_blocks(sequence, step)
+        worker.cache_full_blocks(sequence, step)
     if is_last:
         sequence.num_pending_tokens += 1
     if is_last and awaits_host:
@@ -73,7 +73,7 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
         plan.sampled_rows.append(row)
         plan.sampled_sequences.append(sequence)
         sample_for_forks(step, sequence, row)
-        sequence.is_decoding = sequence.group.is_back
+        sequence.is_decoding = sequence.group.has_caught_up
     return num_new
 
 
@@ -84,7 +84,7 @@ def force_preemption(worker: WorkerState, step: PlannedStep) -> None:
     worker.forced_step_id = step.plan.step_id
     for sequence in reversed(worker.running):
         if all(member.has_gained_token for member in sequence.group.live):
-            give_way(worker, step, sequence.group)
+            swap_or_preempt(worker, step, sequence.group)
             return
 
 
@@ -96,7 +96,7 @@ def _may_compute(sequence: Sequence) -> bool:
             return False
         sequence.source = None
         sequence.num_computed_tokens = sequence.num_shared_tokens
-    if sequence.is_back and not sequence.group.is_back:
+    if sequence.has_caught_up and not sequence.group.has_caught_up:
         return False
     if sequence.group.awaits_host and sequence.num_computed_tokens == len(sequence.token_ids):
         return False
@@ -114,9 +114,9 @@ def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) ->
             copy_tail(worker, step, sequence, block)
     sequence.block_table.append(block)
     assert sequence.slot is not None
-    if 0 < sequence.described_step < step.plan.step_id and not sequence.group.awaits_host:
+    if 0 < sequence.first_step_id < step.plan.step_id and not sequence.group.awaits_host:
         step.plan.append_pairs += (sequence.slot, block)
-    worker.unoffered.append(sequence)
+    worker.uncached.append(sequence)
     return True
 
 
@@ -134,7 +134,7 @@ def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bo
         victim = _last_in_order(worker)
         if any(member.last_step == step.plan.step_id for member in victim.group.live):
             return False
-        give_way(worker, step, victim.group)
+        swap_or_preempt(worker, step, victim.group)
         if victim.group is sequence.group:
             return False
     return True
@@ -149,10 +149,10 @@ def _last_in_order(worker: WorkerState) -> Sequence:
     return worker.running[-1]
 
 
-def give_way(worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> None:
+def swap_or_preempt(worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> None:
     """Preempt it, in the way that costs less, to make room for the step."""
-    if should_swap(worker, group, num_yielding_blocks(worker)):
-        yield_host_blocks(worker, num_filled_blocks(worker, group))
+    if should_swap(worker, group, num_reclaimable_host_blocks(worker)):
+        reclaim_host_blocks(worker, num_filled_blocks(worker, group))
         swap_out(worker, group, step.plan.step_id)
     else:
         worker.preempt(group)

@@ -92,24 +92,24 @@ def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> Non
     worker.num_swapped_in_blocks += len(block_of)
     group.num_swapped_in_blocks += len(block_of)
     worker.swapped.remove(group)
-    _free_host_blocks(worker, group.live)
+    _free_blocks_of(worker, group.live)
     group.swap_step = None
     step.reshaped.append(group)
     seat_members(worker, group)
 
 
-def forget_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
+def free_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
     """They are finished or to be computed again: what was to be copied for them alone is not copied any more."""
-    _free_host_blocks(worker, sequences)
+    _free_blocks_of(worker, sequences)
     if worker.unsent_swap_out and worker.host is not None:
         pairs = zip(worker.unsent_swap_out[::2], worker.unsent_swap_out[1::2], strict=True)
         kept = [pair for pair in pairs if worker.host.ref_count(pair[1])]
         worker.unsent_swap_out = [block for pair in kept for block in pair]
 
 
-def lose_swapped(worker: WorkerState, group: SequenceGroup) -> None:
+def drop_host_copy(worker: WorkerState, group: SequenceGroup) -> None:
     """What the host pool has of it is of no use: it will be computed again, wherever."""
-    forget_host_blocks(worker, group.live)
+    free_host_blocks(worker, group.live)
     for sequence in group.live:
         sequence.lose_computed_tokens()
     group.swap_step = None
@@ -117,12 +117,12 @@ def lose_swapped(worker: WorkerState, group: SequenceGroup) -> None:
         worker.swapped.remove(group)
 
 
-def add_swapped(worker: WorkerState, group: SequenceGroup) -> None:
+def insert_swapped(worker: WorkerState, group: SequenceGroup) -> None:
     """It waits for its place here, in the order of all that wait so."""
     insort(worker.swapped, group, key=lambda one: one.order)
 
 
-def _free_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
+def _free_blocks_of(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
     for sequence in sequences:
         if sequence.host_blocks:
             assert worker.host is not None

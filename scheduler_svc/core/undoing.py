@@ -5,7 +5,7 @@ beginning: that is rare, and cheaper to get right than to reverse.
 """
 
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.swapping import lose_swapped
+from scheduler_svc.core.swapping import drop_host_copy
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
@@ -16,18 +16,18 @@ def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
     for step in reversed(undone):
         _undo_rows(worker, step)
     for step in undone:
-        worker.let_go(step)
+        worker.free_held_by(step)
     first_id = undone[0].plan.step_id if undone else worker.next_step_id
     lost = _lost_groups(worker, undone, first_id)
     for group in lost:
         for sequence in group.live:
-            if sequence.described_step >= first_id:
+            if sequence.first_step_id >= first_id:
                 sequence.num_computed_tokens = 0  # not even its cached prefix: that may be undone as well
             sequence.lose_computed_tokens()
-        worker.retire(group)
+        worker.stop_group(group)
     for group in [*worker.swapped, *worker.parked, *worker.paused]:
         if group.swap_step is not None and group.swap_step >= first_id:
-            lose_swapped(worker, group)
+            drop_host_copy(worker, group)
             worker.parked.pop(group, None)
             if not group.is_paused:
                 lost.append(group)
@@ -52,7 +52,7 @@ def _undo_rows(worker: WorkerState, step: PlannedStep) -> None:
         # A later stay here began in a step that is undone too; one on another worker is none of ours.
         if sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id:
             sequence.num_computed_tokens = position
-            sequence.num_offered_blocks = 0  # offering a block again does no harm
+            sequence.num_registered_blocks = 0  # offering a block again does no harm
 
 
 def _lost_groups(worker: WorkerState, undone: list[PlannedStep], first_id: int) -> list[SequenceGroup]:
@@ -61,6 +61,6 @@ def _lost_groups(worker: WorkerState, undone: list[PlannedStep], first_id: int) 
     lost = {
         sequence.group: None
         for sequence in worker.running
-        if sequence.group in reshaped or sequence.described_step >= first_id
+        if sequence.group in reshaped or sequence.first_step_id >= first_id
     }
     return list(lost)

@@ -17,13 +17,13 @@ class WaitingQueue:
     """A heap. An entry that counts no more leaves it when it reaches the top, or in a sweep.
 
     Groups that have been set aside wait too, out of order, until all are taken back; and those set apart, which are
-    under suspicion, until they rejoin the others.
+    under suspicion, until they release_from_quarantine the others.
     """
 
     def __init__(self, policy: OrderPolicy = "fcfs") -> None:
         self._policy: OrderPolicy = policy
-        self._aside: dict[SequenceGroup, None] = {}
-        self._apart: dict[SequenceGroup, None] = {}  # those with a cohort
+        self._deferred: dict[SequenceGroup, None] = {}
+        self._quarantined: dict[SequenceGroup, None] = {}  # those with a cohort
         self._heap: list[_Entry] = []
         self._entries: dict[SequenceGroup, _Entry] = {}  # who is in order: of the heap's entries those that count
         self._ranks = SortedRanks()  # those of the entries that count
@@ -71,7 +71,7 @@ class WaitingQueue:
         if group.cohort is None:
             self._put_in_order(group)
         else:
-            self._apart[group] = None
+            self._quarantined[group] = None
         self._count(group)
 
     def peek(self) -> SequenceGroup | None:
@@ -89,48 +89,48 @@ class WaitingQueue:
         """How many in order are served before a group that would come now."""
         return self._ranks.num_below(newcomers_rank(self._policy, priority, deadline_s))
 
-    def set_aside(self) -> None:
+    def defer_head(self) -> None:
         """The head: it cannot be served as things are."""
-        self._aside[self._take_head()] = None
+        self._deferred[self._take_head()] = None
 
-    def take_back(self) -> None:
+    def restore_deferred(self) -> None:
         """All that were set aside, in order again."""
-        for group in self._aside:
+        for group in self._deferred:
             self._put_in_order(group)
-        self._aside.clear()
+        self._deferred.clear()
 
-    def set_apart(self, group: SequenceGroup) -> None:
+    def quarantine(self, group: SequenceGroup) -> None:
         """It has a cohort from now on. Harmless if it does not wait."""
         if group in self._sizes:
-            self._take_out(group)
-            self._apart[group] = None
+            self._remove_from_order(group)
+            self._quarantined[group] = None
 
-    def rejoin(self, group: SequenceGroup) -> None:
+    def release_from_quarantine(self, group: SequenceGroup) -> None:
         """It has no cohort any more: in order again, if it waits."""
-        if group in self._apart:
-            del self._apart[group]
+        if group in self._quarantined:
+            del self._quarantined[group]
             self._put_in_order(group)
 
-    def take(self, group: SequenceGroup) -> None:
+    def pop_quarantined(self, group: SequenceGroup) -> None:
         """Take out one of those set apart."""
-        del self._apart[group]
+        del self._quarantined[group]
         self._forget(group)
 
-    def in_cohort(self, cohort: Cohort) -> list[SequenceGroup]:
+    def quarantined_in(self, cohort: Cohort) -> list[SequenceGroup]:
         """Those of it that wait, in order."""
-        waiting = [group for group in self._apart if group.cohort is cohort]
+        waiting = [group for group in self._quarantined if group.cohort is cohort]
         return sorted(waiting, key=lambda group: waiting_rank(self._policy, group))
 
     def discard(self, group: SequenceGroup) -> None:
         """Take it out if it is there; it may be pushed again."""
         if group in self._sizes:
-            self._take_out(group)
+            self._remove_from_order(group)
             self._forget(group)
 
     def resize(self, group: SequenceGroup) -> None:
         """A member of a waiting group is finished; if it was set aside it may be served now."""
-        if group in self._aside:
-            del self._aside[group]
+        if group in self._deferred:
+            del self._deferred[group]
             self._put_in_order(group)
         self._forget(group)
         self._count(group)
@@ -140,7 +140,7 @@ class WaitingQueue:
         self._ranks.check()
         in_order = sorted(rank for rank, _ in self._entries.values())
         assert [self._ranks.num_below(rank) for rank in in_order] == list(range(len(in_order)))
-        assert len(self._entries) + len(self._aside) + len(self._apart) == len(self._sizes)
+        assert len(self._entries) + len(self._deferred) + len(self._quarantined) == len(self._sizes)
         assert sum(num_groups for num_groups, _ in self._sizes_of.values()) == len(self._sizes)
         assert sum(num_tokens for _, num_tokens in self._sizes_of.values()) == self.num_tokens
 
@@ -157,10 +157,10 @@ class WaitingQueue:
         self._ranks.remove(rank)
         return group
 
-    def _take_out(self, group: SequenceGroup) -> None:
+    def _remove_from_order(self, group: SequenceGroup) -> None:
         """Of wherever it waits; it still counts as waiting."""
-        self._aside.pop(group, None)
-        self._apart.pop(group, None)
+        self._deferred.pop(group, None)
+        self._quarantined.pop(group, None)
         entry = self._entries.pop(group, None)
         if entry is not None:
             self._ranks.remove(entry[0])

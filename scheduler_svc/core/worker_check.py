@@ -119,9 +119,9 @@ def _check_running(worker: WorkerState, sequence: Sequence) -> None:
     assert sequence.num_computed_tokens < sequence.num_tokens or sequence.group.awaits_host
     num_held = len(blocks_held(sequence))
     assert worker.num_blocks_for(sequence.num_computed_tokens) <= num_held <= worker.num_blocks_for(sequence.num_tokens)
-    assert sequence.num_offered_blocks <= max(len(sequence.block_hashes), len(sequence.block_table))
+    assert sequence.num_registered_blocks <= max(len(sequence.block_hashes), len(sequence.block_table))
     if sequence.source is not None:
-        assert sequence.num_computed_tokens == sequence.described_step == 0
+        assert sequence.num_computed_tokens == sequence.first_step_id == 0
         assert sequence.source.status is SequenceStatus.RUNNING and sequence.source.group is sequence.group
     if sequence.is_decoding:
-        assert sequence.group.is_back and sequence.num_tokens - sequence.num_computed_tokens == 1
+        assert sequence.group.has_caught_up and sequence.num_tokens - sequence.num_computed_tokens == 1

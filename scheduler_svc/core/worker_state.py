@@ -74,7 +74,7 @@ class WorkerState:
         self.unsent_swap_out: list[int] = []  # flat (device block, host block), for the next plan
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it
-        self.unoffered: list[Sequence] = []  # have filled a block that the prefix cache does not know yet
+        self.uncached: list[Sequence] = []  # have filled a block that the prefix cache does not know yet
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.freed_slots: list[int] = []  # the worker has not been told
         self.next_step_id = 1
@@ -93,7 +93,7 @@ class WorkerState:
         self.num_swapped_out_blocks = 0
         self.num_swapped_in_blocks = 0
 
-    def emptied(self) -> "WorkerState":
+    def empty_copy(self) -> "WorkerState":
         """One of the same size that has just come."""
         return WorkerState(
             self.worker_id,
@@ -135,33 +135,33 @@ class WorkerState:
         extend_block_hashes(hashes, sequence.hash_seed, sequence.token_ids, self.block_size, num_blocks)
         return self.blocks.lookup(hashes[:num_blocks] if len(hashes) > num_blocks else hashes)
 
-    def stop(self, sequence: Sequence) -> None:
+    def stop_sequence(self, sequence: Sequence) -> None:
         """Take slot and blocks from a member of a running group: now, or when its last step in flight is done."""
         step = self._step_in_flight(sequence.last_step)
         if sequence.status is SequenceStatus.RUNNING:
-            self.take_from_running(sequence)
-            self.offer_full_blocks(sequence, step)
+            self.remove_running(sequence)
+            self.cache_full_blocks(sequence, step)
         assert sequence.slot is not None
-        release = Release(sequence.slot, sequence.described_step > 0, blocks_held(sequence))
+        release = Release(sequence.slot, sequence.first_step_id > 0, blocks_held(sequence))
         self.num_members -= 1
         sequence.leave_worker()
         if step is None:
-            self.give_back(release)
+            self.free_release(release)
         else:
             step.releases.append(release)
 
-    def take_from_running(self, sequence: Sequence) -> None:
+    def remove_running(self, sequence: Sequence) -> None:
         index = bisect_left(self.running, sequence.sort_key, key=running_order)
         assert self.running[index] is sequence
         del self.running[index]
 
-    def retire(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
+    def stop_group(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
         """Stop the whole group. It keeps its tokens in flight, and is parked until they come.
 
         It is to be computed again, unless it `keeps_computed`: then its blocks are swapped out.
         """
         for sequence in group.unfinished:
-            self.stop(sequence)
+            self.stop_sequence(sequence)
             if not keeps_computed:
                 sequence.lose_computed_tokens()
             if sequence.is_live:
@@ -171,13 +171,13 @@ class WorkerState:
 
     def preempt(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
         """Retire it to make room. It has no row in a step that is being planned."""
-        self.retire(group, keeps_computed=keeps_computed)
+        self.stop_group(group, keeps_computed=keeps_computed)
         for sequence in group.live:
             sequence.num_preemptions += 1
         group.num_preemptions += 1
         self.num_preemptions += 1
 
-    def offer_full_blocks(self, sequence: Sequence, step: PlannedStep | None) -> None:
+    def cache_full_blocks(self, sequence: Sequence, step: PlannedStep | None) -> None:
         """Make its blocks findable that are full, known, and computed once `step` is done (None: already).
 
         Before its first row here it offers nothing: what it holds then comes from a step that may still be in flight.
@@ -185,17 +185,17 @@ class WorkerState:
         if not self.enable_prefix_cache or not sequence.last_step:
             return
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.block_size
-        if num_full <= sequence.num_offered_blocks:
+        if num_full <= sequence.num_registered_blocks:
             return
         hashes = sequence.block_hashes
         extend_block_hashes(hashes, sequence.hash_seed, sequence.token_ids, self.block_size, num_full)
-        for index in range(sequence.num_offered_blocks, num_full):
+        for index in range(sequence.num_registered_blocks, num_full):
             block = sequence.block_table[index]
             if self.blocks.register(block, hashes[index]) and step is not None:
                 step.registered.append(block)
-        sequence.num_offered_blocks = num_full
+        sequence.num_registered_blocks = num_full
 
-    def forget_offered_blocks(self, group: SequenceGroup) -> None:
+    def uncache_blocks(self, group: SequenceGroup) -> None:
         """Make its blocks unfindable: what is in them may be wrong. Pinned ones stay as they are."""
         pinned = {block for blocks in self.pins.values() for block in blocks}
         for block in {block for sequence in group.unfinished for block in blocks_held(sequence)} - pinned:
@@ -213,12 +213,12 @@ class WorkerState:
         """Sequences that hold it, in their tables or to copy it; steps that only still read it do not count."""
         return self.blocks.ref_count(block) - self.copy_holds[block]
 
-    def offer_filled_blocks(self) -> None:
+    def cache_decoded_blocks(self) -> None:
         """Offer what decoding has filled: apart, because hashing takes time for which a step need not wait."""
-        unoffered, self.unoffered = self.unoffered, []
-        for sequence in unoffered:
+        uncached, self.uncached = self.uncached, []
+        for sequence in uncached:
             if sequence.worker_id == self.worker_id and sequence.status is SequenceStatus.RUNNING:
-                self.offer_full_blocks(sequence, self._step_in_flight(sequence.last_step))
+                self.cache_full_blocks(sequence, self._step_in_flight(sequence.last_step))
 
     def num_coming_blocks(self) -> int:
         """Blocks that become available when the steps in flight are done."""
@@ -227,18 +227,18 @@ class WorkerState:
 
     def complete_step(self) -> None:
         """The oldest step in flight was executed: free what waited for it."""
-        self.let_go(self.in_flight.popleft())
+        self.free_held_by(self.in_flight.popleft())
 
-    def let_go(self, step: PlannedStep) -> None:
+    def free_held_by(self, step: PlannedStep) -> None:
         """Free what a step holds that is no longer in flight."""
         for release in step.releases:
-            self.give_back(release)
+            self.free_release(release)
         if step.copy_sources:
             self.copy_holds.subtract(step.copy_sources)
             self.copy_holds += Counter()  # drops the zeros
             self.blocks.free(step.copy_sources)
 
-    def give_back(self, release: Release) -> None:
+    def free_release(self, release: Release) -> None:
         self.blocks.free(release.blocks)
         self.free_slots.append(release.slot)
         if release.is_described:

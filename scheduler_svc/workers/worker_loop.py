@@ -134,7 +134,7 @@ class WorkerLoop:
             while self.link.broken is None:
                 delay_ns = await self._send_what_is_due()
                 self._engine.settle_if_due()
-                self._scheduler.offer_filled_blocks(self.worker_id)
+                self._scheduler.cache_decoded_blocks(self.worker_id)
                 if not self._in_flight:
                     self._last_result_ns = None  # idle: the next result ends no iteration
                 if not self.link.results:
@@ -244,7 +244,7 @@ class WorkerLoop:
             self._decision_time.learn(plan, result.exec_ns, result.queue_ns)
         costs = self.costs.learn(plan, result)
         if costs is not None:
-            self._scheduler.note_costs(
+            self._scheduler.record_costs(
                 self.worker_id,
                 prefill_tokens_per_s=costs.prefill_tokens_per_s,
                 prefill_step_tokens=costs.prefill_step_tokens,

@@ -318,7 +318,7 @@ class Workers:
         if not incarnation:
             return
         self._out_of_service.put(worker_id, incarnation, reason)
-        self._engine.scheduler.forgive(worker_id)
+        self._engine.scheduler.forgive_worker(worker_id)
         member = self.members.get(worker_id)
         log.error("worker out of service", worker_id=worker_id, reason=reason)
         if member is not None and member.incarnation == incarnation and not member.out_of_service:
@@ -359,7 +359,7 @@ class Workers:
         incarnation, expectations = self._expectations.get(member.worker_id) or ("", StepExpectations())
         if incarnation != member.incarnation:  # another process, which may have to compile first
             expectations = StepExpectations()
-            self._engine.scheduler.forgive(member.worker_id)
+            self._engine.scheduler.forgive_worker(member.worker_id)
         self._expectations.put(member.worker_id, (member.incarnation, expectations))
         member.loop = WorkerLoop(
             member.worker_id,

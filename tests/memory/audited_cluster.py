@@ -94,7 +94,7 @@ class AuditedCluster(Cluster):
         self.look()
 
     def end_expired(self) -> None:
-        for group in self.scheduler.expired(self.now_s):
+        for group in self.scheduler.expired_groups(self.now_s):
             assert group.deadline_s is not None and _never_ran(group)
             self.seen["expired groups"] += 1
             self.finish_group(group)
@@ -186,7 +186,7 @@ class AuditedCluster(Cluster):
     def _check_admissions(self, worker_id: str, fresh: set[SequenceGroup]) -> None:
         """Nothing new starts before what gave way here, nor before an earlier one that gave way anywhere."""
         worker, waiting = self.scheduler._workers[worker_id], self.scheduler._waiting
-        gave_way = [group for group in waiting if group not in waiting._aside and not _never_ran(group)]
+        gave_way = [group for group in waiting if group not in waiting._deferred and not _never_ran(group)]
         for group in fresh:
             if group.worker_id == worker_id:
                 assert all(other.priority > group.priority for other in [*worker.parked, *worker.swapped])

@@ -127,7 +127,7 @@ class Ledger:
         known = self._known(plan)
         writes = _writes(plan, worker.block_size)
         for block, (writer, start, end) in writes.items():
-            is_new = writer.described_step == plan.step_id  # the block may have been evicted for it, and found again
+            is_new = writer.first_step_id == plan.step_id  # the block may have been evicted for it, and found again
             assert block not in known or is_new, f"block {block} is in the prefix cache, and {writer.seq_id} writes it"
             last_of_block = (writer.block_table.index(block) + 1) * worker.block_size
             if worker.blocks.is_findable(block):

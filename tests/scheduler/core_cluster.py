@@ -166,7 +166,7 @@ class Cluster:
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
         self.search_on(worker_id, step.step_id)
-        self.scheduler.note_executed(plan)
+        self.scheduler.record_executed_step(plan)
         return [sequence for sequence, _ in appended]
 
     def search_on(self, worker_id: str, step_id: int) -> None:
@@ -210,11 +210,11 @@ class Cluster:
         """The same, and those in it are under suspicion. Returns who is failed for it."""
         failed = self.plans[worker_id][0]
         self.fail_steps(worker_id)
-        return self._end(self.scheduler.note_failed_step([failed]))
+        return self._end(self.scheduler.record_failed_step([failed]))
 
     def lose_worker(self, worker_id: str = "w") -> list[SequenceGroup]:
         """The worker dies. Returns who is failed for it."""
-        verdicts = self.scheduler.note_loss(worker_id)
+        verdicts = self.scheduler.record_worker_loss(worker_id)
         self.remove_worker(worker_id)
         return self._end(verdicts)
 

@@ -24,8 +24,8 @@ def test_blocks_filled_by_decoding_are_shared_while_their_sequence_runs(is_asked
     cluster, tokens = decode_beyond_a_block()
     assert cluster.stats().num_prefix_hit_tokens == 0
     if is_asked:
-        cluster.scheduler.offer_filled_blocks("w")
-        cluster.scheduler.offer_filled_blocks("w")  # again is harmless
+        cluster.scheduler.cache_decoded_blocks("w")
+        cluster.scheduler.cache_decoded_blocks("w")  # again is harmless
     cluster.complete()
     other = cluster.add([*tokens, 99], 2)
     cluster.step()  # asks itself if nobody has
@@ -38,7 +38,7 @@ def test_blocks_filled_by_decoding_are_shared_while_their_sequence_runs(is_asked
 def test_what_a_failed_step_was_to_fill_is_offered_when_it_is_computed_again() -> None:
     cluster, tokens = decode_beyond_a_block()
     cluster.fail_steps()
-    cluster.scheduler.offer_filled_blocks("w")
+    cluster.scheduler.cache_decoded_blocks("w")
     cluster.scheduler.check()
     other = cluster.add([*tokens, 99], 2)
     cluster.step()
@@ -52,7 +52,7 @@ def test_a_sequence_that_has_ended_meanwhile_is_passed_over() -> None:
     cluster, tokens = decode_beyond_a_block()
     (sequence,) = [each for each in cluster.sequences if each.slot is not None]
     cluster.scheduler.finish(sequence)
-    cluster.scheduler.offer_filled_blocks("w")
+    cluster.scheduler.cache_decoded_blocks("w")
     cluster.scheduler.check()
     cluster.complete()
     other = cluster.add([*tokens, 99], 2)

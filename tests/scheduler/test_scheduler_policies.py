@@ -61,8 +61,8 @@ def test_work_whose_deadline_has_passed_is_not_begun_and_is_named() -> None:
     running = cluster.add([1, 2], 3, deadline_s=2.0)
     cluster.step()
     passed, in_time = cluster.add([3], 1, deadline_s=4.0), cluster.add([4], 1, deadline_s=6.0)
-    assert cluster.scheduler.expired(4.0) == []
-    assert cluster.scheduler.expired(4.5) == [passed.group]  # what runs is not given up here
+    assert cluster.scheduler.expired_groups(4.0) == []
+    assert cluster.scheduler.expired_groups(4.5) == [passed.group]  # what runs is not given up here
     cluster.step()
     cluster.step()
     assert running.is_finished
@@ -70,21 +70,21 @@ def test_work_whose_deadline_has_passed_is_not_begun_and_is_named() -> None:
     assert plan is not None and plan.sequences == [in_time]
     cluster.scheduler.check()
     assert cluster.scheduler.queue_size() == (1, 1)
-    assert cluster.scheduler.expired(4.5) == [passed.group]
+    assert cluster.scheduler.expired_groups(4.5) == [passed.group]
     cluster.scheduler.finish_group(passed.group)
-    assert cluster.scheduler.expired(4.5) == []
+    assert cluster.scheduler.expired_groups(4.5) == []
     assert cluster.scheduler.queue_size() == (0, 0)
 
 
 def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_anew_is_begun() -> None:
     cluster = make_cluster()
-    cluster.scheduler.note_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=10.0)
+    cluster.scheduler.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=10.0)
     long = cluster.add(list(range(1, 31)), 1, deadline_s=5.0)  # 3 s at 10 tokens a second
-    assert cluster.scheduler.expired(2.0) == []
-    assert cluster.scheduler.expired(2.1) == [long.group]
+    assert cluster.scheduler.expired_groups(2.0) == []
+    assert cluster.scheduler.expired_groups(2.1) == [long.group]
     assert cluster.scheduler.schedule("w", now_s=2.1) is None
-    cluster.scheduler.note_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=100.0)
-    assert cluster.scheduler.expired(2.1) == []
+    cluster.scheduler.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=100.0)
+    assert cluster.scheduler.expired_groups(2.1) == []
     plan = cluster.scheduler.schedule("w", now_s=2.1)
     assert plan is not None and plan.sequences == [long]
 
@@ -92,10 +92,10 @@ def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_a
 def test_what_is_cached_of_a_prompt_takes_no_time() -> None:
     cluster = make_cluster()
     cache_prefix(cluster)
-    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1.0)
+    cluster.scheduler.record_costs("w", prefill_tokens_per_s=1.0)
     cached, other = cluster.add([*SHARED, 2], 1, deadline_s=5.0), cluster.add([9] * 9, 1, deadline_s=5.0)
-    assert cluster.scheduler.expired(3.0) == [other.group]  # 1 s is enough for one of them, 9 s are too long
-    assert cluster.scheduler.expired(4.5) == [cached.group, other.group]
+    assert cluster.scheduler.expired_groups(3.0) == [other.group]  # 1 s is enough for one of them, 9 s are too long
+    assert cluster.scheduler.expired_groups(4.5) == [cached.group, other.group]
     plan = cluster.scheduler.schedule("w", now_s=3.0)
     assert plan is not None and plan.sequences == [cached]
 
@@ -104,31 +104,31 @@ def test_the_quickest_worker_decides_what_is_in_time() -> None:
     cluster = make_cluster()
     cluster.add_worker("quick", num_blocks=100)
     long = cluster.add([1] * 30, 1, deadline_s=5.0)
-    cluster.scheduler.note_costs("w", prefill_tokens_per_s=1.0)
-    assert cluster.scheduler.expired(2.0) == [long.group]
-    cluster.scheduler.note_costs("quick", prefill_tokens_per_s=100.0)
-    assert cluster.scheduler.expired(2.0) == []
+    cluster.scheduler.record_costs("w", prefill_tokens_per_s=1.0)
+    assert cluster.scheduler.expired_groups(2.0) == [long.group]
+    cluster.scheduler.record_costs("quick", prefill_tokens_per_s=100.0)
+    assert cluster.scheduler.expired_groups(2.0) == []
     cluster.remove_worker("quick")
-    assert cluster.scheduler.expired(2.0) == [long.group]
+    assert cluster.scheduler.expired_groups(2.0) == [long.group]
 
 
 def test_steps_smaller_than_full_ones_do_not_make_a_long_prompt_hopeless() -> None:
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=30))
     cluster.add_worker(num_blocks=100)
     long = cluster.add([1] * 60, 1, deadline_s=5.0)
-    cluster.scheduler.note_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)  # 0.5 s a step
-    assert cluster.scheduler.expired(4.0) == []  # two full steps, if they take no longer
-    assert cluster.scheduler.expired(4.1) == [long.group]
-    cluster.scheduler.note_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=30.0)
-    assert cluster.scheduler.expired(3.9) == [long.group]
+    cluster.scheduler.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)  # 0.5 s a step
+    assert cluster.scheduler.expired_groups(4.0) == []  # two full steps, if they take no longer
+    assert cluster.scheduler.expired_groups(4.1) == [long.group]
+    cluster.scheduler.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=30.0)
+    assert cluster.scheduler.expired_groups(3.9) == [long.group]
 
 
 def test_a_shared_prompt_is_estimated_once() -> None:
     cluster = make_cluster()
-    cluster.scheduler.note_costs("w", prefill_tokens_per_s=10.0)
+    cluster.scheduler.record_costs("w", prefill_tokens_per_s=10.0)
     group = cluster.add_group([1] * 20, 4, 5, deadline_s=5.0)
-    assert cluster.scheduler.expired(2.9) == []
-    assert cluster.scheduler.expired(3.1) == [group]
+    assert cluster.scheduler.expired_groups(2.9) == []
+    assert cluster.scheduler.expired_groups(3.1) == [group]
 
 
 def test_dropped_work_does_not_keep_what_comes_after_it_waiting() -> None:
@@ -137,7 +137,7 @@ def test_dropped_work_does_not_keep_what_comes_after_it_waiting() -> None:
     good = cluster.add([9], 1, deadline_s=50.0)
     plan = cluster.scheduler.schedule("w", now_s=10.0)
     assert plan is not None and plan.sequences == [good]
-    assert cluster.scheduler.expired(10.0) == [sequence.group for sequence in hopeless]
+    assert cluster.scheduler.expired_groups(10.0) == [sequence.group for sequence in hopeless]
 
 
 def test_a_priority_class_comes_before_any_deadline_and_gives_way_after_it() -> None:
@@ -179,7 +179,7 @@ def test_preempted_work_is_not_dropped_for_its_deadline() -> None:
     cluster.step()
     cluster.step()
     assert sequences[2].status is SequenceStatus.PREEMPTED
-    assert cluster.scheduler.expired(100.0) == []
+    assert cluster.scheduler.expired_groups(100.0) == []
 
 
 def test_pinned_blocks_are_not_evicted_and_unpinned_ones_are() -> None:

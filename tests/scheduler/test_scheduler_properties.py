@@ -86,7 +86,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=num_host_tokens // self.block_size,
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
-        self.cluster.scheduler.note_costs(worker_id, swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size)
+        self.cluster.scheduler.record_costs(
+            worker_id, swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size
+        )
 
     @rule(
         prompts=st.lists(prompts, min_size=1, max_size=3),

@@ -76,25 +76,25 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_order)
     @rule()
-    def set_aside(self) -> None:
+    def defer_head(self) -> None:
         group = self.queue.peek()
         assert group is not None
-        self.queue.set_aside()
+        self.queue.defer_head()
         self.in_order.remove(group)
         self.aside.append(group)
 
     @rule()
-    def take_back(self) -> None:
-        self.queue.take_back()
+    def restore_deferred(self) -> None:
+        self.queue.restore_deferred()
         self.in_order += self.aside
         self.aside = []
 
     @precondition(lambda self: self.in_order or self.aside)
     @rule(rng=st.randoms(use_true_random=False))
-    def set_apart(self, rng: Random) -> None:
+    def quarantine(self, rng: Random) -> None:
         group = self.remove_one(rng, self.in_order, self.aside)
         group.cohort = Cohort({group: None})
-        self.queue.set_apart(group)
+        self.queue.quarantine(group)
         self.apart.append(group)
 
     @precondition(lambda self: self.apart)
@@ -102,11 +102,11 @@ class QueueMachine(RuleBasedStateMachine):
     def rejoin_or_take(self, rng: Random, is_taken: bool) -> None:
         group = self.remove_one(rng, self.apart)
         if is_taken:
-            self.queue.take(group)
+            self.queue.pop_quarantined(group)
             self.elsewhere.append(group)
         else:
             group.cohort = None
-            self.queue.rejoin(group)
+            self.queue.release_from_quarantine(group)
             self.in_order.append(group)
 
     @precondition(lambda self: self.in_order or self.aside or self.apart)

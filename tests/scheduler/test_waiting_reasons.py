@@ -67,7 +67,7 @@ def test_who_is_tried_apart_waits_for_its_turn() -> None:
     plan = cluster.scheduler.schedule("w")
     assert plan is not None
     cluster.scheduler.rollback("w")
-    cluster.scheduler.note_failed_step([plan])
+    cluster.scheduler.record_failed_step([plan])
     assert {reason(cluster, group) for group in groups} == {WaitingReason.TRIAL}
 
 

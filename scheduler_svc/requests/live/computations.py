@@ -62,5 +62,5 @@ class Computations:
         """Its blocks are cached from now on, and nobody's."""
         self._scheduler.finish_group(group)
         del self._sampling_of[group.sequences[0].seq_id]
-        self._scheduler.forget(group)
+        self._scheduler.forget_group(group)
         return self._computations.pop(group)

@@ -243,7 +243,7 @@ class Engine:
                 self._hopeless_timer = asyncio.get_running_loop().call_later(early_s, self._wake_to_drop)
             return
         self._hopeless_sought_s = now_s
-        for group in self.scheduler.expired(now_s):
+        for group in self.scheduler.expired_groups(now_s):
             if group in self._request_of:
                 self.end(self._request_of[group], pb.REQUEST_STATE_EXPIRED)
 
@@ -293,7 +293,7 @@ class Engine:
                 self._end_if_due(sequence, token_id)
         if result.candidates:
             self._take_candidates(plan, result)
-        for worker_id in self.scheduler.note_executed(plan):  # last: whose results raise has not come past them
+        for worker_id in self.scheduler.record_executed_step(plan):  # last: whose results raise has not come past them
             self.on_worker_at_fault(worker_id)
         if self.on_result is not None:
             self.on_result(plan)
@@ -326,7 +326,7 @@ class Engine:
         """Keeps the end of a request that became durable and was never started."""
         request.ended_state = pb.REQUEST_STATE_CANCELLED
         self.scheduler.finish_group(request.group)
-        self.scheduler.forget(request.group)
+        self.scheduler.forget_group(request.group)
         self.journal.append(
             sequences=(),
             tokens=(),
@@ -339,13 +339,13 @@ class Engine:
 
         What had been planned is taken back already, or its worker is about to be removed.
         """
-        self._fail_guilty(self.scheduler.note_failed_step(plans), error)
+        self._fail_guilty(self.scheduler.record_failed_step(plans), error)
 
     def note_disbelieved_step(
         self, plans: Iterable[StepPlan], error: str, suspects: Collection[SequenceGroup] | None = None
     ) -> None:
         """As `note_failed_step`, of steps whose answers cannot be believed; of them only `suspects` are concerned."""
-        self._fail_guilty(self.scheduler.note_failed_step(plans, suspects=suspects, is_disbelieved=True), error)
+        self._fail_guilty(self.scheduler.record_failed_step(plans, suspects=suspects, is_disbelieved=True), error)
 
     def _fail_guilty(self, verdicts: Iterable[Verdict], error: str) -> None:
         for guilty in verdicts:
@@ -360,7 +360,7 @@ class Engine:
 
         A request that was alone in the steps that ended workers, too often, is failed.
         """
-        guilty = self.scheduler.note_loss(worker_id, time.monotonic())
+        guilty = self.scheduler.record_worker_loss(worker_id, time.monotonic())
         lost = self.scheduler.remove_worker(worker_id)
         for each in guilty:
             times, lone = counted(each.num_losses, "time"), each.num_lone_losses
@@ -504,7 +504,7 @@ class Engine:
             request.closed.set()
         self.latency.note_end(time.monotonic(), first_token_ns(request), mean_token_ns(request))
         report_end(request)
-        self.scheduler.forget(request.group)
+        self.scheduler.forget_group(request.group)
 
 
 def counted(number: int, what: str) -> str:
