@@ -32,13 +32,22 @@ _AVX2 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = ("avx512bf16", "avx512vnni", "avx512vbmi")
 
+_AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"}
+_AMX = ("amx-tile", "amx-bf16")
+
 # The best first, for each kind of processor.
 VARIANTS = (
+    Variant(
+        name="amx",
+        is_arm=False,
+        flags=("-march=x86-64-v4", *(f"-m{each}" for each in (*_BF16, *_AMX))),
+        features=_AVX512_BF16 | {"amx_tile", "amx_bf16"},
+    ),
     Variant(
         name="avx512-bf16",
         is_arm=False,
         flags=("-march=x86-64-v4", *(f"-m{each}" for each in _BF16)),
-        features=_AVX512 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
+        features=_AVX512_BF16,
     ),
     Variant(name="avx512", is_arm=False, flags=("-march=x86-64-v4",), features=_AVX512),
     Variant(name="avx2", is_arm=False, flags=("-march=x86-64-v3",), features=_AVX2),

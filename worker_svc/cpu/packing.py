@@ -21,9 +21,8 @@ class Packing(NamedTuple):
 
 
 def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) -> Packing:
-    """The fastest way that works on this machine; a library's is tried with a small product.
+    """The fastest way that works on this machine: native products, else a library's, tried with a small product.
 
-    Native products come first, but for bfloat16 on processors that multiply tiles of it (AMX), as oneDNN does there.
     Raises DeviceError if int8 is asked for and nothing here multiplies it.
     """
     if int8:
@@ -31,17 +30,9 @@ def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) 
             name = str(dtype).removeprefix("torch.")
             raise DeviceError(int8_needs_kernels("--weight-dtype", f"there are none here for {name}"))
         return Packing("native int8", ProductMaker(int8=True))
-    if has_native and (dtype == torch.float32 or (dtype == torch.bfloat16 and not _has_tiles())):
+    if has_native and dtype in (torch.float32, torch.bfloat16):
         return Packing("native", ProductMaker())
     reason = onednn_linear.supports(dtype)
     if reason is None:
         return Packing("onednn", OneDnnLinear)
-    if has_native and dtype == torch.bfloat16:
-        return Packing("native", ProductMaker())
     return Packing("plain", Linear, reason)
-
-
-def _has_tiles() -> bool:
-    if not hasattr(torch.cpu, "get_capabilities"):  # not in every torch that is allowed
-        return False
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))

@@ -69,7 +69,7 @@ class Greatest {
   const ProductCall<M, S>& call_;
   Best* best_;
   int64_t num_rows_;
-  Lanes lanes_[MAX_BLOCK];
+  Lanes lanes_[BlockRows<M>::MOST];
 };
 
 template <class M, class S>
@@ -78,7 +78,7 @@ void choose(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, 
   if (num_rows == 0) return;
   Inputs<M> inputs = inputs_of<M>(x, x_stride, num_rows, num_inputs);
   ProductCall<M, S> call = {inputs.x, inputs.stride, num_rows, inputs.size, weights, scales, bias, num_outputs};
-  Parts parts(num_rows, inputs.size * sizeof(typename M::Input), num_outputs, num_threads);
+  Parts<M> parts(num_rows, inputs.size, num_outputs, num_threads);
   std::vector<Best> best(num_rows * parts.num_groups);  // [num_groups][num_rows]
   product(call, parts, num_threads, [&](int64_t first_row, int64_t num_rows_of_block, int64_t group) {
     return Greatest<M, S>(call, &best[group * num_rows + first_row], num_rows_of_block);

@@ -40,7 +40,7 @@ void write_product(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_i
   if (num_rows == 0) return;
   Inputs<M> inputs = inputs_of<M>(x, x_stride, num_rows, num_inputs);
   ProductCall<M, S> call = {inputs.x, inputs.stride, num_rows, inputs.size, weights, scales, bias, num_outputs};
-  Parts parts(num_rows, inputs.size * sizeof(typename M::Input), num_outputs, num_threads);
+  Parts<M> parts(num_rows, inputs.size, num_outputs, num_threads);
   product(call, parts, num_threads, [&](int64_t first_row, int64_t, int64_t) {
     return Written<M, S>(call, out + first_row * out_stride, out_stride);
   });

@@ -19,6 +19,7 @@ namespace quire {
 constexpr int64_t CHUNK = 256;                      // inputs at a time with all rows: their weights stay in L1
 constexpr int64_t BLOCK_BYTES = 384 << 10;          // of rows that are multiplied with a panel: they stay in L2
 constexpr int64_t MAX_BLOCK = 12 * ROWS;            // rows
+constexpr int64_t MAX_TILED_BLOCK = 256;            // the same where they are multiplied as tiles
 constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
 constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
 constexpr int MAX_SIDE = 4;                         // panels side by side
@@ -99,6 +100,66 @@ void multiply_all(const typename M::Input* x, int64_t stride, int64_t num_rows, 
   }
 }
 
+#if QUIRE_TILES
+// All rows with one panel, up to 32 at a time: two tiles of rows by the panel's two tiles of weights. A row's sums run
+// over the inputs tile by tile, whatever rows are beside it. `is_first`: sums begin at zero.
+inline void multiply_tiles(const bf16* x, int64_t stride, int64_t num_rows, const bf16* weights, int64_t size,
+                           float* sums, bool is_first, const void* next, int64_t next_bytes, Tiles& tiles) {
+  static_assert(PANEL == 32 && LINE == 64, "a panel is two tiles wide");
+  constexpr int64_t ROW = PANEL * sizeof(float);  // bytes of a row of sums, and of a pair of inputs of a panel
+  constexpr int64_t BOTH = 2 * TILE_ROWS;
+  int64_t num_groups = (num_rows + BOTH - 1) / BOTH, steps = num_groups * (size / TILE_INPUTS);
+  Ahead ahead = {static_cast<const char*>(next), (next_bytes / LINE + steps - 1) / steps};
+  asm volatile("" : : : "memory");  // GCC 12 does not know that tiles are loaded from memory
+  for (int64_t row = 0; row < num_rows; row += BOTH) {
+    int64_t first = std::min(TILE_ROWS, num_rows - row), second = std::min(BOTH, num_rows - row) - first;
+    const bf16 *above = x + row * stride, *below = above + TILE_ROWS * stride;
+    float *to = sums + row * PANEL, *to_below = to + TILE_ROWS * PANEL;
+    tiles.shape(first, second);
+    if (is_first) {
+      _tile_zero(0);
+      _tile_zero(1);
+    } else {
+      _tile_loadd(0, to, ROW);
+      _tile_loadd(1, to + LANES, ROW);
+    }
+    if (second) {
+      if (is_first) {
+        _tile_zero(2);
+        _tile_zero(3);
+      } else {
+        _tile_loadd(2, to_below, ROW);
+        _tile_loadd(3, to_below + LANES, ROW);
+      }
+      for (int64_t k = 0; k < size; k += TILE_INPUTS) {
+        ahead.fetch();
+        _tile_loadd(6, weights + k * PANEL, ROW);
+        _tile_loadd(4, above + k, stride * sizeof(bf16));
+        _tile_loadd(5, below + k, stride * sizeof(bf16));
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weights + k * PANEL + 2 * LANES, ROW);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(2, to_below, ROW);
+      _tile_stored(3, to_below + LANES, ROW);
+    } else {
+      for (int64_t k = 0; k < size; k += TILE_INPUTS) {
+        ahead.fetch();
+        _tile_loadd(4, above + k, stride * sizeof(bf16));
+        _tile_loadd(6, weights + k * PANEL, ROW);
+        _tile_loadd(7, weights + k * PANEL + 2 * LANES, ROW);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+    }
+    _tile_stored(0, to, ROW);
+    _tile_stored(1, to + LANES, ROW);
+  }
+}
+#endif
+
 // What is multiplied. M: how. S: storage of the bias and of the outputs, float or bf16.
 template <class M, class S>
 struct ProductCall {
@@ -128,18 +189,33 @@ QUIRE_INLINE vfloat outputs_of(const ProductCall<M, S>& call, const float* sums,
   return load<vfloat>(lanes);
 }
 
+// Rows that are multiplied with a panel before the next one is taken.
+template <class M>
+struct BlockRows {
+  static constexpr int64_t AT_ONCE = M::TILED ? 32 : ROWS, MOST = M::TILED ? MAX_TILED_BLOCK : MAX_BLOCK;
+};
+
 // Panels [begin, end) with many rows, a chunk of a panel at a time with all of them.
 template <class M, class S, class Out>
 void many_rows(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end,
                Out& out) {
-  alignas(64) float sums[MAX_BLOCK * PANEL];
+  alignas(64) float sums[BlockRows<M>::MOST * PANEL];
   const typename M::Input* x = call.x + first_row * call.stride;
+#if QUIRE_TILES
+  Tiles tiles;
+#endif
   for (int64_t panel = begin; panel < end; ++panel) {
     const typename M::Weight* weights = call.weights + panel * call.num_inputs * PANEL;
-    std::memset(sums, 0, num_rows * PANEL * sizeof(float));
+    if constexpr (!M::TILED) std::memset(sums, 0, num_rows * PANEL * sizeof(float));
     for (int64_t k = 0; k < call.num_inputs; k += CHUNK) {
       int64_t size = std::min(CHUNK, call.num_inputs - k), bytes = size * PANEL * sizeof(typename M::Weight);
       const void* next = weights + (k + size) * PANEL;  // of this panel or of the one behind it
+#if QUIRE_TILES
+      if constexpr (M::TILED) {
+        multiply_tiles(x + k, call.stride, num_rows, weights + k * PANEL, size, sums, k == 0, next, bytes, tiles);
+        continue;
+      }
+#endif
       multiply_all<M>(x + k, call.stride, num_rows, weights + k * PANEL, size, sums, next, bytes);
     }
     out.take(sums, num_rows, panel);
@@ -163,25 +239,30 @@ void few_rows(const ProductCall<M, S>& call, int64_t begin, int64_t end, Out& ou
 
 template <class M, class S, class Out>
 void panels(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, int64_t begin, int64_t end, Out& out) {
-  if (call.num_rows == 1) return few_rows<1, 4>(call, begin, end, out);
-  if (call.num_rows == 2) return few_rows<2, 2>(call, begin, end, out);
-  // Of narrower weights, two panels and what they are widened with do not fit the registers.
-  if (call.num_rows == 3 && sizeof(typename M::Weight) == sizeof(float)) return few_rows<3, 2>(call, begin, end, out);
+  if constexpr (!M::TILED) {
+    if (call.num_rows == 1) return few_rows<1, 4>(call, begin, end, out);
+    if (call.num_rows == 2) return few_rows<2, 2>(call, begin, end, out);
+    // Of narrower weights, two panels and what they are widened with do not fit the registers.
+    if (call.num_rows == 3 && sizeof(typename M::Weight) == sizeof(float)) return few_rows<3, 2>(call, begin, end, out);
+  }
   many_rows(call, first_row, num_rows, begin, end, out);
 }
 
 inline int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + PANEL - 1) / PANEL; }
 
 // How the outputs of a product are shared: blocks of rows by groups of panels.
+template <class M>
 struct Parts {
   int64_t block, num_blocks, group, num_groups, num_panels;  // rows and panels
 
-  Parts(int64_t num_rows, int64_t row_bytes, int64_t num_outputs, int num_threads) {
+  Parts(int64_t num_rows, int64_t num_inputs, int64_t num_outputs, int num_threads) {
+    constexpr int64_t AT_ONCE = BlockRows<M>::AT_ONCE, MOST = BlockRows<M>::MOST;
+    int64_t row_bytes = num_inputs * sizeof(typename M::Input);
     num_panels = num_panels_of(num_outputs);
-    int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, ROWS, MAX_BLOCK);
+    int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, AT_ONCE, MOST);
     num_blocks = (num_rows + most - 1) / most;
     block = (num_rows + num_blocks - 1) / num_blocks;
-    block = std::min((block + ROWS - 1) / ROWS * ROWS, MAX_BLOCK);
+    block = std::min((block + AT_ONCE - 1) / AT_ONCE * AT_ONCE, MOST);
     num_blocks = (num_rows + block - 1) / block;
     group = std::max<int64_t>(num_panels / (num_threads * GROUPS_PER_THREAD), 1);
     group = (group + MAX_SIDE - 1) / MAX_SIDE * MAX_SIDE;
@@ -192,7 +273,7 @@ struct Parts {
 // make_out(first_row, num_rows, group) makes what takes the sums of these rows, in the order of the group's panels:
 // take(sums [num_rows][PANEL], num_rows, panel) for each, and then end().
 template <class M, class S, class MakeOut>
-void product(const ProductCall<M, S>& call, const Parts& parts, int num_threads, MakeOut make_out) {
+void product(const ProductCall<M, S>& call, const Parts<M>& parts, int num_threads, MakeOut make_out) {
   bool parallel = num_threads > 1 && call.num_rows * call.num_outputs * call.num_inputs > MIN_PARALLEL;
   share(parallel ? num_threads : 1, parts.num_blocks * parts.num_groups, [&](int64_t i, int) {
     int64_t first_row = i % parts.num_blocks * parts.block, number = i / parts.num_blocks;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace quire {
 
@@ -19,6 +20,7 @@ constexpr int PANEL = VECTORS * LANES;  // outputs that lie side by side
 template <class W>
 struct OneByOne {
   static constexpr int STEP = 1;  // inputs at a time, of which there are whole steps
+  static constexpr bool TILED = false;
   typedef W Weight;
   typedef float Input;  // rows as they are multiplied
   typedef vfloat Word;  // of the weights, for LANES outputs
@@ -57,6 +59,7 @@ struct Parted : OneByOne<bf16> {
 template <class W>
 struct InPairs {
   static constexpr int STEP = 2;
+  static constexpr bool TILED = false;
   typedef W Weight;
   typedef bf16 Input;
   typedef vuint Word;
@@ -112,6 +115,14 @@ struct LookedUp : InPairs<int8_t> {
 #endif
 #endif
 
+#if QUIRE_TILES
+// The same places as InPairs, multiplied a tile at a time: 16 pairs of inputs of 16 outputs lie as a tile's rows do.
+struct InTiles : InPairs<bf16> {
+  static constexpr int STEP = TILE_INPUTS;
+  static constexpr bool TILED = true;
+};
+#endif
+
 // W: storage of weights; S: of rows.
 template <class W, class S>
 struct MultipliedAs {
@@ -137,13 +148,22 @@ struct MultipliedAs<bf16, bf16> {
 template <class W, class S>
 using Multiplied = typename MultipliedAs<W, S>::Type;
 
+// function(how, bf16()) for weights and rows in bfloat16: by tiles where the processor and the system have them.
+template <class F>
+void with_halves(F&& function) {
+#if QUIRE_TILES
+  if (tiles_allowed()) return function(InTiles(), bf16());
+#endif
+  function(Multiplied<bf16, bf16>(), bf16());
+}
+
 // function(Multiplied<W, S>(), S()): weights in int8, or as rows are, in bfloat16 or float.
 template <class F>
 void with_types(bool half, bool int8, F&& function) {
   if (int8)
     half ? function(Multiplied<int8_t, bf16>(), bf16()) : function(Multiplied<int8_t, float>(), float());
   else
-    half ? function(Multiplied<bf16, bf16>(), bf16()) : function(Multiplied<float, float>(), float());
+    half ? with_halves(function) : function(Multiplied<float, float>(), float());
 }
 
 }  // namespace quire

@@ -12,7 +12,8 @@ from kernels.native.processor import multiplies_bfloat16, processor_features
 from kernels.native.variants import VARIANTS, Variant, prebuilt_for
 
 CHECK = Path(__file__).with_name("variant_check.cpp")
-ZEN_4 = frozenset().union(*(each.features for each in VARIANTS if not each.is_arm))
+SAPPHIRE_RAPIDS = frozenset().union(*(each.features for each in VARIANTS if not each.is_arm))
+ZEN_4 = next(each.features for each in VARIANTS if each.name == "avx512-bf16")
 HASWELL = next(each.features for each in VARIANTS if each.name == "avx2")
 SKYLAKE = next(each.features for each in VARIANTS if each.name == "avx512")
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -41,6 +42,7 @@ def test_products_and_roundings_of_each_variant_are_right(variant: Variant, tmp_
 @pytest.mark.parametrize(
     ("features", "machine", "name"),
     [
+        (SAPPHIRE_RAPIDS, "x86_64", "amx"),
         (ZEN_4, "x86_64", "avx512-bf16"),
         (SKYLAKE, "x86_64", "avx512"),
         (HASWELL, "x86_64", "avx2"),
@@ -87,5 +89,5 @@ def test_bfloat16_is_multiplied_by_amx_before_avx512_and_not_by_avx2() -> None:
         assert multiplies_bfloat16(frozenset({"asimd", "bf16"})) == "NEON BF16"
         return
     assert multiplies_bfloat16(ZEN_4) == "AVX-512 BF16"
-    assert multiplies_bfloat16(ZEN_4 | {"amx_bf16"}) == "AMX"
+    assert multiplies_bfloat16(SAPPHIRE_RAPIDS) == "AMX"
     assert multiplies_bfloat16(HASWELL) is None
