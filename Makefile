@@ -72,7 +72,7 @@ launches-gate: $(VENV)/.dev
 # For a machine with one NVIDIA GPU: uses $(PYTHON) and what it has, installs nothing, needs no network.
 gpu-check:
 	$(if $(OUT),,$(error gpu-check puts its report into a folder: make gpu-check OUT=folder))
-	$(PYTHON) -m benchmarks.gpu_check --out $(OUT) $(GPU_CHECK_ARGS)
+	$(PYTHON) -m benchmarks.gpu.gpu_check --out $(OUT) $(GPU_CHECK_ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(CODE)
@@ -87,17 +87,17 @@ protos-release: $(VENV)/.dev
 	$(BIN)/buf build --exclude-source-info -o protos/release.binpb
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.journal_cost
-	$(BIN)/python -m benchmarks.durability_cost
-	$(BIN)/python -m benchmarks.recovery_time
-	$(BIN)/python -m benchmarks.failover_time
+	$(BIN)/python -m benchmarks.durability.journal_cost
+	$(BIN)/python -m benchmarks.durability.durability_cost
+	$(BIN)/python -m benchmarks.durability.recovery_time
+	$(BIN)/python -m benchmarks.durability.failover_time
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.scale
-	$(BIN)/python -m benchmarks.schedule_cost
-	$(BIN)/python -m benchmarks.kv_utilisation
-	$(BIN)/python -m benchmarks.memory_saving
-	$(BIN)/python -m benchmarks.prefix_reuse
-	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks.scale.schedule_cost
+	$(BIN)/python -m benchmarks.memory.kv_utilisation
+	$(BIN)/python -m benchmarks.memory.memory_saving
+	$(BIN)/python -m benchmarks.memory.prefix_reuse
+	$(BIN)/python -m benchmarks.cpu.accuracy
 	$(BIN)/python -m benchmarks.results_page
 
 # The figures of the paper's evaluation, in virtual time: docs/paper.md and its plots. Some minutes.

@@ -1,1 +1,1 @@
-"""Measurements: each module is a program, run as `python -m benchmarks.NAME`; results are in `results/`."""
+"""Measurements: each is a program, run as `python -m benchmarks.ROOM.NAME`; results are in `results/`."""

@@ -13,7 +13,7 @@ from math import expm1, log
 from random import Random
 
 from benchmarks.lengths import Lengths
-from benchmarks.saturated_pool import new_sequence
+from benchmarks.memory.saturated_pool import new_sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan

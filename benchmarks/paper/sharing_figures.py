@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.block_saving import measure_saving
 from benchmarks.lengths import INDEPENDENT, PAIRED, Dataset, Lengths, LengthSampler
+from benchmarks.memory.block_saving import measure_saving
+from benchmarks.memory.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
 from benchmarks.paper.jobs import Job, Row, Scale
 from benchmarks.paper.published import FIG15, Sharing
 from benchmarks.paper.random_beams import CONCENTRATIONS, BeamsWithoutModel, RandomBeams, beam_groups, entropy
-from benchmarks.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
 
 SEED = 15
 WIDTHS = (2, 4, 6)

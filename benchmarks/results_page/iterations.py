@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.delivery_table import TARGET_TOKENS_PER_S
-from benchmarks.overhead_table import BUDGET_MS_OF_DEPTH
+from benchmarks.overhead.delivery_table import TARGET_TOKENS_PER_S
+from benchmarks.overhead.overhead_table import BUDGET_MS_OF_DEPTH
 from benchmarks.results_page.section import (
     Document,
     Headline,

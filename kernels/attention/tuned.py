@@ -1,4 +1,4 @@
-"""Launch configurations of attention by shape: written by `benchmarks.tune_kernels`, not by hand.
+"""Launch configurations of attention by shape: written by `benchmarks.gpu.tune_kernels`, not by hand.
 
 What has no row here is launched by rule. `ORIGIN` says where the rows are from; one without a time was chosen from what
 the compiler reports of registers and shared memory, and not measured.

@@ -1,7 +1,7 @@
 """Finds the launch configuration that was chosen for a shape of attention, where one was.
 
-The table is `tuned`, written by `benchmarks.tune_kernels`; what has no entry is launched by rule. It compiles nothing,
-measures nothing, and imports no Triton.
+The table is `tuned`, written by `benchmarks.gpu.tune_kernels`; a shape without an entry is launched by rule. It
+compiles nothing, measures nothing, and imports no Triton.
 """
 
 from typing import Literal, NamedTuple

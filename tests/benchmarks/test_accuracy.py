@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.accuracy import MODEL, STORAGES, StoredModel, held_out, measure
+from benchmarks.cpu.accuracy import MODEL, STORAGES, StoredModel, held_out, measure
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import load_decoder

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from benchmarks.beam_decoding import BeamDecoding, DemoPrompts
-from benchmarks.block_saving import measure_saving
 from benchmarks.lengths import Lengths
-from benchmarks.memory_saving import MODEL, measure_beams
-from benchmarks.saturated_pool import PoolConfig, SaturatedPool
+from benchmarks.memory.beam_decoding import BeamDecoding, DemoPrompts
+from benchmarks.memory.block_saving import measure_saving
+from benchmarks.memory.memory_saving import MODEL, measure_beams
+from benchmarks.memory.saturated_pool import PoolConfig, SaturatedPool
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 

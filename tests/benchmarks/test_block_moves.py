@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
-from benchmarks.block_moves import (
+from benchmarks.gpu.block_moves import (
     OURS,
     SMALL_SIZES,
     Rate,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.block_saving import BlockSteps, measure_saving, ratio_with_interval
 from benchmarks.lengths import Lengths, LengthSampler
-from benchmarks.memory_saving import is_within_tolerance, measure_sampling, report
-from benchmarks.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
+from benchmarks.memory.block_saving import BlockSteps, measure_saving, ratio_with_interval
+from benchmarks.memory.memory_saving import is_within_tolerance, measure_sampling, report
+from benchmarks.memory.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
 
 
 def pool_of(lengths: list[Lengths], width: int, num_blocks: int) -> SaturatedPool:

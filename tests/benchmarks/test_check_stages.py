@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.check_stages import Stage, StageResult, StageRunner, pytest_counts
+from benchmarks.gpu.check_stages import Stage, StageResult, StageRunner, pytest_counts
 
 WAITS = "import time; print('begun', flush=True); time.sleep(60)"
 WRITES = (

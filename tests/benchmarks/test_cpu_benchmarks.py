@@ -12,7 +12,7 @@ from tests.services import ROOT
 
 
 def _run(module: str, out: Path, *arguments: str) -> Any:
-    command = [sys.executable, "-m", f"benchmarks.{module}", "--small", "--rows", "1", "3", "--steps", "2"]
+    command = [sys.executable, "-m", f"benchmarks.cpu.{module}", "--small", "--rows", "1", "3", "--steps", "2"]
     subprocess.run([*command, *arguments, "--out", str(out)], cwd=ROOT, check=True, capture_output=True)
     (written,) = out.glob("*.json")
     return json.loads(written.read_text())

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.decode_step import WARM_UP_STEPS, Plan, Window, bytes_read, cost_of, prompts
+from benchmarks.gpu.decode_step import WARM_UP_STEPS, Plan, Window, bytes_read, cost_of, prompts
 from benchmarks.random_models import SHAPES, write_random_model
 from benchmarks.report import ROOT
-from benchmarks.step_trace import SchedulerMoments
+from benchmarks.services.step_trace import SchedulerMoments
 
 MS = 1_000_000
 
@@ -53,7 +53,7 @@ def test_a_window_without_steps_is_refused(plan: Plan) -> None:
 
 
 def test_the_benchmark_runs_in_small(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.decode_step", "--device", "cpu", "--small", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.gpu.decode_step", "--device", "cpu", "--small", "--out", str(tmp_path)]
     completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert completed.returncode == 0, completed.stderr
     result = json.loads((tmp_path / "decode_step.json").read_text())

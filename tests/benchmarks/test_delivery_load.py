@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.delivery_load import Delivery, Load, Received, delivery_of
-from benchmarks.delivery_table import CpuPerToken, delivery_row, keeps_up
-from benchmarks.overhead_table import Spread
-from benchmarks.step_trace import WorkerMoments
-from benchmarks.traced_services import CpuSeconds
+from benchmarks.overhead.delivery_load import Delivery, Load, Received, delivery_of
+from benchmarks.overhead.delivery_table import CpuPerToken, delivery_row, keeps_up
+from benchmarks.overhead.overhead_table import Spread
+from benchmarks.services.step_trace import WorkerMoments
+from benchmarks.services.traced_services import CpuSeconds
 
 MS = 1_000_000
 LOAD = Load(num_readers=2, seconds=1.0, prompt_tokens=1, output_tokens=(1, 2), vocab_size=9)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.durability_cost import Load, Measured, row_of
+from benchmarks.durability.durability_cost import Load, Measured, row_of
 
 
 def test_each_round_is_compared_with_the_memory_store_in_the_same_round() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.failover_time import KILL, Round, longest_silence, row_of
+from benchmarks.durability.failover_time import KILL, Round, longest_silence, row_of
 
 
 def test_silence_counts_from_when_the_leader_is_taken_away() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.check_environment import LEAST, NEEDED, version_numbers
-from benchmarks.check_stages import Stage
-from benchmarks.gpu_check import MAX_PLOTS, NOT_READY, Report, StagePlan, check, gpu_plan, smoke_plan
+from benchmarks.gpu.check_environment import LEAST, NEEDED, version_numbers
+from benchmarks.gpu.check_stages import Stage
+from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, Report, StagePlan, check, gpu_plan, smoke_plan
 from benchmarks.report import ROOT
 
 MAX_FILES = 8
@@ -106,6 +106,6 @@ def test_versions_are_compared_by_their_numbers() -> None:
 
 
 def run(*arguments: str, path: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "benchmarks.gpu_check", *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.gpu_check", *arguments]
     environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=False)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from benchmarks.bar_chart import Bar, bar_chart
-from benchmarks.kernel_bench.clock import HostClock
-from benchmarks.kernel_bench.figures import (
+from benchmarks.gpu.kernel_bench.clock import HostClock
+from benchmarks.gpu.kernel_bench.figures import (
     Check,
     Figure,
     Figures,
@@ -23,9 +23,9 @@ from benchmarks.kernel_bench.figures import (
     only_tried,
     times_faster,
 )
-from benchmarks.kernel_bench.lab import Lab, Size
-from benchmarks.kernel_bench.peers import all_peers
-from benchmarks.kernels import Run
+from benchmarks.gpu.kernel_bench.lab import Lab, Size
+from benchmarks.gpu.kernel_bench.peers import all_peers
+from benchmarks.gpu.kernels import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = {"ceilings", "decode", "comparisons", "prefill", "cascade", "sampling", "layers"}
@@ -34,7 +34,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.kernels", "--device", "cpu", "--out", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.gpu.kernels", "--device", "cpu", "--out", str(folder)]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
 
 

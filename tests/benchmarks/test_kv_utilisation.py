@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.kv_utilisation import Sums, fill, is_as_full_as_asked, measure, report, use_of
-from benchmarks.saturated_pool import PoolConfig
+from benchmarks.memory.kv_utilisation import Sums, fill, is_as_full_as_asked, measure, report, use_of
+from benchmarks.memory.saturated_pool import PoolConfig
 
 
 def made_up(filled: int, *, num_requests: int) -> Sums:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.against_transformers import transformers_side
-from benchmarks.block_size_sweep import SIZES, Row, chart, latency_ratios
-from benchmarks.length_load import LoadOutcome, LoadRequest, requests_of
+from benchmarks.gpu.against_transformers import transformers_side
+from benchmarks.gpu.block_size_sweep import SIZES, Row, chart, latency_ratios
+from benchmarks.gpu.length_load import LoadOutcome, LoadRequest, requests_of
 from benchmarks.lengths import MAX_MODEL_LEN, Dataset
 
 

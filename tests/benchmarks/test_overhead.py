@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overhead_table import Overhead, Spread, print_rows, print_verdicts, row_of, summary_of
+from benchmarks.overhead.overhead_table import Overhead, Spread, print_rows, print_verdicts, row_of, summary_of
 from benchmarks.report import ROOT
 
 STEP_MS = 5.0

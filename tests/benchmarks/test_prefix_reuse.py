@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.prefix_reuse import (
+from benchmarks.memory.prefix_reuse import (
     OUTPUT_TOKENS,
     OWN_TOKENS,
     PREFIX_TOKENS,

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.delivery_load import Delivery, Load
-from benchmarks.delivery_table import CpuPerToken, delivery_row
-from benchmarks.iteration_scale import Iteration
-from benchmarks.memory_scale import QueuedMemory
-from benchmarks.overhead_table import Overhead, Spread, row_of, summary_of
+from benchmarks.overhead.delivery_load import Delivery, Load
+from benchmarks.overhead.delivery_table import CpuPerToken, delivery_row
+from benchmarks.overhead.overhead_table import Overhead, Spread, row_of, summary_of
+from benchmarks.overhead.stage_table import Stage
 from benchmarks.peers.__main__ import _loads_in_words, _peer_in_words
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run
@@ -28,8 +27,9 @@ from benchmarks.results_page.__main__ import PAGE
 from benchmarks.results_page.catalogue import BENCHMARKS, benchmark_of
 from benchmarks.results_page.page import page, read_plots, read_results
 from benchmarks.results_page.section import Headline, Section, Target, number
-from benchmarks.scale import report as scale_report
-from benchmarks.stage_table import Stage
+from benchmarks.scale.__main__ import report as scale_report
+from benchmarks.scale.iteration_scale import Iteration
+from benchmarks.scale.memory_scale import QueuedMemory
 from tests.benchmarks.peer_runs import run
 
 WRITER = re.compile(r"\bwrite_(?:result|with_history)\([^,]+,\s*\"(\w+)\"")
@@ -216,7 +216,7 @@ def test_growth_is_shown_with_its_exponents_and_without_the_parts_that_are_not_t
 
 def test_the_speed_of_int8_weights_is_shown_as_the_program_writes_it(tmp_path: Path) -> None:
     flags = ["--small", "--rows", "1", "2", "--rounds", "1", "--steps", "2", "--out", str(tmp_path)]
-    command = [sys.executable, "-m", "benchmarks.int8_speed", *flags]
+    command = [sys.executable, "-m", "benchmarks.cpu.int8_speed", *flags]
     completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert completed.returncode == 0, completed.stderr
     text = page(read_results(tmp_path), [])
@@ -226,7 +226,7 @@ def test_the_speed_of_int8_weights_is_shown_as_the_program_writes_it(tmp_path: P
 
 def test_the_parts_of_a_cpu_step_are_shown_as_the_program_writes_them(tmp_path: Path) -> None:
     flags = ["--small", "--dtype", "float32", "--kernels", "torch", "--rows", "1", "2", "--context", "8"]
-    command = [sys.executable, "-m", "benchmarks.cpu_step", *flags, "--steps", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.cpu.cpu_step", *flags, "--steps", "2", "--out", str(tmp_path)]
     completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert completed.returncode == 0, completed.stderr
     text = page(read_results(tmp_path), [])

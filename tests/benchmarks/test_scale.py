@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.growth import exponent_of
 from benchmarks.report import ROOT
-from benchmarks.scale import PLOTS, report, summary_of
+from benchmarks.scale.__main__ import PLOTS, report, summary_of
+from benchmarks.scale.growth import exponent_of
 
 
 def test_an_exponent_is_the_slope_of_logarithms() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.schedule_cost import (
+from benchmarks.scale.schedule_cost import (
     NUM_TOKENS,
     Cost,
     DecodeLoop,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.stage_spans import Span, SpanLog, read_spans, span_cost_ns
-from benchmarks.stage_table import Spans, Stage, stages_of
-from benchmarks.step_trace import SchedulerMoments, SteadySteps, WorkerMoments
+from benchmarks.overhead.stage_table import Spans, Stage, stages_of
+from benchmarks.services.stage_spans import Span, SpanLog, read_spans, span_cost_ns
+from benchmarks.services.step_trace import SchedulerMoments, SteadySteps, WorkerMoments
 
 US = 1000
 STEP = 1000 * US  # from step to step; of these the worker executes 800

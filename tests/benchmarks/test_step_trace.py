@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import percentile, table
-from benchmarks.step_trace import (
+from benchmarks.services.step_trace import (
     NotSteadyError,
     SchedulerMoments,
     StepTrace,

@@ -4,9 +4,9 @@ import xml.etree.ElementTree as ET
 
 import torch
 
-from benchmarks.random_decoder import random_decoder
+from benchmarks.gpu.random_decoder import random_decoder
+from benchmarks.gpu.swap_or_recompute import Cost, key_figures, measure, plot, swap_spread
 from benchmarks.random_models import SHAPES
-from benchmarks.swap_or_recompute import Cost, key_figures, measure, plot, swap_spread
 
 
 def cost(block_size: int, swap_out_ms: float, swap_in_ms: float) -> Cost:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from benchmarks.kernel_bench.candidates import (
+from benchmarks.gpu.kernel_bench.candidates import (
     KERNELS,
     Compiled,
     compiled,
@@ -20,7 +20,7 @@ from benchmarks.kernel_bench.candidates import (
     tiling_by_rule,
     tilings,
 )
-from benchmarks.tune_kernels import TABLE, merged, rendered, row_from_gate
+from benchmarks.gpu.tune_kernels import TABLE, merged, rendered, row_from_gate
 from kernels.attention.cascade_config import cascade_config
 from kernels.attention.decode_config import decode_config, decode_rule
 from kernels.attention.prefill_config import prefill_config, prefill_rule
@@ -66,7 +66,7 @@ def test_rows_that_were_not_measured_are_the_rules_unless_the_gate_stops_that(ke
 @pytest.mark.skipif(ORIGIN["source"] == "measured", reason="a table that was measured")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_script_would_make_the_same_row_from_the_gate_again(kernel: AttentionKernel) -> None:
-    assert row_from_gate((kernel, GQA)) == tuned_row(kernel, GQA), "run python -m benchmarks.tune_kernels --from-gate"
+    assert row_from_gate((kernel, GQA)) == tuned_row(kernel, GQA), "run benchmarks.gpu.tune_kernels --from-gate"
 
 
 def test_attention_is_launched_by_the_table_whatever_the_number_of_heads() -> None:
@@ -118,7 +118,7 @@ def test_as_many_programs_run_at_once_as_registers_shared_memory_and_warps_allow
 
 
 def test_every_trial_runs_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "benchmarks.tune_kernels", "--device", "cpu"]
+    command = [sys.executable, "-m", "benchmarks.gpu.tune_kernels", "--device", "cpu"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,7 +12,7 @@ import pytest
 from tests.services import ROOT, Service
 from tests.valkey import ValkeyProcess
 
-SIMULATED = "benchmarks.simulated_worker"
+SIMULATED = "benchmarks.services.simulated_worker"
 RESOLVER = Path(__file__).with_name("silent_resolver.cpp")
 END_S = 40.0  # on a busy machine; what they are held up by never ends
 

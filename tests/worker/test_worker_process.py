@@ -29,7 +29,7 @@ from tests.worker.steps import slot_state
 from tests.worker.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, reference_greedy, write_tiny_model
 
 NUM_TOKENS = 16
-SIMULATED = "benchmarks.simulated_worker"
+SIMULATED = "benchmarks.services.simulated_worker"
 
 
 @pytest.fixture(scope="module")

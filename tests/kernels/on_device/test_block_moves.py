@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.block_moves import Sizes, measure, measure_overlap
+from benchmarks.gpu.block_moves import Sizes, measure, measure_overlap
 from common.step import Step
 from kernels.blocks.block_copy import copy_by_table
 from kernels.blocks.block_swap import COPY_ENGINE_RUN_BYTES, swap_blocks

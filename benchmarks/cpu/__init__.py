@@ -1,0 +1,1 @@
+"""Speed and accuracy of computing on a CPU."""

@@ -1,0 +1,170 @@
+"""What int8 costs in accuracy on a CPU: the demo model's loss on text that it was not trained on, and its best tokens.
+
+The model runs as the worker runs it: packed weights, native kernels, and a KV pool with scattered blocks. Windows of
+text are computed in chunks side by side, so that keys and values are read back from the pool. Two runs on one kind of
+processor give the same figures, whatever else it does. Prints a table and writes JSON; takes a minute.
+
+    python -m benchmarks.cpu.accuracy [--tokens N] [--chunk N] [--output FILE]
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from benchmarks.report import RESULTS, ROOT, table, write_result
+from demo.train import HELD_OUT_SEED_OFFSET, NUM_HELD_OUT_TOKENS, Settings, windows
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.start import choose_host
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.model.batch import ForwardBatch
+from worker_svc.model.decoder import load_decoder
+
+MODEL = ROOT / "demo" / "model"
+CHUNK, BLOCK_SIZE = 32, 16
+MOST_PERCENT = 0.5  # by which the loss may differ
+
+Storage = Literal["float32", "int8"]
+STORAGES: tuple[tuple[Storage, Storage], ...] = (
+    ("float32", "float32"),
+    ("int8", "float32"),
+    ("float32", "int8"),
+    ("int8", "int8"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Of the tokens of all windows, each behind those before it."""
+
+    nats: Tensor  # [N] float64, of the token that came
+    best: Tensor  # [N] int64, the likeliest token
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return float(self.nats.mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One way to store weights, and keys and values, beside float32 for both."""
+
+    weights: Storage
+    kv: Storage
+    loss: float  # nats a token
+    percent: float  # by which the loss is greater
+    mean_change: float  # of a token's nats, up or down alike
+    same_best_percent: float  # of tokens whose likeliest successor is the same
+    kv_bytes_per_token: int
+
+
+class StoredModel:
+    """The demo model with weights, and keys and values, stored in one way."""
+
+    def __init__(self, weights: Storage, kv: Storage) -> None:
+        int8_kv = kv == "int8"
+        host = choose_host("native", torch.float32, int8_weights=weights == "int8", int8_kv=int8_kv)
+        decoder = load_decoder(MODEL, torch.float32, torch.device("cpu"), host.packing.make_product)
+        self._model = HostDecoder(decoder, host.kernels)
+        self._shape = self._model.block_shape(BLOCK_SIZE, torch.int8 if int8_kv else None)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._shape.bytes_per_block // BLOCK_SIZE
+
+    def predict(self, batches: Sequence[Tensor], chunk: int) -> Predictions:
+        """batches: [windows, tokens] int64 each; their windows are computed side by side, `chunk` tokens at a time."""
+        parts = [part for batch in batches for part in self._predict(batch, chunk)]
+        return Predictions(torch.cat([part.nats for part in parts]), torch.cat([part.best for part in parts]))
+
+    def _predict(self, batch: Tensor, chunk: int) -> Iterator[Predictions]:
+        num_windows, length = batch.shape
+        num_blocks = -(-length // BLOCK_SIZE)
+        order = torch.randperm(num_windows * num_blocks, generator=torch.Generator().manual_seed(0))
+        tables = order.view(num_windows, num_blocks)
+        pool = KVPool(self._shape, num_windows * num_blocks, torch.device("cpu"))
+        for begin in range(0, length - 1, chunk):  # the last token has no successor
+            end = min(begin + chunk, length - 1)
+            logits = self._model.forward(_chunk_of(batch, tables, begin, end), pool).float()
+            logprobs = logits.log_softmax(1)
+            successors = batch[:, begin + 1 : end + 1].reshape(-1, 1)
+            yield Predictions(-logprobs.gather(1, successors)[:, 0].double(), logits.argmax(1))
+
+
+def _chunk_of(batch: Tensor, tables: Tensor, begin: int, end: int) -> ForwardBatch:
+    """Tokens begin to end of every window; logits of all."""
+    num_windows, size = len(batch), end - begin
+    position = torch.arange(begin, end)
+    return ForwardBatch(
+        token_ids=batch[:, begin:end].flatten(),
+        positions=position.repeat(num_windows),
+        slot_mapping=(tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE).flatten(),
+        query_start=torch.arange(0, num_windows * size + 1, size, dtype=torch.int32),
+        context_lens=torch.full((num_windows,), end, dtype=torch.int32),
+        block_tables=tables.to(torch.int32),
+        logit_rows=torch.arange(num_windows * size),
+        max_query_len=size,
+        max_context_len=end,
+    )
+
+
+def held_out(num_tokens: int) -> list[Tensor]:
+    """Windows of 256 to 1,024 tokens of the text that tells the loss of the demo model; training saw none of it."""
+    settings = Settings(seed=json.loads((MODEL / "training.json").read_text())["seed"])
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    batches = windows(tokenizer, settings.seed + HELD_OUT_SEED_OFFSET, settings.tokens_per_step)
+    return [next(batches) for _ in range(max(1, num_tokens // settings.tokens_per_step))]
+
+
+def measure(batches: Sequence[Tensor], chunk: int) -> Iterator[Figure]:
+    """All ways to store, float32 first."""
+    exact: Predictions | None = None
+    for weights, kv in STORAGES:
+        model = StoredModel(weights, kv)
+        found = model.predict(batches, chunk)
+        exact = exact or found
+        yield Figure(
+            weights=weights,
+            kv=kv,
+            loss=round(found.loss, 6),
+            percent=round(100 * (found.loss / exact.loss - 1), 5),
+            mean_change=round(float((found.nats - exact.nats).abs().mean()), 5),
+            same_best_percent=round(100 * float((found.best == exact.best).double().mean()), 2),
+            kv_bytes_per_token=model.kv_bytes_per_token,
+        )
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=NUM_HELD_OUT_TOKENS)
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="tokens of a window computed at once")
+    parser.add_argument("--output", type=Path, default=RESULTS / "accuracy.json")
+    arguments = parser.parse_args()
+    batches = held_out(arguments.tokens)
+    figures = list(measure(batches, arguments.chunk))
+    rows = [list(asdict(figure).values()) for figure in figures]
+    head = ("weights", "KV", "nats a token", "more, %", "mean change", "same best token, %", "KV bytes a token")
+    print(table(head, rows))
+    write_result(
+        arguments.output,
+        "accuracy",
+        {
+            "model": "demo/model",
+            "tokens": sum(batch.numel() for batch in batches),
+            "chunk": arguments.chunk,
+            "most_percent": MOST_PERCENT,
+            "figures": [asdict(figure) for figure in figures],
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

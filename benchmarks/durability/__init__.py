@@ -1,0 +1,1 @@
+"""Cost of the journal and of durability; time of recovery and failover."""

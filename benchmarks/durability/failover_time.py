@@ -1,0 +1,217 @@
+"""How long nobody leads, and how long no token comes, when a leader with a hot standby is killed or told to end.
+
+    python -m benchmarks.durability.failover_time [--rounds 7] [--requests 1 2000] [--lease-ms 1500] [--output FILE]
+
+Each round has a journal of its own in an embedded Valkey, filled with live requests as a dead scheduler would have
+left them; a leader that goes on with these, a standby, a simulated worker, and a client that reads the first of the
+requests. Once they all get tokens the leader is killed (-9), or told to end (SIGTERM). What is durable, and when, is
+read from the journal itself, from a connection of the benchmark's own.
+"""
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import uvloop
+
+import quire
+from benchmarks.durability.recovery_time import TOKENIZER, free_address, write_journal
+from benchmarks.report import RESULTS, table, write_result
+from benchmarks.services.processes import Process, describe_valkey, embedded_valkey, started
+from benchmarks.services.simulated_worker import make_engine, make_runner, parse_arguments
+from scheduler_svc.journal.journal_entry import decode
+from scheduler_svc.journal.open_store import open_tail
+from scheduler_svc.journal.store import JOURNAL_START, StoredEntry
+
+MAX_READERS = 16
+STEADY_CHUNKS = 100  # of each stream, on average: read before anything is done to the leader
+AFTER_CHUNKS = 25  # and read after it
+TIME_LIMIT_S = 60.0
+SILENCE_BUDGET_LEASES = 1.5
+HAND_OVER_BUDGET_S = 0.1
+_PAGE = 256  # entries
+KILL, TERMINATE = "kill -9", "SIGTERM"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One failover. The client's figure counts what is computed again; the journal's does not."""
+
+    silence_s: float  # longest time without a token for any of the streams
+    no_leader_s: float  # from the last entry of the old leader to the LeaderStart of the new one, both durable
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians and worst of the rounds of one case."""
+
+    how: str
+    requests: int
+    silence_s: float
+    worst_silence_s: float
+    no_leader_s: float
+    worst_no_leader_s: float
+    rounds: tuple[Round, ...]
+
+
+class Arrivals:
+    """When tokens came, of all streams together. Those of one step of a stream come as one chunk."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        self._more = asyncio.Event()
+
+    async def read(self, client: quire.AsyncClient, request_id: str, position: int) -> None:
+        """Reads one request until cancelled."""
+        async for _ in client.attach(request_id, position):
+            self.times_s.append(time.monotonic())
+            self._more.set()
+
+    async def until(self, number: int) -> None:
+        """Returns when so many more have come."""
+        number += len(self.times_s)
+        async with asyncio.timeout(TIME_LIMIT_S):
+            while len(self.times_s) < number:
+                self._more.clear()
+                await self._more.wait()
+
+
+class Leaders:
+    """Who wrote the journal until when, as its entries became durable."""
+
+    def __init__(self, url: str) -> None:
+        self._tail = open_tail(url, deployment="default")
+        self._last = JOURNAL_START
+        self.last_entry_s = 0.0  # of the leader before the newest
+        self.started_s = 0.0  # the newest
+        self.has_ended = False  # whether the last entry before it was a LeaderEnd
+        self.changed = asyncio.Event()
+
+    async def catch_up(self) -> None:
+        """Reads what there is."""
+        page: Sequence[StoredEntry] = ()
+        while not page or len(page) == _PAGE:
+            page = await self._tail.read_after(self._last, _PAGE)
+            self._last = page[-1].entry_id
+
+    async def follow(self) -> None:
+        """Reads what comes, until cancelled."""
+        last, previous_s, is_end = self._last, time.monotonic(), False
+        while True:
+            page = await self._tail.read_after(last, 1)  # each with a time of its own
+            now_s = time.monotonic()
+            for stored in page:
+                entry = decode(stored)
+                if stored.entry_id.epoch > last.epoch:
+                    self.last_entry_s, self.started_s, self.has_ended = previous_s, now_s, is_end
+                    self.changed.set()
+                last, previous_s, is_end = stored.entry_id, now_s, entry.HasField("leader_end")
+
+    async def close(self) -> None:
+        await self._tail.close()
+
+
+def longest_silence(times_s: Sequence[float], since_s: float) -> float:
+    """The longest time between two neighbours, or from `since_s` to the first behind it."""
+    late = [since_s, *(each for each in times_s if each >= since_s)]
+    return max(later - earlier for earlier, later in itertools.pairwise(late))
+
+
+async def fail_over(address: str, leader: Process, how: str, url: str, arguments: argparse.Namespace) -> Round:
+    """Takes the leader away under readers."""
+    arrivals, leaders = Arrivals(), Leaders(url)
+    num_readers = min(MAX_READERS, arguments.requests)
+    async with quire.AsyncClient(address, connect_timeout_s=TIME_LIMIT_S) as client:
+        requests = [f"r{number}" for number in range(1, num_readers + 1)]
+        reading = [asyncio.create_task(arrivals.read(client, each, arguments.tokens)) for each in requests]
+        await arrivals.until(STEADY_CHUNKS * num_readers)
+        await leaders.catch_up()
+        watching = asyncio.create_task(leaders.follow())
+        began_s = time.monotonic()
+        await asyncio.to_thread(leader.close if how == KILL else leader.end)
+        async with asyncio.timeout(TIME_LIMIT_S):
+            await leaders.changed.wait()
+        await arrivals.until(AFTER_CHUNKS * num_readers)
+        for task in (*reading, watching):
+            task.cancel()
+        await asyncio.gather(*reading, watching, return_exceptions=True)
+    await leaders.close()
+    if leaders.has_ended != (how == TERMINATE):
+        raise RuntimeError(f"after {how} the journal of the leader ends as it should not")
+    return Round(longest_silence(arrivals.times_s, began_s), leaders.started_s - leaders.last_entry_s)
+
+
+def measure(how: str, arguments: argparse.Namespace) -> Round:
+    """Fills a journal, and lets a standby follow the leader that goes on with it."""
+    addresses = [free_address(), free_address()]
+    worker_flags = ["--scheduler", ",".join(addresses), "--tokenizer", str(TOKENIZER), "--step-ms", "8"]
+    simulated = parse_arguments(worker_flags)
+    fingerprint = make_engine(simulated, make_runner(simulated)).description.model.fingerprint
+    with ExitStack() as stack:
+        url = stack.enter_context(embedded_valkey(arguments.data_dir))
+        asyncio.run(write_journal(url, arguments, fingerprint))
+        flags = ("--store", url, "--standby", "--lease-ms", str(arguments.lease_ms))
+        leader, standby = (started("scheduler_svc", "--listen", each, *flags) for each in addresses)
+        leading = stack.enter_context(leader)
+        leading.wait_for("leading")
+        stack.enter_context(standby).wait_for("leader seen")
+        worker = started("benchmarks.services.simulated_worker", *worker_flags)
+        stack.enter_context(worker)  # last: it starts to serve the requests of the journal
+        return asyncio.run(fail_over(",".join(addresses), leading, how, url, arguments))
+
+
+def row_of(how: str, requests: int, rounds: Sequence[Round]) -> Row:
+    """Medians, and the worst of all."""
+    silences = [each.silence_s for each in rounds]
+    gaps = [each.no_leader_s for each in rounds]
+    return Row(
+        how=how,
+        requests=requests,
+        silence_s=round(statistics.median(silences), 3),
+        worst_silence_s=round(max(silences), 3),
+        no_leader_s=round(statistics.median(gaps), 4),
+        worst_no_leader_s=round(max(gaps), 4),
+        rounds=tuple(rounds),
+    )
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.durability.failover_time`."""
+    parser = argparse.ArgumentParser(prog="failover_time", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 2000], help="live requests in the journal")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=16, help="output tokens of each request in the journal")
+    parser.add_argument("--lease-ms", type=int, default=1500)
+    parser.add_argument("--data-dir", type=Path, help="where Valkey keeps its file; default: in memory")
+    parser.add_argument("--output", type=Path, default=RESULTS / "failover_time.json")
+    arguments = parser.parse_args()
+    uvloop.install()
+    measured: dict[tuple[str, int], list[Round]] = {}
+    for _ in range(arguments.rounds):
+        for case in itertools.product((KILL, TERMINATE), arguments.requests):
+            each = measure(case[0], argparse.Namespace(**{**vars(arguments), "requests": case[1]}))
+            print(*case, each, flush=True)
+            measured.setdefault(case, []).append(each)
+    rows = [row_of(*case, rounds) for case, rounds in measured.items()]
+    head = [field.name for field in fields(Row) if field.name != "rounds"]
+    print(table(head, [[getattr(row, name) for name in head] for row in rows]))
+    figures = {
+        "lease_ms": arguments.lease_ms,
+        "prompt_tokens": arguments.prompt,
+        "store": describe_valkey(arguments.data_dir),
+        "silence_budget_s": SILENCE_BUDGET_LEASES * arguments.lease_ms / 1000,
+        "hand_over_budget_s": HAND_OVER_BUDGET_S,
+        "rows": [asdict(row) for row in rows],
+    }
+    write_result(arguments.output, "failover_time", figures)
+
+
+if __name__ == "__main__":
+    main()

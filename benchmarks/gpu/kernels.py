@@ -1,0 +1,172 @@
+"""How fast the kernels are: as share of what the device can do, and beside other attention kernels, in one run.
+
+Needs a CUDA device with Triton, takes under three minutes there (`--quick`: one) and writes kernels.json, kernels.md
+and kernels.svg into `--out`. Every launch that is timed is checked against its torch reference. `--device cpu` runs
+every path in small in Triton's interpreter, and measures nothing; it needs TRITON_INTERPRET=1.
+
+    python -m benchmarks.gpu.kernels --out DIR [--quick] [--device cuda|cpu] [--fa3-library FILE] [--budget-s SECONDS]
+"""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks.bar_chart import Bar, bar_chart
+from benchmarks.gpu.kernel_bench import (
+    cascade_section,
+    ceilings,
+    decode_section,
+    layer_section,
+    prefill_section,
+    sampling_section,
+)
+from benchmarks.gpu.kernel_bench.figures import HEAD, Figure, Figures, cells, markdown, only_tried
+from benchmarks.gpu.kernel_bench.lab import Lab, Size, cuda_lab, host_lab
+from benchmarks.gpu.kernel_bench.peers import Peers, all_peers
+from benchmarks.report import table, write_result
+
+FULL_BUDGET_S, QUICK_BUDGET_S = 170.0, 55.0
+Section = Callable[[Lab, Figures, Peers], None]
+SECTIONS: dict[str, Section] = {
+    "ceilings": lambda lab, figures, _: figures.add(*ceilings.measure(lab)),
+    "decode": decode_section.measure,
+    "prefill": prefill_section.measure,
+    "cascade": lambda lab, figures, _: cascade_section.measure(lab, figures),
+    "sampling": lambda lab, figures, _: sampling_section.measure(lab, figures),
+    "layers": lambda lab, figures, _: layer_section.measure(lab, figures),
+}
+
+
+@dataclass(slots=True)
+class Run:
+    """What is known so far."""
+
+    lab: Lab
+    peers: Peers
+    figures: Figures = field(default_factory=Figures)
+    failures: dict[str, str] = field(default_factory=dict)  # by section, why it could not end
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    @property
+    def rows(self) -> list[Figure]:
+        """As they may be shown."""
+        return [only_tried(row) for row in self.figures.rows] if self.lab.is_tiny else self.figures.rows
+
+    @property
+    def is_good(self) -> bool:
+        """Every section ended, and all that is ours is right."""
+        return not self.failures and not any(row.is_wrong for row in self.figures.rows if row.by == "quire")
+
+    def measure(self, name: str, budget_s: float) -> None:
+        """One section; what it found before it failed is kept, and so are other sections."""
+        if self.seconds > budget_s:
+            self.failures[name] = "not begun: no time was left"
+            return
+        try:
+            if self.lab.device.type == "cuda":
+                torch.cuda.empty_cache()
+            SECTIONS[name](self.lab, self.figures, self.peers)
+        except Exception:
+            self.failures[name] = traceback.format_exc()
+
+    def write(self, folder: Path) -> None:
+        result = {
+            **device_facts(self.lab),
+            "seconds": round(self.seconds, 1),
+            "size": self.lab.size.value,
+            "is_smoke_test": self.lab.is_tiny,
+            "failures": self.failures,
+            "key_figures": key_figures(self.rows),
+            "rows": [row.as_json() for row in self.rows],
+        }
+        write_result(folder / "kernels.json", "kernels", result)
+        (folder / "kernels.md").write_text(markdown(self.rows))
+        (folder / "kernels.svg").write_text(plot(self.rows))
+
+
+def device_facts(lab: Lab) -> dict[str, Any]:
+    """What the figures are of."""
+    facts: dict[str, Any] = {"device": "cpu, Triton's interpreter: times mean nothing", "triton": triton.__version__}
+    if lab.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(lab.device)
+        facts |= {
+            "device": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+        }
+    return facts
+
+
+def plot(rows: Sequence[Figure]) -> str:
+    """Shares of the ceilings, ours and others'."""
+    bars = [
+        Bar(f"{row.section}: {row.case}", row.by, row.share, _bound_of_share(row))
+        for row in rows
+        if row.share is not None and row.section != "ceilings"
+    ]
+    return bar_chart("Share of what the device can do, measured in the same run", bars)
+
+
+def _bound_of_share(row: Figure) -> float | None:
+    return row.target.bound if row.target is not None and row.target.measure == "share" else None
+
+
+def main() -> int:
+    """Reads the command line and measures; 1 if a result was wrong or a section failed."""
+    options = parse_arguments()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if options.device == "cuda" and (interpreted or not torch.cuda.is_available()):
+        print("This needs a CUDA device, and TRITON_INTERPRET unset; --device cpu tries the paths without one.")
+        return 2
+    if options.device == "cpu" and not interpreted:
+        print("--device cpu runs in Triton's interpreter: set TRITON_INTERPRET=1.")
+        return 2
+    lab = host_lab() if options.device == "cpu" else cuda_lab(Size.QUICK if options.quick else Size.FULL)
+    run = Run(lab, all_peers(options.fa3_library))
+    budget_s = options.budget_s or (QUICK_BUDGET_S if options.quick else FULL_BUDGET_S)
+    for name in SECTIONS:
+        run.measure(name, budget_s)
+        run.write(options.out)  # each time, since whoever started this may end it
+    print(table(HEAD, map(cells, run.rows)))
+    for name, reason in run.failures.items():
+        print(f"section {name}: {reason}")
+    return int(not run.is_good)
+
+
+def key_figures(rows: Sequence[Figure]) -> dict[str, float]:
+    """Of what has a target, that which the target is for."""
+    reached = {
+        f"{row.section}: {row.case}, {row.target.measure}": row.share if row.target.measure == "share" else row.value
+        for row in rows
+        if row.target is not None
+    }
+    return {name: round(figure, 3) for name, figure in reached.items() if figure is not None}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Defaults are those of the kept result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--quick", action="store_true", help="the cases that targets are for, in a minute")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--fa3-library", type=Path, help="vLLM's _vllm_fa3_C.abi3.so, to measure beside it")
+    parser.add_argument("--budget-s", type=float, help="no section begins later")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Use and sharing of the KV pool."""

@@ -1,0 +1,1 @@
+"""Overhead of an iteration: the program, and the tables of steps, stages and delivery."""

@@ -1,0 +1,1 @@
+"""Growth of costs with running sequences, queued requests and the journal."""

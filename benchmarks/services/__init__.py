@@ -1,0 +1,1 @@
+"""Processes that benchmarks start, and the probes and traces that measure inside them."""

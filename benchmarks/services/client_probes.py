@@ -1,0 +1,44 @@
+"""Where the stages of an iteration are in a client's process: a response taken apart, and its readers served.
+
+The only file that reaches into the SDK for that.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.services.stage_spans import SpanLog
+from quire.session import Session
+from quire.v1 import inference_pb2 as pb
+
+
+class Reads:
+    """When a reader had a chunk last. To be told of each."""
+
+    def __init__(self) -> None:
+        self.last_ns = 0
+
+    def note(self, now_ns: int) -> None:
+        self.last_ns = now_ns
+
+
+@contextmanager
+def probed_client(log: SpanLog, reads: Reads) -> Iterator[None]:
+    """Notes each response, by its number in the one session that is assumed."""
+    take_response = Session._take_response
+    number = taken_ns = 0
+
+    def timed(session: Session, response: pb.SessionResponse) -> None:
+        nonlocal number, taken_ns
+        began_ns = time.perf_counter_ns()
+        if number and reads.last_ns > taken_ns:
+            log.add("read", number, taken_ns, reads.last_ns)
+        take_response(session, response)
+        number, taken_ns = number + 1, time.perf_counter_ns()
+        log.add("dispatch", number, began_ns, taken_ns)
+
+    setattr(Session, "_take_response", timed)  # noqa: B010 - mypy allows none other
+    try:
+        yield
+    finally:
+        setattr(Session, "_take_response", take_response)  # noqa: B010
