@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [[str(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def markdown_table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """Lines of a table in Markdown, and an empty one behind it."""
+    yield "| " + " | ".join(str(cell) for cell in head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(str(cell) for cell in row) + " |"
+    yield ""
 
 
 def circumstances() -> dict[str, Any]:

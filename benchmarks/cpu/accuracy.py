@@ -18,6 +18,17 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.page_section import (
+    CPU_WORKER,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    at_most,
+    grid,
+    number,
+)
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from demo.train import HELD_OUT_SEED_OFFSET, NUM_HELD_OUT_TOKENS, Settings, windows
 from worker_svc.cpu.host_decoder import HostDecoder
@@ -164,6 +175,49 @@ def main() -> None:
             "figures": [asdict(figure) for figure in figures],
         },
     )
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["figures"]
+    most = document["most_percent"]
+    headlines = []
+    for row in rows[1:]:
+        off = abs(row["percent"])
+        figure = f"weights {row['weights']}, KV {row['kv']}: a loss {number(off, 4, most)} % off float32's"
+        headlines.append(Headline(figure, [at_most(off, most, "%")]))
+    head = ("weights", "KV", "nats a token", "more, %", "mean change", "same best token, %", "KV bytes a token")
+    cells = [
+        (
+            row["weights"],
+            row["kv"],
+            f"{row['loss']:.6f}",
+            f"{row['percent']:.5f}",
+            f"{row['mean_change']:.5f}",
+            f"{row['same_best_percent']:.2f}",
+            row["kv_bytes_per_token"],
+        )
+        for row in rows
+    ]
+    return Section(
+        done=(
+            f"The demo model on {document['tokens']:,} tokens of text that it was not trained on, as the worker "
+            f"computes it, in chunks of {document['chunk']} tokens that read what was before them from the pool."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
+        versions=("torch",),
+    )
+
+
+SECTION = PageSection(
+    kinds=("accuracy",),
+    title="Accuracy of int8",
+    question="What do weights, and keys and values, in int8 cost in accuracy?",
+    command="python -m benchmarks.cpu.accuracy",
+    measures=(*CPU_WORKER, "benchmarks/cpu/accuracy.py"),
+    target="loss within 0.5 % of float32's",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

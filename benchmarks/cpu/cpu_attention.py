@@ -18,6 +18,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.page_section import Document, Headline, PageSection, ResultRow, Section, at_least, grid
 from benchmarks.report import RESULTS, table, write_result
 from kernels.attention.paged_attention import RaggedRows
 from kernels.native.cpu_kernels import CacheShape, CpuKernels, layer_caches
@@ -29,6 +30,8 @@ CONTEXTS, BATCHES = (512, 2048), (1, 8, 32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ARRAY_BYTES = 256 << 20  # far beyond any cache
 _ROW = 8192
+LONG_CONTEXT, FULL_BATCH = 2048, 32  # the shape whose share of the read bandwidth has a target
+LEAST_PERCENT = {"float32": 65, "bfloat16": 50}
 _MIN_STEPS, _MIN_SECONDS = 7, 0.6
 
 
@@ -144,6 +147,44 @@ def main() -> None:
             "figures": [asdict(figure) for figure in figures],
         },
     )
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["figures"]
+    headlines = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        own = [row["percent_of_bandwidth"] for row in rows if row["dtype"] == dtype]
+        headlines.append(Headline(f"{dtype}: {min(own):g} to {max(own):g} % of the read bandwidth"))
+        headlines += [
+            Headline(
+                f"{dtype}, context {LONG_CONTEXT:,}, batch {FULL_BATCH}: {row['percent_of_bandwidth']:g} %",
+                [at_least(row["percent_of_bandwidth"], LEAST_PERCENT[dtype], "%")],
+            )
+            for row in rows
+            if (row["dtype"], row["context"], row["batch"]) == (dtype, LONG_CONTEXT, FULL_BATCH)
+        ]
+    head = ("dtype", "context", "batch", "ms a layer", "GB/s", "read bandwidth, GB/s", "% of it")
+    keys = ("dtype", "context", "batch", "layer_ms", "gb_per_s", "read_gb_per_s", "percent_of_bandwidth")
+    return Section(
+        done=(
+            "Decode steps attend to scattered blocks, in turn with reading a large array by the same threads. "
+            f"{document['shape']}; kernels: {document['kernels']}; {document['threads']} threads."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, [[row[key] for key in keys] for row in rows])],
+        versions=("torch",),
+    )
+
+
+SECTION = PageSection(
+    kinds=("cpu_attention",),
+    title="Attention on a CPU",
+    question="How near does attention over blocks come to the read bandwidth?",
+    command="python -m benchmarks.cpu.cpu_attention",
+    measures=("kernels/native", "benchmarks/cpu/cpu_attention.py"),
+    target="at context 2,048 and batch 32: 65 % in float32, 50 % in bfloat16",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.page_section import CPU_WORKER, Document, Headline, PageSection, Section, grid, listed
 from benchmarks.random_models import SHAPES, ModelShape, write_random_model
 from benchmarks.report import RESULTS, table, write_result
 from common.slot_sampling import SlotSampling
@@ -233,6 +234,35 @@ def _as_table(steps: dict[int, dict[str, float]]) -> str:
     return table(
         ["ms", *(f"{rows} rows" for rows in steps)], [[part, *(s[part] for s in steps.values())] for part in parts]
     )
+
+
+def section_of(document: Document) -> Section:
+    steps: dict[str, dict[str, float]] = document["milliseconds"]
+    model = document["model"]
+    parts = dict.fromkeys(part for each in steps.values() for part in each)
+    cells = [[part, *(f"{each[part]:.3f}" if part in each else None for each in steps.values())] for part in parts]
+    fastest = listed(f"{each['step']:.1f}" for each in steps.values())
+    return Section(
+        variant=f"{model['dtype']}, weights {model['weights']}",
+        done=(
+            f"A random model of {model['parameters'] / 1e6:.0f} M parameters decodes in this process, without "
+            f"services, at a context of {document['context']}. Medians, milliseconds; kernels: "
+            f"{document['kernels']}; {document['threads']} threads."
+        ),
+        headlines=[Headline(f"{fastest} ms a step of {listed(steps)} rows")],
+        blocks=[grid(("", *(f"{rows} rows" for rows in steps)), cells)],
+        versions=("torch",),
+    )
+
+
+SECTION = PageSection(
+    kinds=("cpu_step",),
+    title="A step on a CPU",
+    question="What does a decode step on a CPU take, part by part?",
+    command="python -m benchmarks.cpu.cpu_step",
+    measures=(*CPU_WORKER, "benchmarks/cpu/cpu_step.py"),
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

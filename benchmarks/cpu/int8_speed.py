@@ -14,6 +14,17 @@ from pathlib import Path
 import torch
 
 from benchmarks.cpu.cpu_step import NUM_WARM_UP, SMALL_SHAPE, decode_steps, random_decoder
+from benchmarks.page_section import (
+    CPU_WORKER,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    at_least,
+    grid,
+    number,
+)
 from benchmarks.random_models import SHAPES
 from benchmarks.report import RESULTS, table, write_result
 from worker_svc.cpu.host_decoder import HostDecoder
@@ -64,6 +75,42 @@ def main() -> None:
 def _step_ms(model: HostDecoder, num_rows: int, num_steps: int) -> float:
     steps = list(decode_steps(model, num_rows, CONTEXT, num_steps))
     return statistics.median(steps[NUM_WARM_UP:])
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["figures"]
+    one = next(row for row in rows if row["rows"] == 1)
+    least = document["least_speedup"]
+    headline = Headline(
+        f"at 1 row {number(one['speedup'], 2, least)} times as fast as with weights in {document['dtype']}",
+        [at_least(one["speedup"], least, "times")],
+    )
+    return Section(
+        done=(
+            "A random model decodes in this process, without services, with weights as they are and in int8, in turn. "
+            f"Medians of {document['rounds']} rounds, and of their ratios; kernels: {document['kernels']}; "
+            f"{document['threads']} threads; context {document['context']}."
+        ),
+        headlines=[headline],
+        blocks=[
+            grid(
+                ("rows", f"{document['dtype']}, ms a step", "int8, ms a step", "times as fast"),
+                [(row["rows"], row["plain_ms"], row["int8_ms"], f"{row['speedup']:.2f}") for row in rows],
+            )
+        ],
+        versions=("torch",),
+    )
+
+
+SECTION = PageSection(
+    kinds=("int8_speed",),
+    title="Speed of int8 weights",
+    question="How much faster is a step on a CPU with weights in int8?",
+    command="python -m benchmarks.cpu.int8_speed",
+    measures=(*CPU_WORKER, "benchmarks/cpu/int8_speed.py"),
+    target="1.4 × bfloat16 at one row",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

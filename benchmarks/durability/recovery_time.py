@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 
 import quire
+from benchmarks.page_section import SCHEDULER, Document, Headline, PageSection, Section, at_most, grid, number
 from benchmarks.report import RESULTS, ROOT, write_result
 from benchmarks.services.processes import describe_valkey, embedded_valkey, started
 from benchmarks.services.simulated_worker import make_engine, make_runner, parse_arguments
@@ -138,6 +139,39 @@ def main() -> None:
             **figures,
         },
     )
+
+
+def section_of(document: Document) -> Section:
+    full, budget_s = document["full"], document["budget_s"]
+    seconds = full["first_new_token_s"]
+    figure = f"{number(seconds, 2, budget_s)} s from the start to the first new token, "
+    head = ("live requests", "journal entries", "journal read, s", "all requests rebuilt, s", "first new token, s")
+    keys = ("entries", "journal_read_s", "all_rebuilt_s", "first_new_token_s")
+    cases = ((1, document["empty"]), (document["requests"], full))
+    return Section(
+        done=(
+            "A new scheduler on the journal of a dead one, with live requests of "
+            f"{document['prompt_tokens']} + {document['output_tokens']} tokens; a simulated worker waits for it. The "
+            "first requests go on while the others are rebuilt. The process's own start is in the time: compare the "
+            f"first row. The store: {document['store']}."
+        ),
+        headlines=[
+            Headline(f"{figure}{document['requests']:,} live requests", [at_most(seconds, budget_s, "s")]),
+            Headline(f"{full['all_rebuilt_s']:.2f} s until all of them are rebuilt"),
+        ],
+        blocks=[grid(head, [(requests, *(figures[key] for key in keys)) for requests, figures in cases])],
+    )
+
+
+SECTION = PageSection(
+    kinds=("recovery_time",),
+    title="Recovery",
+    question="How long does a new scheduler take to the first new token, with a full journal?",
+    command="python -m benchmarks.durability.recovery_time",
+    measures=SCHEDULER,
+    target="≤ 3 s",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

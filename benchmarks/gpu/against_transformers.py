@@ -23,6 +23,7 @@ import uvloop
 
 from benchmarks.gpu.decode_step import DEMO_MODEL, model_folder
 from benchmarks.gpu.length_load import LoadOutcome, LoadRequest, requests_of, run_load
+from benchmarks.page_section import GPU_WORKER, PageSection
 from benchmarks.random_models import SHAPES, ModelShape, default_device
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from benchmarks.services.model_services import SMOKE_TEST, Deployment, Site, serving
@@ -186,6 +187,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=120.0, help="transformers is given up after so long")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     return parser.parse_args()
+
+
+SECTION = PageSection(
+    kinds=("against_transformers",),
+    title="Against transformers on a GPU",
+    question="How many tokens a second, against `transformers`' continuous batching?",
+    command="python -m benchmarks.gpu.against_transformers --out DIR",
+    measures=GPU_WORKER,
+    target="≥ 2 ×",
+)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.device_time import device_name, median_seconds
+from benchmarks.page_section import GPU_WORKER, PageSection
 from benchmarks.report import table, write_result
 from benchmarks.svg_chart import Line, log_log_chart
 from kernels.blocks import block_copy, block_swap, kv_blocks
@@ -311,6 +312,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--block-sizes", type=int, nargs="+", default=BLOCK_SIZES, help="16, 128 among them; to 256")
     parser.add_argument("--repeats", type=int, default=9)
     return parser.parse_args()
+
+
+SECTION = PageSection(
+    kinds=("block_moves",),
+    title="Copies and swaps on a GPU",
+    question="What do copy-on-write and swap reach of one contiguous copy?",
+    command="python -m benchmarks.gpu.block_moves --out DIR",
+    measures=GPU_WORKER,
+    target="≥ 80 % of one contiguous copy",
+)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import uvloop
 from benchmarks.gpu.decode_step import DEMO_MODEL, model_folder
 from benchmarks.gpu.length_load import LoadOutcome, LoadRequest, requests_of, run_load
 from benchmarks.lengths import Dataset
+from benchmarks.page_section import GPU_WORKER, PageSection
 from benchmarks.random_models import SHAPES, ModelShape, default_device
 from benchmarks.report import RESULTS, table, write_result
 from benchmarks.services.model_services import SMOKE_TEST, Deployment, serving
@@ -178,6 +179,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=900.0, help="no further size is begun when it is near")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     return parser.parse_args()
+
+
+SECTION = PageSection(
+    kinds=("block_size_sweep",),
+    title="Block sizes on a GPU",
+    question="What does the block size do to latency (Fig. 18b)?",
+    command="python -m benchmarks.gpu.block_size_sweep --out DIR",
+    measures=GPU_WORKER,
+    target="as in Fig. 18b",
+)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import torch
 import uvloop
 
 from benchmarks.gpu.read_ceiling import read_bandwidth
+from benchmarks.page_section import GPU_WORKER, PageSection
 from benchmarks.random_models import SHAPES, ModelShape, default_device, scratch_folder, write_random_model
 from benchmarks.report import RESULTS, ROOT, percentile, table, write_result
 from benchmarks.services.model_services import SMOKE_TEST, Deployment, serving
@@ -267,6 +268,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--worker-flags", default="", help='more flags of the worker, e.g. "--kv-dtype fp8"')
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     return parser.parse_args()
+
+
+SECTION = PageSection(
+    kinds=("decode_step",),
+    title="A decode step on a GPU",
+    question="What does a decode step of an 8 B model cost, scheduler and wire included?",
+    command="python -m benchmarks.gpu.decode_step --out DIR",
+    measures=GPU_WORKER,
+    target="≤ 1.25 × the time in which its bytes can be read",
+)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from benchmarks.gpu.kernel_bench import (
 from benchmarks.gpu.kernel_bench.figures import HEAD, Figure, Figures, cells, markdown, only_tried
 from benchmarks.gpu.kernel_bench.lab import Lab, Size, cuda_lab, host_lab
 from benchmarks.gpu.kernel_bench.peers import Peers, all_peers
+from benchmarks.page_section import PageSection
 from benchmarks.report import table, write_result
 
 FULL_BUDGET_S, QUICK_BUDGET_S = 170.0, 55.0
@@ -166,6 +167,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fa3-library", type=Path, help="vLLM's _vllm_fa3_C.abi3.so, to measure beside it")
     parser.add_argument("--budget-s", type=float, help="no section begins later")
     return parser.parse_args()
+
+
+SECTION = PageSection(
+    kinds=("kernels",),
+    title="Kernels on a GPU",
+    question="How near do the kernels come to what the device can do?",
+    command="python -m benchmarks.gpu.kernels --out DIR",
+    measures=("kernels",),
+    target="decode ≥ 85 % of read bandwidth, prefill ≥ 350 TFLOP/s, cascade ≥ 3 × plain decode, paging < 5 %",
+)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.gpu.device_time import device_name
 from benchmarks.gpu.random_decoder import random_decoder
+from benchmarks.page_section import GPU_WORKER, PageSection
 from benchmarks.random_models import SHAPES
 from benchmarks.report import table, write_result
 from benchmarks.svg_chart import Line, log_log_chart
@@ -227,6 +228,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--limit-s", type=float, default=75.0, help="no block size is begun later")
     return parser.parse_args()
+
+
+SECTION = PageSection(
+    kinds=("swap_or_recompute",),
+    title="Swap or recompute on a GPU",
+    question="Is it cheaper to swap a sequence or to compute it again, by block size (Fig. 19)?",
+    command="python -m benchmarks.gpu.swap_or_recompute --out DIR",
+    measures=GPU_WORKER,
+    target="as in Fig. 19",
+)
 
 
 if __name__ == "__main__":

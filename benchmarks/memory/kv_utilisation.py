@@ -18,6 +18,7 @@ from scipy.stats import t as student_t
 
 from benchmarks.lengths import INDEPENDENT, PAIRED, Dataset, LengthSampler, trace_source
 from benchmarks.memory.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
+from benchmarks.page_section import CORE, Document, Headline, PageSection, ResultRow, Section, at_least, grid, number
 from benchmarks.report import RESULTS, table, write_result
 from scheduler_svc.core.scheduler_stats import WorkerStats
 
@@ -189,6 +190,57 @@ def parse_arguments() -> argparse.Namespace:
 
 def _percent(part: int, whole: int) -> float:
     return round(100 * part / whole, 2)
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["rows"]
+    least: dict[str, ResultRow] = {}
+    for row in rows:
+        name = row["dataset"]
+        is_less = name not in least or row["use"]["token_states"] < least[name]["use"]["token_states"]
+        if row["goal"] is not None and is_less:
+            least[name] = row
+    headlines = []
+    for name, row in least.items():
+        full = row["use"]["token_states"]
+        figure = f"{name}: {number(full, 1, row['goal'])} % of the slots hold tokens, at least; paper: "
+        headlines.append(Headline(f"{figure}{document['paper']} %", [at_least(full, row["goal"], "%")]))
+    names = {
+        "token_states": "tokens, %",
+        "half_width": "±",
+        "reservation": "reserved",
+        "internal_fragmentation": "internal fragmentation",
+        "free": "free",
+        "mean_running": "running",
+        "preemptions_per_request": "preemptions a request",
+    }
+    head = ("lengths", "n", "preemption", "watermark", *names.values())
+    cells = [
+        (*(row[key] for key in ("dataset", "width", "preemption", "watermark")), *(row["use"][key] for key in names))
+        for row in rows
+    ]
+    pool = document["pool"]
+    return Section(
+        done=(
+            f"The core without a model, a pool of {pool['num_blocks']} blocks of {pool['block_size']} as the paper's "
+            "for OPT-13B, the paper's lengths, and always more waiting than fits; "
+            f"{document['repeats']} × {document['steps_per_repeat']:,} steps. Percent of the pool's slots."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
+        versions=(),
+    )
+
+
+SECTION = PageSection(
+    kinds=("kv_utilisation",),
+    title="KV utilisation",
+    question="How full is a full KV pool, and where is the rest?",
+    command="python -m benchmarks.memory.kv_utilisation",
+    measures=CORE,
+    target="≥ 94 % on ShareGPT, ≥ 89 % on Alpaca",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

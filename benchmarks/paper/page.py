@@ -6,8 +6,9 @@ from typing import Any
 
 from benchmarks.paper.plots import plots
 from benchmarks.paper.published import DISAGREEMENTS
-from benchmarks.paper.tables import markdown, tables
+from benchmarks.paper.tables import tables
 from benchmarks.paper.verdicts import Figures, Verdict, verdicts
+from benchmarks.report import markdown_table
 
 PLOTS = "paper"  # folder beside the page
 
@@ -106,7 +107,7 @@ def _page(result: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
         yield from tables(figure, figures)
         own = [verdict for verdict in found if verdict.figure == figure]
         if own:
-            yield from markdown(("", "paper", "ours", "difference", ""), [_cells(each) for each in own])
+            yield from markdown_table(("", "paper", "ours", "difference", ""), [_cells(each) for each in own])
         yield from (f"![{name}]({PLOTS}/{name}.svg)\n" for name in names if _belongs(name, figure))
     yield "## How it was made\n"
     yield f"Python {result['versions']['python']} on {result['machine']['cpu']}, {result['machine']['cpus']} cores.\n"
@@ -122,7 +123,7 @@ def _summary(found: Sequence[Verdict]) -> Iterator[str]:
     held = [verdict for verdict in found if verdict.verdict != "reported"]
     num_met = sum(verdict.verdict == "met" for verdict in held)
     yield f"{num_met} of {len(held)} comparisons are within their bounds. " + BOUNDS + "\n"
-    yield from markdown(("", "paper", "ours", "difference", ""), [_cells(each) for each in held])
+    yield from markdown_table(("", "paper", "ours", "difference", ""), [_cells(each) for each in held])
 
 
 def _cells(verdict: Verdict) -> tuple[object, ...]:

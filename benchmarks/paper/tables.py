@@ -5,17 +5,9 @@ from collections.abc import Iterator, Sequence
 from benchmarks.paper.jobs import Row
 from benchmarks.paper.published import NAMES
 from benchmarks.paper.verdicts import Figures
+from benchmarks.report import markdown_table
 
 KEYS = {"fig14": ("sharing", "width"), "fig16": ("prefix", "lengths"), "fig17": ("conversations",)}
-
-
-def markdown(head: Sequence[object], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """Lines of one table, and an empty one behind it."""
-    yield "| " + " | ".join(str(cell) for cell in head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(str(cell) for cell in row) + " |"
-    yield ""
 
 
 def tables(figure: str, figures: Figures) -> Iterator[str]:
@@ -45,14 +37,14 @@ def _table1(rows: list[Row]) -> Iterator[str]:
     if rows:
         head = ("model", "GPUs", "parameters, GB", "KV memory, GB", "bytes a token", "slots, paper", "slots, ours")
         keys = ("model", "gpus", "weights_gb", "kv_gb", "bytes_per_token", "paper", "slots")
-        yield from markdown(head, [[_number(row[key]) for key in keys] for row in rows])
+        yield from markdown_table(head, [[_number(row[key]) for key in keys] for row in rows])
 
 
 def _fig1(row: Row) -> Iterator[str]:
     yield f"The cost model is at most {row['largest_residual_ms']} ms a step from the points of Fig. 1.\n"
     head = ("", "GB a request, paper", "ours", "requests that fit, paper", "ours")
     keys = ("paper_gb_per_request", "gb_per_request", "paper_requests", "requests")
-    yield from markdown(head, [[name, *(each[key] for key in keys)] for name, each in row["memory"].items()])
+    yield from markdown_table(head, [[name, *(each[key] for key in keys)] for name, each in row["memory"].items()])
 
 
 def _fig2(rows: list[Row]) -> Iterator[str]:
@@ -62,13 +54,13 @@ def _fig2(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         pairs = [f"{ours:.1f} ({paper:g})" for ours, paper in zip(row["use"], row["paper"], strict=True)]
         cells.append([f"{row['rate']:g}, × {row['cost_factor']:g}", NAMES[row["system"]], *pairs])
-    yield from markdown(head, cells)
+    yield from markdown_table(head, cells)
 
 
 def _fig11(rows: list[Row]) -> Iterator[str]:
     keys = ("dataset", "paper_input", "input", "paper_output", "output")
     head = ("", "mean input, paper", "ours", "mean output, paper", "ours")
-    yield from markdown(head, [[row[key] for key in keys] for row in rows])
+    yield from markdown_table(head, [[row[key] for key in keys] for row in rows])
 
 
 def _fig12(rows: list[Row]) -> Iterator[str]:
@@ -79,7 +71,7 @@ def _fig12(rows: list[Row]) -> Iterator[str]:
         half = f"{row['rate_in_half']:.3g}" if "rate_in_half" in row else ""
         own = [f"{row['model']}, {row['dataset']}", f"× {row['cost_factor']:g}", NAMES[row["system"]]]
         cells.append([*own, row["paper"], f"{row['capacity']:.3g}", difference, half])
-    yield from markdown(head, cells)
+    yield from markdown_table(head, cells)
 
 
 def _rates(rows: list[Row], keys: Sequence[str]) -> Iterator[str]:
@@ -87,14 +79,14 @@ def _rates(rows: list[Row], keys: Sequence[str]) -> Iterator[str]:
     for row in rows:
         what = ", ".join(str(row[key]) for key in keys)
         cells.append([what, NAMES[row["system"]], row["paper"] or "", f"{row['capacity']:.3g}"])
-    yield from markdown(("", "system", "requests/s, paper", "ours"), cells)
+    yield from markdown_table(("", "system", "requests/s, paper", "ours"), cells)
 
 
 def _fig18b(row: Row) -> Iterator[str]:
     yield f"{row['dataset']}, {row['rate']:.3g} requests/s: s/token by block size, the paper's in brackets.\n"
     sizes = row["sizes"]
     cells = [f"{each['latency_s']:.3g} ({each['paper']:g})" for each in sizes]
-    yield from markdown([each["block_size"] for each in sizes], [cells])
+    yield from markdown_table([each["block_size"] for each in sizes], [cells])
 
 
 def _fig19b(row: Row) -> Iterator[str]:
@@ -103,7 +95,7 @@ def _fig19b(row: Row) -> Iterator[str]:
         [way, *(f"{each[f'{way}_s']:.3g} ({each[f'paper_{way}_s']:g})" for each in row["sizes"])]
         for way in ("recompute", "swap")
     ]
-    yield from markdown(["", *(each["block_size"] for each in row["sizes"])], cells)
+    yield from markdown_table(["", *(each["block_size"] for each in row["sizes"])], cells)
 
 
 def _number(value: object) -> object:

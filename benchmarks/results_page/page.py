@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.results_page.catalogue import BENCHMARKS, Benchmark, benchmark_of
-from benchmarks.results_page.section import Document, Section, commit_of, grid
+from benchmarks.page_section import Document, PageSection, Section, commit_of, grid
+from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 
 FOLDER = "../benchmarks/results"  # as the page sees it
 NOT_MEASURED = "Not measured"
@@ -44,7 +44,7 @@ def page(results: Results, plots: Sequence[str]) -> str:
 
 def _blocks(results: Results, plots: Sequence[str]) -> Iterator[str]:
     sections = _sections(results)
-    missing = [each for each in BENCHMARKS if not any(_is_of(each, document) for document in results.values())]
+    missing = [each for each in SECTIONS if not any(_is_of(each, document) for document in results.values())]
     yield "# Results"
     yield f"{WHAT} {_machines(results)} {READ}"
     yield grid(
@@ -63,14 +63,14 @@ def _blocks(results: Results, plots: Sequence[str]) -> Iterator[str]:
         yield grid(("benchmark", "command"), [(each.title, f"`{each.command}`") for each in missing])
 
 
-def _sections(results: Results) -> dict[str, tuple[Benchmark, Section]]:
+def _sections(results: Results) -> dict[str, tuple[PageSection, Section]]:
     """By file, in the order of the catalogue."""
-    order: dict[str, tuple[Benchmark, Section]] = {}
+    order: dict[str, tuple[PageSection, Section]] = {}
     for name, document in results.items():
         if "benchmark" not in document:
             raise ValueError(f"{name} is no result of a benchmark: it does not say of which")
-        benchmark_of(document["benchmark"])
-    for benchmark in BENCHMARKS:
+        section_of_kind(document["benchmark"])
+    for benchmark in SECTIONS:
         for name, document in results.items():
             if _is_of(benchmark, document):
                 if benchmark.render is None:
@@ -79,7 +79,7 @@ def _sections(results: Results) -> dict[str, tuple[Benchmark, Section]]:
     return order
 
 
-def _is_of(benchmark: Benchmark, document: Document) -> bool:
+def _is_of(benchmark: PageSection, document: Document) -> bool:
     return document["benchmark"] in benchmark.kinds
 
 
@@ -97,7 +97,7 @@ def _machine(document: Document) -> str:
     return f"{machine['cpus']} cores of {machine['cpu']} ({kind}){gpu}"
 
 
-def _title(benchmark: Benchmark, section: Section) -> str:
+def _title(benchmark: PageSection, section: Section) -> str:
     return f"{benchmark.title}: {section.variant}" if section.variant else benchmark.title
 
 
@@ -107,13 +107,13 @@ def _link(title: str) -> str:
     return f"[{title}](#{anchor})"
 
 
-def _measured_rows(sections: Mapping[str, tuple[Benchmark, Section]]) -> Iterator[tuple[str, ...]]:
+def _measured_rows(sections: Mapping[str, tuple[PageSection, Section]]) -> Iterator[tuple[str, ...]]:
     for benchmark, section in sections.values():
         figures = "<br>".join(headline.sentence for headline in section.headlines)
         yield _link(_title(benchmark, section)), benchmark.question, figures, section.verdict
 
 
-def _missing_rows(missing: Sequence[Benchmark]) -> Iterator[tuple[str, ...]]:
+def _missing_rows(missing: Sequence[PageSection]) -> Iterator[tuple[str, ...]]:
     for benchmark in missing:
         link = _link(NOT_MEASURED).replace(NOT_MEASURED, benchmark.title)
         target = f" (target {benchmark.target})" if benchmark.target is not None else ""

@@ -19,6 +19,18 @@ from random import Random
 from typing import Literal, TypeVar
 
 from benchmarks.memory.saturated_pool import BLOCK_SIZE, WORKER
+from benchmarks.page_section import (
+    CORE,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    Target,
+    below,
+    grid,
+    number,
+)
 from benchmarks.report import RESULTS, percentile, table, write_result
 from benchmarks.scale.growth import exponent_of
 from benchmarks.svg_chart import Line, log_log_chart
@@ -226,6 +238,58 @@ def parse_arguments() -> argparse.Namespace:
 
 def _ms(times_ns: Sequence[int], percent: float) -> float:
     return round(percentile(times_ns, percent) / 1e6, 4)
+
+
+def section_of(document: Document) -> Section:
+    rows: list[ResultRow] = document["rows"]
+    budget = document["budget"]
+    worst_ms = max(
+        (row["schedule_p50_ms"] for row in rows if row["batch"] == budget["batch"]),
+        default=None,
+    )
+    exponents = ", ".join(f"{each:.3f} ({name})" for name, each in document["exponents"].items())
+    is_linear = Target("no worse than linear", all(document["is_no_worse_than_linear"].values()))
+    headlines = [Headline(f"grows with sequences to the power of {exponents}", [is_linear])]
+    if worst_ms is not None:
+        figure = f"{number(worst_ms, 3, budget['schedule_p50_ms'])} ms for a decision at {budget['batch']} sequences"
+        headlines.insert(0, Headline(f"{figure}, p50", [below(worst_ms, budget["schedule_p50_ms"], "ms")]))
+    keys = ("schedule_p50_ms", "schedule_p99_ms", "apply_p50_ms", "apply_p99_ms", "offer_p50_ms", "offer_p99_ms")
+    head = ("requests", "sequences", *(key.removesuffix("_ms").replace("_", " ") for key in keys), "µs a sequence")
+    return Section(
+        done=(
+            "The scheduler's core alone: every sequence decodes at "
+            f"{document['tokens_per_sequence']:,} tokens, {document['steps']} steps of each batch. Milliseconds of CPU "
+            "of the calling thread. *single*: requests of one sequence; of *mixed*, half are samples of requests with "
+            "n = 4."
+        ),
+        headlines=headlines,
+        blocks=[
+            grid(
+                head,
+                [
+                    (
+                        row["workload"],
+                        row["batch"],
+                        *(f"{row[key]:.4f}" for key in keys),
+                        row["schedule_p50_us_per_sequence"],
+                    )
+                    for row in rows
+                ],
+            )
+        ],
+        versions=(),
+    )
+
+
+SECTION = PageSection(
+    kinds=("schedule_cost",),
+    title="Cost of a decision",
+    question="What does a decision of the scheduler cost, from 16 to 4,096 sequences?",
+    command="python -m benchmarks.scale.schedule_cost",
+    measures=CORE,
+    target="< 0.5 ms at 256 sequences, no worse than linear",
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

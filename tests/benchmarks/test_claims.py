@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from benchmarks.report import RESULTS, ROOT
-from benchmarks.results_page.catalogue import BENCHMARKS, benchmark_of
+from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 
 PAGES = ("README.md", "ARCHITECTURE.md", "docs/durability.md", "benchmarks/README.md")
 CITED = re.compile(r"\(([\w./]*benchmarks/results/|results/)(\w+\.json)\)")
@@ -24,7 +24,7 @@ def is_of_this_code(name: str) -> bool:
     commit = str(document["commit"])
     if commit.endswith("-dirty"):
         return False
-    paths = benchmark_of(document["benchmark"]).measures
+    paths = section_of_kind(document["benchmark"]).measures
     return git("diff", "--quiet", commit, "--", *paths).returncode == 0  # a commit that is unknown here is another
 
 
@@ -55,5 +55,5 @@ def test_a_figure_without_its_commit_is_found() -> None:
 
 
 def test_every_benchmark_names_code_that_is_there() -> None:
-    missing = [(each.title, path) for each in BENCHMARKS for path in each.measures if not (ROOT / path).exists()]
-    assert all(each.measures for each in BENCHMARKS) and not missing
+    missing = [(each.title, path) for each in SECTIONS for path in each.measures if not (ROOT / path).exists()]
+    assert all(each.measures for each in SECTIONS) and not missing

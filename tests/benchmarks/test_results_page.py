@@ -17,6 +17,7 @@ from benchmarks.overhead.delivery_load import Delivery, Load
 from benchmarks.overhead.delivery_table import CpuPerToken, delivery_row
 from benchmarks.overhead.overhead_table import Overhead, Spread, row_of, summary_of
 from benchmarks.overhead.stage_table import Stage
+from benchmarks.page_section import Headline, Section, Target, number
 from benchmarks.peers.__main__ import _loads_in_words, _peer_in_words
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run
@@ -24,9 +25,8 @@ from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import RESULTS, ROOT, write_result
 from benchmarks.result_history import write_with_history
 from benchmarks.results_page.__main__ import PAGE
-from benchmarks.results_page.catalogue import BENCHMARKS, benchmark_of
+from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 from benchmarks.results_page.page import page, read_plots, read_results
-from benchmarks.results_page.section import Headline, Section, Target, number
 from benchmarks.scale.__main__ import report as scale_report
 from benchmarks.scale.iteration_scale import Iteration
 from benchmarks.scale.memory_scale import QueuedMemory
@@ -54,8 +54,8 @@ def test_every_program_that_writes_a_result_has_its_place_on_the_page() -> None:
     programs = [path for path in sources if not path.name.startswith("test_")]
     kinds = {kind for path in programs for kind in WRITER.findall(path.read_text())}
     assert {"peers", "scale", "chaos", "decode_step"} <= kinds
-    assert kinds == {benchmark.kinds[0] for benchmark in BENCHMARKS}
-    assert all(benchmark_of(kind) for kind in kinds)
+    assert kinds == {benchmark.kinds[0] for benchmark in SECTIONS}
+    assert all(section_of_kind(kind) for kind in kinds)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_result_without_a_section_is_refused(document: dict[str, Any], reason:
 
 def test_without_any_result_every_benchmark_is_said_to_be_not_measured() -> None:
     rows = [line for line in page({}, []).splitlines() if line.endswith("| not measured |")]
-    assert len(rows) == len(BENCHMARKS)
-    assert all(any(benchmark.title in row for row in rows) for benchmark in BENCHMARKS)
+    assert len(rows) == len(SECTIONS)
+    assert all(any(benchmark.title in row for row in rows) for benchmark in SECTIONS)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,26 @@
-"""What a section of the results page is made of: headlines with their targets, and blocks of Markdown.
+"""Parts of a section of the results page: its question, command and target; headlines with verdicts; Markdown blocks.
 
-Knows no benchmark and no file. A verdict is never rounded: a figure gets as many digits as show on which side of its
-target it is.
+Each benchmark exports its own as `SECTION`. Knows no benchmark and no file. A verdict is never rounded: a figure gets
+enough digits to show on which side of its target it is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.paper.tables import markdown
+from benchmarks.report import markdown_table
 
 Document = dict[str, Any]
+ResultRow = dict[str, Any]  # of a document
 NONE = "–"
 _MAX_DIGITS = 9
+
+# Paths that benchmarks measure.
+SERVICES = ("common", "quire", "scheduler_svc", "worker_svc", "kernels/native")
+SCHEDULER = ("common", "quire", "scheduler_svc")
+CORE = ("scheduler_svc/core",)
+CPU_WORKER = ("worker_svc", "kernels/native")
+GPU_WORKER = ("worker_svc", "kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,22 @@ class Section:
         return ", ".join(words) or "met"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSection:
+    """Place of one kind of result on the page."""
+
+    kinds: Sequence[str]  # names in result files, the newest first
+    title: str
+    question: str
+    command: str
+    measures: Sequence[str]  # paths of the measured code; a result is older if they changed since its commit
+    target: str | None = None  # shown while there is no result
+    render: Callable[[Document], Section] | None = None  # None: to be written with the first result
+
+
 def grid(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A table; None is a dash."""
-    return "\n".join(markdown(head, [[_cell(value) for value in row] for row in rows])).rstrip()
+    return "\n".join(markdown_table(head, [[_cell(value) for value in row] for row in rows])).rstrip()
 
 
 def number(value: float, digits: int, bound: float | None = None) -> str:

@@ -1,138 +1,32 @@
-"""Sections about computing on a CPU: attention, a step by its parts, accuracy, and Quire beside other engines."""
+"""Section of the results page: Quire beside other engines on a CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.page_section import (
+    NONE,
+    SERVICES,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    Target,
+    first_line,
+    grid,
+    number,
+)
 from benchmarks.peers.figures import Figures, Verdict, verdicts
 from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
-from benchmarks.results_page.section import (
-    NONE,
-    Document,
-    Headline,
-    Section,
-    Target,
-    at_least,
-    at_most,
-    first_line,
-    grid,
-    listed,
-    number,
-)
 
-Row = dict[str, Any]
 _FIGURES = {
     "tokens_per_s": "tokens/s",
     "normalised_latency_s": "normalised latency",
     "first_token_p50_s": "first token p50",
     "first_token_p99_s": "first token p99",
 }
-LONG_CONTEXT, FULL_BATCH = 2048, 32  # of attention, where its share of the read bandwidth has a target
-LEAST_PERCENT = {"float32": 65, "bfloat16": 50}
-
-
-def cpu_attention(document: Document) -> Section:
-    rows: list[Row] = document["figures"]
-    headlines = []
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        own = [row["percent_of_bandwidth"] for row in rows if row["dtype"] == dtype]
-        headlines.append(Headline(f"{dtype}: {min(own):g} to {max(own):g} % of the read bandwidth"))
-        headlines += [
-            Headline(
-                f"{dtype}, context {LONG_CONTEXT:,}, batch {FULL_BATCH}: {row['percent_of_bandwidth']:g} %",
-                [at_least(row["percent_of_bandwidth"], LEAST_PERCENT[dtype], "%")],
-            )
-            for row in rows
-            if (row["dtype"], row["context"], row["batch"]) == (dtype, LONG_CONTEXT, FULL_BATCH)
-        ]
-    head = ("dtype", "context", "batch", "ms a layer", "GB/s", "read bandwidth, GB/s", "% of it")
-    keys = ("dtype", "context", "batch", "layer_ms", "gb_per_s", "read_gb_per_s", "percent_of_bandwidth")
-    return Section(
-        done=(
-            "Decode steps attend to scattered blocks, in turn with reading a large array by the same threads. "
-            f"{document['shape']}; kernels: {document['kernels']}; {document['threads']} threads."
-        ),
-        headlines=headlines,
-        blocks=[grid(head, [[row[key] for key in keys] for row in rows])],
-        versions=("torch",),
-    )
-
-
-def cpu_step(document: Document) -> Section:
-    steps: dict[str, dict[str, float]] = document["milliseconds"]
-    model = document["model"]
-    parts = dict.fromkeys(part for each in steps.values() for part in each)
-    cells = [[part, *(f"{each[part]:.3f}" if part in each else None for each in steps.values())] for part in parts]
-    fastest = listed(f"{each['step']:.1f}" for each in steps.values())
-    return Section(
-        variant=f"{model['dtype']}, weights {model['weights']}",
-        done=(
-            f"A random model of {model['parameters'] / 1e6:.0f} M parameters decodes in this process, without "
-            f"services, at a context of {document['context']}. Medians, milliseconds; kernels: "
-            f"{document['kernels']}; {document['threads']} threads."
-        ),
-        headlines=[Headline(f"{fastest} ms a step of {listed(steps)} rows")],
-        blocks=[grid(("", *(f"{rows} rows" for rows in steps)), cells)],
-        versions=("torch",),
-    )
-
-
-def int8_speed(document: Document) -> Section:
-    rows: list[Row] = document["figures"]
-    one = next(row for row in rows if row["rows"] == 1)
-    least = document["least_speedup"]
-    headline = Headline(
-        f"at 1 row {number(one['speedup'], 2, least)} times as fast as with weights in {document['dtype']}",
-        [at_least(one["speedup"], least, "times")],
-    )
-    return Section(
-        done=(
-            "A random model decodes in this process, without services, with weights as they are and in int8, in turn. "
-            f"Medians of {document['rounds']} rounds, and of their ratios; kernels: {document['kernels']}; "
-            f"{document['threads']} threads; context {document['context']}."
-        ),
-        headlines=[headline],
-        blocks=[
-            grid(
-                ("rows", f"{document['dtype']}, ms a step", "int8, ms a step", "times as fast"),
-                [(row["rows"], row["plain_ms"], row["int8_ms"], f"{row['speedup']:.2f}") for row in rows],
-            )
-        ],
-        versions=("torch",),
-    )
-
-
-def accuracy(document: Document) -> Section:
-    rows: list[Row] = document["figures"]
-    most = document["most_percent"]
-    headlines = []
-    for row in rows[1:]:
-        off = abs(row["percent"])
-        figure = f"weights {row['weights']}, KV {row['kv']}: a loss {number(off, 4, most)} % off float32's"
-        headlines.append(Headline(figure, [at_most(off, most, "%")]))
-    head = ("weights", "KV", "nats a token", "more, %", "mean change", "same best token, %", "KV bytes a token")
-    cells = [
-        (
-            row["weights"],
-            row["kv"],
-            f"{row['loss']:.6f}",
-            f"{row['percent']:.5f}",
-            f"{row['mean_change']:.5f}",
-            f"{row['same_best_percent']:.2f}",
-            row["kv_bytes_per_token"],
-        )
-        for row in rows
-    ]
-    return Section(
-        done=(
-            f"The demo model on {document['tokens']:,} tokens of text that it was not trained on, as the worker "
-            f"computes it, in chunks of {document['chunk']} tokens that read what was before them from the pool."
-        ),
-        headlines=headlines,
-        blocks=[grid(head, cells)],
-        versions=("torch",),
-    )
 
 
 EARLIER = (
@@ -143,7 +37,7 @@ EARLIER = (
 )
 
 
-def peers(document: Document) -> Section:
+def section_of(document: Document) -> Section:
     blocks = []
     is_earlier = "step_tokens" not in document
     blocks += [EARLIER] if is_earlier else []
@@ -215,7 +109,7 @@ def _load_words(load: str, document: Document) -> str:
     return f"**{load}**: {about['num_requests']} requests, {when}; {tokens}; rounds: {document['rounds'][load]}."
 
 
-def _medians(medians: Mapping[str, Row], document: Document) -> str:
+def _medians(medians: Mapping[str, ResultRow], document: Document) -> str:
     head = ("", "output tokens/s", "ours / theirs", "norm. latency, ms", "first token p50 / p99, ms")
     ours = medians.get(OURS)
     rows = []
@@ -273,3 +167,14 @@ def _systems(document: Document) -> Iterator[str]:
     ]
     if rows:
         yield grid(("", "computes in", "versions"), rows)
+
+
+SECTION = PageSection(
+    kinds=("peers",),
+    title="Beside other engines on a CPU",
+    question="How many tokens a second, beside other engines, on the same model, requests and machine?",
+    command="python -m benchmarks.peers",
+    measures=(*SERVICES, "benchmarks/peers", "benchmarks/services/model_services.py"),
+    target="1.05 × the best peer at once, 1.2 × with long prompts; no worse at 1, 2 and 4 requests a second",
+    render=section_of,
+)

