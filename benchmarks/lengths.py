@@ -29,7 +29,7 @@ INDEPENDENT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of one request, in tokens."""
+    """Lengths of one request, in tokens."""
 
     num_input: int
     num_output: int
@@ -78,7 +78,7 @@ class LengthSampler:
             yield from self.draw(1)
 
     def draw(self, num_requests: int) -> list[Lengths]:
-        """So many, both lengths spread evenly over their distributions: the rare long ones are as rare as they are."""
+        """Draw lengths spread evenly over both distributions: rare long ones occur as rarely as they should."""
         parts = zip(self._spread(num_requests), self._spread(num_requests), strict=True)
         return [self._request(part_of_input, part) for part_of_input, part in parts]
 
@@ -101,7 +101,7 @@ class LengthSampler:
 
 
 def read_histograms(dataset: Dataset) -> tuple[Histogram, Histogram]:
-    """Of input and output."""
+    """Read the histograms of input and output."""
     trace: dict[str, dict[str, Any]] = json.loads(TRACES.read_text())[dataset]
     figures = (trace["input"], trace["output"])
     first, second = (Histogram(each["lo"], each["hi"], each["density"]) for each in figures)
@@ -109,5 +109,5 @@ def read_histograms(dataset: Dataset) -> tuple[Histogram, Histogram]:
 
 
 def trace_source() -> str:
-    """Whom the histograms are from."""
+    """Source of the histograms."""
     return str(json.loads(TRACES.read_text())["source"])

@@ -57,7 +57,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What is said of one result file, beside its circumstances."""
+    """Rendered section of one result file, without its circumstances."""
 
     done: str  # what was done, in a sentence or two
     headlines: Sequence[Headline]
@@ -67,7 +67,7 @@ class Section:
 
     @property
     def verdict(self) -> str:
-        """Of all targets, goals not counted."""
+        """Verdict over all targets, goals not counted."""
         targets = [target for each in self.headlines for target in each.targets if not target.is_goal]
         if not targets:
             return "no target"
@@ -131,7 +131,7 @@ def commit_of(commit: str | None) -> str:
 
 
 def first_line(text: str, most: int = 160) -> str:
-    """Of a reason that may be long."""
+    """Shorten a reason to its first line."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= most else line[:most] + "…"
 

@@ -45,7 +45,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """That of a LLaMA checkpoint."""
+        """Shape of a LLaMA checkpoint."""
         config = json.loads((folder / CONFIG_FILE).read_text())
         shape = cls(
             hidden_size=config["hidden_size"],

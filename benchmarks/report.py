@@ -1,4 +1,4 @@
-"""What every benchmark's result says beside its figures: versions, commit, command, machine. Results are written here.
+"""Circumstances that every result records: versions, commit, command, machine. Writes results.
 
 Knows no benchmark.
 """
@@ -121,7 +121,7 @@ def _gpu() -> str | None:
 
 
 def _cpu_says(of: str) -> str:
-    """What the first processor says of it; nothing where it says nothing."""
+    """Field of the first processor in /proc/cpuinfo; empty if it is missing."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == of:

@@ -1,4 +1,4 @@
-"""What int8 costs in accuracy on a CPU: the demo model's loss on text that it was not trained on, and its best tokens.
+"""Cost of int8 in accuracy on a CPU: the demo model's loss, and its best tokens, on text that it was not trained on.
 
 The model runs as the worker runs it: packed weights, native kernels, and a KV pool with scattered blocks. Windows of
 text are computed in chunks side by side, so that keys and values are read back from the pool. Two runs on one kind of
@@ -52,7 +52,7 @@ STORAGES: tuple[tuple[Storage, Storage], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Of the tokens of all windows, each behind those before it."""
+    """Predictions for the tokens of all windows, from the tokens before each."""
 
     nats: Tensor  # [N] float64, of the token that came
     best: Tensor  # [N] int64, the likeliest token
@@ -135,7 +135,7 @@ def held_out(num_tokens: int) -> list[Tensor]:
 
 
 def measure(batches: Sequence[Tensor], chunk: int) -> Iterator[Figure]:
-    """All ways to store, float32 first."""
+    """Yield the figures of every way to store, float32 first."""
     exact: Predictions | None = None
     for weights, kv in STORAGES:
         model = StoredModel(weights, kv)

@@ -1,4 +1,4 @@
-"""How fast a CPU attends to keys and values in blocks: decode steps of a small model as share of the read bandwidth.
+"""Speed of attention over blocks on a CPU: decode steps of a small model as share of the read bandwidth.
 
 Each step attends in every layer, whose blocks are its own and scattered. Steps take turns with reading a large array by
 the same threads, which is the bandwidth that a step is compared with, and which leaves no block in a cache. Both lie in
@@ -49,7 +49,7 @@ class Figure:
 
 
 class LargeArray:
-    """What is read between steps, in the quickest way that torch has."""
+    """Array that is read between steps, in the quickest way that torch has."""
 
     def __init__(self) -> None:
         self._rows = zeros_as_used((_ARRAY_BYTES // 4 // _ROW, _ROW), torch.float32).fill_(1.0)
@@ -62,7 +62,7 @@ class LargeArray:
         self._read = min(ways, key=lambda read: median(_seconds(read) for _ in range(5)))
 
     def seconds(self) -> float:
-        """Of reading it once."""
+        """Seconds to read it once."""
         return _seconds(self._read)
 
 
@@ -95,7 +95,7 @@ class DecodeSteps:
 
 
 def measure(kernels: CpuKernels, dtypes: Iterable[str], contexts: Iterable[int]) -> Iterator[Figure]:
-    """All batches of these."""
+    """Yield the figures of all batches, for each dtype and context."""
     array = LargeArray()
     for name, context, batch in product(dtypes, contexts, BATCHES):
         steps = DecodeSteps(kernels, context, batch, DTYPES[name])

@@ -1,4 +1,4 @@
-"""How much faster a decode step on a CPU is with weights in int8: both in one process, in turn.
+"""Speed of a decode step on a CPU with weights in int8 and as they are: both in one process, in turn.
 
 A random model decodes at several numbers of rows, without services. Prints a table and writes JSON. What int8 costs in
 accuracy is the matter of `benchmarks.cpu.accuracy`.

@@ -1,4 +1,4 @@
-"""What durability costs: output tokens a second with the journal on a disk, against a store that keeps nothing.
+"""Cost of durability: output tokens a second with the journal on a disk, against a store that keeps nothing.
 
     python -m benchmarks.durability.durability_cost [--batches 64 256] [--step-ms 8] [--rounds N] [--output FILE]
 
@@ -50,7 +50,7 @@ TARGET = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is served, and how many at once."""
+    """Worker of a deployment, and the number of sequences that run at once."""
 
     batch: int
     step_ms: float | None  # None: the demo model, computed
@@ -119,7 +119,7 @@ def serving(mode: str, load: Load, data_dir: Path) -> Iterator[Site]:
 
 
 class Readers:
-    """So many at once, each with one request after the other; counts the tokens that come."""
+    """Readers side by side, each with one request after the other; counts the tokens that arrive."""
 
     def __init__(self, client: AsyncClient, seed: int) -> None:
         self.num_tokens = 0

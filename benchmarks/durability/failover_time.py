@@ -1,4 +1,4 @@
-"""How long nobody leads, and how long no token comes, when a leader with a hot standby is killed or told to end.
+"""Time without a leader, and without a token, when a leader with a hot standby is killed or told to end.
 
     python -m benchmarks.durability.failover_time [--rounds 7] [--requests 1 2000] [--lease-ms 1500] [--output FILE]
 
@@ -74,7 +74,7 @@ class Row:
 
 
 class Arrivals:
-    """When tokens came, of all streams together. Those of one step of a stream come as one chunk."""
+    """Times at which tokens arrived, over all streams. Tokens of one step of a stream arrive as one chunk."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
@@ -96,7 +96,7 @@ class Arrivals:
 
 
 class Leaders:
-    """Who wrote the journal until when, as its entries became durable."""
+    """Leaders of the journal by time, read from its entries as they become durable."""
 
     def __init__(self, url: str) -> None:
         self._tail = open_tail(url, deployment="default")

@@ -1,4 +1,4 @@
-"""What the journal costs: CPU of the scheduler's process per entry, and the time until it is durable.
+"""Cost of the journal: CPU of the scheduler's process per entry, and the time until an entry is durable.
 
 Writes to a real server, one iteration after another as the engine does; prints a table and writes JSON. CPU is the
 whole process's, event loop included, so it is an upper bound of what the journal adds to an iteration.
@@ -124,7 +124,7 @@ def _cost(
 
 
 async def measure(url: str, entries: int) -> list[Cost]:
-    """All rows, on a deployment of its own, so that a shared server's data is left alone."""
+    """Measure all rows on a deployment of its own, so that a shared server's data is left alone."""
     store = RedisStore(url, deployment=f"journal-cost-{os.getpid()}", timeout_s=5.0)
     await store.connect(patience_s=10.0)
     journal = Journal(store, leader_id="journal_cost")

@@ -1,4 +1,4 @@
-"""How long a scheduler takes to go on after a death: from its start to the first new token, by live requests.
+"""Time that a new scheduler needs after a death: from its start to the first new token, by live requests.
 
     python -m benchmarks.durability.recovery_time [--requests 10000] [--prompt 128] [--tokens 100] [--output FILE]
 
@@ -57,7 +57,7 @@ def admission(number: int, num_prompt_tokens: int, fingerprint: str) -> journal_
 
 
 def entries(arguments: argparse.Namespace, fingerprint: str) -> Iterator[journal_pb2.JournalEntry]:
-    """All admissions, then one batch after another, a token for each of its sequences in an entry."""
+    """Yield all admissions, then entries with one token for each sequence of a batch, batch after batch."""
     numbers = range(1, arguments.requests + 1)
     for start in range(0, len(numbers), BATCH):
         each = [admission(number, arguments.prompt, fingerprint) for number in numbers[start : start + BATCH]]
@@ -82,7 +82,7 @@ async def write_journal(url: str, arguments: argparse.Namespace, fingerprint: st
 
 
 async def first_new_token(address: str, position: int) -> float:
-    """When the first request goes on."""
+    """Wait for the first new token; return its time."""
     async with quire.AsyncClient(address, connect_timeout_s=60.0) as client:
         stream = client.attach("r1", position)
         await anext(stream)

@@ -1,4 +1,4 @@
-"""Our services against the continuous batching of `transformers`: the same model, requests and device, in one run.
+"""Speed beside the continuous batching of `transformers`: the same model, requests and device, in one run.
 
 The requests have the lengths of the paper's ShareGPT trace and are sent all at once; a random model of 8 B parameters
 answers them, first behind our services (scheduler, journal, wire and SDK included), then in `transformers` alone.
@@ -47,7 +47,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What both run."""
+    """Settings that both sides share."""
 
     model: Path
     device: str
@@ -84,7 +84,7 @@ def measure_transformers(plan: Plan) -> tuple[Side, dict[str, Any]]:
 
 
 def side_of(outcome: LoadOutcome) -> Side:
-    """Of a load that ended."""
+    """Summarise a load that ended."""
     return Side(
         tokens_per_s=round(outcome.tokens_per_s, 1),
         seconds=round(outcome.seconds, 2),

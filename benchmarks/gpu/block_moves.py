@@ -1,4 +1,4 @@
-"""How fast blocks are copied and swapped, at block sizes 1 to 256: the kernels against one contiguous copy.
+"""Speed of copies and swaps at block sizes 1 to 256: the kernels against one contiguous copy.
 
 Blocks are those of an 8B LLaMA (128 KiB a token), scattered at random in both pools; every block size moves the same
 bytes. Beside ours stands the paper's layout, where a block lies layer by layer and every piece is a copy of its own.
@@ -35,7 +35,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is moved."""
+    """Sizes of a move."""
 
     bytes_per_token: int  # of keys and values in all layers
     num_layers: int
@@ -103,7 +103,7 @@ class Moves:
     swaps: block_swap.IntArray  # [P, 2] (device block, host block)
 
     def operations(self, by_kernels: bool) -> dict[str, Callable[[], object]]:
-        """What a worker does, by name. The table of copies is on the device already: it comes with a step's upload."""
+        """Operations of a worker, by name. The table of copies is on the device already, from a step's upload."""
         device, host = self.device_blocks, self.host_blocks
         copy_by_table = block_copy.copy_by_table if by_kernels else kv_blocks.copy_by_table
         swap_blocks = block_swap.swap_blocks if by_kernels else kv_blocks.swap_blocks
@@ -159,7 +159,7 @@ def _pieces(blocks: Tensor, num_pieces: int) -> list[Tensor]:
 def measure(
     device: torch.device, sizes: Sizes, block_sizes: Iterable[int], repeats: int, by_kernels: bool
 ) -> list[Rate]:
-    """All operations at all block sizes, by Triton's kernels or the torch references."""
+    """Measure all operations at all block sizes, by Triton's kernels or the torch references."""
     num_bytes = sizes.bytes_per_token * sizes.num_tokens
     pools = Pools(device, num_bytes)
     ceilings = {
@@ -236,7 +236,7 @@ def measure_overlap(device: torch.device, sizes: Sizes, block_size: int, repeats
 
 
 def hidden_share(swap_s: float, compute_s: float, both_s: float) -> float:
-    """How much of the swap took no time of its own, from 0 to 1."""
+    """Share of the swap's time that computation hides, from 0 to 1."""
     return min(1.0, max(0.0, (swap_s + compute_s - both_s) / min(swap_s, compute_s)))
 
 
@@ -247,7 +247,7 @@ def flatness(rates: Sequence[Rate], operation: str) -> float:
 
 
 def key_figures(rates: Sequence[Rate], hidden: float) -> dict[str, float | bool]:
-    """What is promised, and whether it is kept."""
+    """Figures with a target, and whether each is met."""
     figures: dict[str, float | bool] = {"swap_hidden_share": round(hidden, 3)}
     for operation in OURS:
         share = min(rate.share for rate in rates if rate.operation == operation and rate.block_size in FLAT_SIZES)

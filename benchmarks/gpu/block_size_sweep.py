@@ -1,4 +1,4 @@
-"""What the block size does to latency, in the form of the paper's Fig. 18b: normalised latency by block size.
+"""Latency by block size, in the form of the paper's Fig. 18b: normalised latency.
 
 Real services for each block size, a random model, requests with the lengths of ShareGPT and of Alpaca all sent at
 once, and a KV pool of as many token slots as the paper had for OPT-13B: what a block size wastes are sequences that
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is the same for all sizes."""
+    """Settings that all sizes share."""
 
     model: Path
     device: str

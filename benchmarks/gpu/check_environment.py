@@ -1,4 +1,4 @@
-"""What this machine's Python has for `gpu_check`: modules, versions, the GPU. Prints one JSON object.
+"""Modules, versions and GPU that this machine's Python has for `gpu_check`. Prints one JSON object.
 
     python -m benchmarks.gpu.check_environment
 
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Those at the beginning, without what says how it was built."""
+    """Parse the numbers at the start of a version, without its build suffix."""
     numbers = []
     for part in text.split("+", maxsplit=1)[0].split("."):
         if not part.isdigit():

@@ -41,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
-    """How a stage ended."""
+    """Outcome of a stage."""
 
     name: str
     is_correctness: bool
@@ -82,7 +82,7 @@ class StageRunner:
                 raise
 
     def folder(self, stage_name: str) -> Path:
-        """Of a stage's log and results."""
+        """Folder of a stage's log and results."""
         return self._work / re.sub(r"[^\w.-]", "-", stage_name)
 
     def close(self) -> None:
@@ -155,13 +155,13 @@ class StageRunner:
 
 
 def pytest_counts(output: str) -> dict[str, int]:
-    """Of the last line of pytest's output."""
+    """Parse the counts from the last line of pytest's output."""
     last = next((line for line in reversed(output.splitlines()) if _COUNTS.search(line)), "")
     return {word.rstrip("s") if word.startswith("error") else word: int(n) for n, word in _COUNTS.findall(last)}
 
 
 def _environment() -> dict[str, str]:
-    """Our packages need not be installed: some processes look for them on this path alone."""
+    """Environment with this repository on PYTHONPATH: child processes need our packages, installed or not."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, **_OFFLINE, "PYTHONPATH": path}
 
@@ -177,7 +177,7 @@ def _json_files(folder: Path) -> dict[str, Any]:
 
 
 def _key_figures(results: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON files themselves have under this name."""
+    """Collect the `key_figures` of the JSON files."""
     figures: dict[str, Any] = {}
     for content in results.values():
         if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""What a decode step costs with everything around it, against the time in which its bytes could be read.
+"""Cost of a decode step, services included, against the time in which its bytes could be read.
 
 Real processes: scheduler with its journal, a worker with a random model (8 B parameters, LLaMA's shape), this one as
 the client that reads every stream. All requests decode side by side, around `--context` tokens each. The time of a
@@ -43,7 +43,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured."""
+    """Settings of a measurement."""
 
     model: Path
     device: str
@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Window:
-    """When all requests decoded, and how many tokens their contexts had then, all together."""
+    """Time in which all requests decoded, and the sum of their context lengths at its begin and end."""
 
     began_ns: int = 0
     ended_ns: int = 0
@@ -87,7 +87,7 @@ class StepCost:
 
 @dataclass(slots=True)
 class Readers:
-    """All requests' streams. The measurement begins with the last first token, and ends when one has enough."""
+    """Readers of all requests. The measurement begins with the last first token, and ends when one has enough."""
 
     client: AsyncClient
     plan: Plan
@@ -187,7 +187,7 @@ def cost_of(plan: Plan, window: Window, moments: Sequence[SchedulerMoments], ban
 
 
 def bytes_read(plan: Plan, mean_context: float) -> float:
-    """What a step has to read at least: every weight once, and the keys and values of every context."""
+    """Bytes that a step has to read at least: every weight once, and the keys and values of every context."""
     shape = ModelShape.of(plan.model)
     weights = shape.num_step_weights * _BYTES[plan.dtype]
     return weights + plan.batch * mean_context * shape.kv_values_per_token * plan.kv_bytes_per_value

@@ -1,4 +1,4 @@
-"""How long a device takes for what is queued on it: between events of a GPU, by the clock on a CPU.
+"""Time that a device takes for queued work: between events of a GPU, by the clock on a CPU.
 
 It knows nothing of what is queued.
 """
@@ -14,14 +14,14 @@ Work = Callable[[], object]
 
 
 def median_seconds(device: torch.device, work: Work, repeats: int, *, warm_up: int = 1) -> float:
-    """Of one call, from where the device is idle until all that was queued, on any stream, is done."""
+    """Median time of one call, from an idle device until all queued work, on any stream, is done."""
     for _ in range(warm_up):
         work()
     return median(seconds_of(device, work) for _ in range(repeats))
 
 
 def seconds_of(device: torch.device, work: Work) -> float:
-    """Of one call. Streams other than the current one must be waited for by it."""
+    """Time of one call. The current stream must wait for the other streams that it uses."""
     began, ended = DeviceEvent(device, timed=True), DeviceEvent(device, timed=True)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

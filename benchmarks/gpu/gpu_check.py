@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, in one command: kernels, models and services are right, and how fast they are.
+"""GPU checks in one command: kernels, models and services are right, and how fast they are.
 
 For a machine with one NVIDIA GPU, its own Python, torch and Triton, and no network; nothing is installed. Correctness
 comes first, then the figures that say most. Each stage is a process with a time limit; the folder gets
@@ -56,13 +56,13 @@ _TESTS_S = 200
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Which stages there are. Those of `together` run side by side, then those of `alone` one after another."""
+    """Stages by how they run: those of `together` side by side, then those of `alone` one after another."""
 
     together: tuple[Stage, ...]
     alone: tuple[Stage, ...]
 
     def only(self, patterns: Sequence[str]) -> "StagePlan":
-        """Those whose name has one of the patterns; all without any."""
+        """Keep the stages whose name matches a pattern; all without patterns."""
 
         def chosen(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
             return tuple(each for each in stages if not patterns or any(fnmatch(each.name, one) for one in patterns))
@@ -72,7 +72,7 @@ class StagePlan:
 
 @dataclass(slots=True)
 class Report:
-    """What is known so far, kept in the folder."""
+    """Report of the results so far, kept in the folder."""
 
     folder: Path
     environment: dict[str, Any]
@@ -231,7 +231,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _refuse_unless_ready(environment: dict[str, Any], device: str) -> None:
-    """Everything that is missing at once, by name: who carries packages here does it once."""
+    """Exit with the names of all missing packages at once, so that they can be installed in one go."""
     if environment["missing"]:
         names = " ".join(sorted(environment["missing"]))
         reasons = "".join(f"\n  {name}: {why}" for name, why in sorted(environment["missing"].items()))
@@ -250,7 +250,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _scratch_folder() -> Path:
-    """Where the large model goes: in memory where there is room, else among temporary files."""
+    """Choose the large model's folder: in memory if there is room, else among temporary files."""
     memory = Path("/dev/shm")
     has_room = memory.is_dir() and shutil.disk_usage(memory).free > _MODEL_SCRATCH_BYTES
     return Path(tempfile.mkdtemp(prefix="quire-check-model-", dir=memory if has_room else None))

@@ -1,4 +1,4 @@
-"""How fast the kernels are: as share of what the device can do, and beside other attention kernels, in one run.
+"""Speed of the kernels: as share of the device's ceilings, and beside other attention kernels, in one run.
 
 Needs a CUDA device with Triton, takes under three minutes there (`--quick`: one) and writes kernels.json, kernels.md
 and kernels.svg into `--out`. Every launch that is timed is checked against its torch reference. `--device cpu` runs
@@ -49,7 +49,7 @@ SECTIONS: dict[str, Section] = {
 
 @dataclass(slots=True)
 class Run:
-    """What is known so far."""
+    """Run with its results so far."""
 
     lab: Lab
     peers: Peers
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def rows(self) -> list[Figure]:
-        """As they may be shown."""
+        """Figures as they may be shown."""
         return [only_tried(row) for row in self.figures.rows] if self.lab.is_tiny else self.figures.rows
 
     @property
@@ -99,7 +99,7 @@ class Run:
 
 
 def device_facts(lab: Lab) -> dict[str, Any]:
-    """What the figures are of."""
+    """Facts about the device that the figures are of."""
     facts: dict[str, Any] = {"device": "cpu, Triton's interpreter: times mean nothing", "triton": triton.__version__}
     if lab.device.type == "cuda":
         properties = torch.cuda.get_device_properties(lab.device)
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def key_figures(rows: Sequence[Figure]) -> dict[str, float]:
-    """Of what has a target, that which the target is for."""
+    """Figures that have a target, by name."""
     reached = {
         f"{row.section}: {row.case}, {row.target.measure}": row.share if row.target.measure == "share" else row.value
         for row in rows

@@ -50,7 +50,7 @@ def _reductions(data: Tensor) -> Iterator[Reduction]:
 
 
 def _triton_sum(data: Tensor, num_programs: int, tile: int, warps: int) -> Reduction:
-    """All but a rest that is no whole round of the programs."""
+    """Sum everything except a rest that fills no whole round of the programs."""
     num_tiles = data.numel() // (num_programs * tile)
     out = torch.empty(num_programs, device=data.device)
 

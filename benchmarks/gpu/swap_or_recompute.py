@@ -1,4 +1,4 @@
-"""What it takes to bring a preempted sequence back: by swap, out and in, or by computing it again (Fig. 19a).
+"""Cost of bringing a preempted sequence back: by swap, out and in, or by recomputation (Fig. 19a).
 
 At block sizes 1 to 256, each with a pool and a runner of its own, whose steps do it as a worker would; blocks are
 scattered at random. The model is LLaMA-shaped with random weights, of 8 B parameters. Needs a GPU; `--device cpu
@@ -45,7 +45,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one sequence, in milliseconds, medians."""
+    """Cost of one sequence, in milliseconds, medians."""
 
     block_size: int
     num_tokens: int
@@ -121,7 +121,7 @@ def _flat(sources: Sequence[int], destinations: Sequence[int]) -> list[int]:
 def measure(
     decoder: Decoder, tokens: Iterable[int], block_sizes: Iterable[int], repeats: int, limit_s: float = math.inf
 ) -> list[Cost]:
-    """All lengths at all block sizes, of which none is begun after the limit; in order of length and block size."""
+    """Measure all lengths at all block sizes, in order of length and block size; start none after the time limit."""
     costs = []
     began_s = time.monotonic()
     for block_size, num_tokens in product(block_sizes, tokens):

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> NoReturn:
 
 
 def batching_config(options: argparse.Namespace) -> ContinuousBatchingConfig:
-    """Its own defaults, which look at the memory that is there; only what would fetch something is switched off."""
+    """Default configuration of `transformers`, which reads the free memory; only downloads are switched off."""
     wanted: dict[str, Any] = {_NO_FETCHING: False, "allow_block_sharing": False}
     if options.num_blocks is not None:
         wanted |= {"num_blocks": options.num_blocks, "max_batch_tokens": 256}

@@ -113,7 +113,7 @@ def merged(new: Sequence[TunedRow], old: Sequence[TunedRow]) -> list[TunedRow]:
 
 
 def origin_of(lab: Lab | None) -> dict[str, str]:
-    """Where rows are from."""
+    """Origin of the rows: command, commit and device."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "source": "compile gate, not measured" if lab is None else "measured",

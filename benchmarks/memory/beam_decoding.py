@@ -80,12 +80,12 @@ class BeamDecoding:
 
     @property
     def mean_tokens_apart(self) -> float:
-        """How many tokens ago the live beams had their last token in common, mean over all steps of all searches."""
+        """Number of tokens since the live beams' last common one, mean over all steps of all searches."""
         return self._num_apart / self._num_steps
 
     @property
     def nats_per_token(self) -> float:
-        """How unsure the model is of what is best: minus the mean log-probability of a token of the best answers."""
+        """Uncertainty of the model: minus the mean log-probability of a token of the best answers."""
         return fmean(self._nats)
 
     def groups(self, lengths: Iterable[Lengths]) -> Iterator[SequenceGroup]:

@@ -1,4 +1,4 @@
-"""How many blocks sharing saves: blocks saved / blocks without sharing, as the paper's Fig. 15 counts.
+"""Blocks that sharing saves: blocks saved / blocks without sharing, as the paper's Fig. 15 counts.
 
 Blocks are counted in every step of every request's life, and both sums run over all of these: a mean by block-steps.
 It is what a full pool that holds many requests saves at any time, but does not hang on when one begins to look.
@@ -66,7 +66,7 @@ def ratio_with_interval(batches: Sequence[BlockSteps]) -> tuple[float, float]:
 
 
 def _batches(sums: dict[SequenceGroup, BlockSteps], num_batches: int) -> list[BlockSteps]:
-    """Their sums; requests arrived batch by batch."""
+    """Sum each batch; requests arrived batch by batch."""
     batches = [BlockSteps(0, 0)] * num_batches
     for group, (saved, without_sharing) in sums.items():
         index = group.arrival * num_batches // len(sums)

@@ -1,4 +1,4 @@
-"""How full a full KV pool is, on the paper's lengths: token states / pool, and where the rest goes (Fig. 2).
+"""Use of a full KV pool, on the paper's lengths: token states / pool, and the rest by kind (Fig. 2).
 
 More requests wait than fit, all the time; the real scheduler core gives out the blocks, nothing is computed. It is
 looked at in every step once the pool has filled, while the step is executed. Prints a table and writes JSON; takes
@@ -37,7 +37,7 @@ REMARKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Where the slots of the pool are, percent of all; means over the steps of all repeats."""
+    """Use of the pool's slots, percent of all; means over the steps of all repeats."""
 
     token_states: float
     half_width: float  # of the 95 % confidence interval of token_states, from the spread of the repeats
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(slots=True)
 class Sums:
-    """What one seed gave: slots, summed over steps."""
+    """Sums of one seed: slots, summed over steps."""
 
     num_steps: int = 0
     pool: int = 0

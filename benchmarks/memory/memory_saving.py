@@ -1,4 +1,4 @@
-"""What sharing saves of the KV memory, on the paper's lengths: parallel sampling and beam search (Fig. 15).
+"""KV memory that sharing saves, on the paper's lengths: parallel sampling and beam search (Fig. 15).
 
 Parallel sampling needs no model: lengths alone decide. Beam search runs the demo model, and once more with its
 distribution flattened, because what beams share hangs on how sure a model is. Prints tables and writes JSON; takes
@@ -108,7 +108,7 @@ def all_beams(num_requests: int) -> Iterator[Row]:
 
 
 def is_within_tolerance(rows: list[Row]) -> bool:
-    """Whether those of Alpaca whose lengths are paired as in its data are within a point of the paper's."""
+    """True if Alpaca's rows with lengths paired as in its data are within a point of the paper's."""
     paired = [row for row in rows if row.dataset == "alpaca" and row.opposite_halves != INDEPENDENT]
     return all(row.paper is not None and abs(row.result.saving - row.paper) <= TOLERANCE for row in paired)
 

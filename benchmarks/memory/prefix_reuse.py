@@ -1,4 +1,4 @@
-"""What a prefix that many requests share costs: how often it is computed, and how long they wait for their first token.
+"""Cost of a prefix that many requests share: how often it is computed, and the time to their first tokens.
 
 Real processes: the scheduler with its journal on the embedded Valkey, a worker with the demo model, which counts the
 tokens that it computes, and this one as the client. Every request has the same 1,024 tokens first and 32 of its own.
@@ -39,7 +39,7 @@ Arrival = Literal["in turn", "at once"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """How the prefix is kept, and how the requests come: each after the end of the one before, or all together."""
+    """Case to measure: how the prefix is kept, and whether requests come one after another or all at once."""
 
     cache: Cache
     arrival: Arrival
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one request found."""
+    """Measured request."""
 
     first_token_s: float  # from its submission, as the client sees it
     cached_tokens: int
@@ -139,13 +139,13 @@ def outcome_of(case: Case, requests: Sequence[Request], *, num_computed: int, hi
 
 
 def median_of(repeats: Sequence[Outcome]) -> Outcome:
-    """Of each figure by itself."""
+    """Median of each figure by itself."""
     columns = {name: [asdict(each)[name] for each in repeats] for name in asdict(repeats[0])}
     return Outcome(**{name: median(values) for name, values in columns.items()})
 
 
 def is_computed_once(outcomes: dict[Case, Outcome]) -> bool:
-    """Wherever it is kept, in every repeat's median."""
+    """True if every cache computes the prefix once, in the median of the repeats."""
     return all(each.num_prefix_computations == 1 for case, each in outcomes.items() if case.cache != "none")
 
 

@@ -26,7 +26,7 @@ MAX_BATCHED_TOKENS = 2560
 
 
 class Execution(Protocol):
-    """What stands in the worker's place."""
+    """Stand-in for the worker."""
 
     def execute(self, plan: StepPlan) -> Seq[int]:
         """A token for each of the plan's sampled sequences."""

@@ -1,4 +1,4 @@
-"""What an iteration costs beside the execution of its step, stage by stage, and whether readers keep up.
+"""Overhead of an iteration beside the execution of its step, stage by stage, and the delay of readers.
 
 Real processes: the scheduler with its journal on the embedded Valkey (fsync on every write), a worker that only
 simulates execution, and this one as the client, which reads every request's stream through one `Session`. Prints

@@ -25,7 +25,7 @@ FIRST_TOKEN = 3  # those before it are special
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked for."""
+    """Load of a delivery run."""
 
     num_readers: int
     seconds: float  # after these no request is begun
@@ -35,7 +35,7 @@ class Load:
 
 
 class Received:
-    """When tokens reached their readers."""
+    """Times at which tokens reached their readers."""
 
     def __init__(self) -> None:
         self.at_ns = array("q")
@@ -48,7 +48,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What came of a load, from the middle of it: while all readers had a request."""
+    """Delivery of a load, measured in its middle: while all readers had a request."""
 
     seconds: float
     tokens_per_s: float

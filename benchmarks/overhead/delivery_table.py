@@ -34,7 +34,7 @@ class CpuPerToken:
 
 
 def keeps_up(delivery: Delivery) -> bool:
-    """Whether readers get tokens as they are made, at the rate that is asked for."""
+    """True if readers get tokens as fast as they are made, at the target rate."""
     is_fast = delivery.tokens_per_s >= TARGET_TOKENS_PER_S
     return is_fast and delivery.lag_growth_ms_per_s < MAX_GROWTH_MS_PER_S
 

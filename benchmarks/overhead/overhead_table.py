@@ -125,7 +125,7 @@ def print_verdicts(rows: Sequence[Row]) -> None:
 
 
 def summary_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What the history keeps of a result: p50 of each row, and the delivery. Older ones had rows alone."""
+    """Summary that the history keeps of a result: p50 of each row, and the delivery. Older results had rows alone."""
     parts = result.get("parts", {"steps": {"rows": result.get("rows", [])}})
     rows = [
         {

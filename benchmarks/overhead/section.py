@@ -24,7 +24,7 @@ _SPREADS = ("p50", "p90", "p99")
 
 
 def section_of(document: Document) -> Section:
-    """Of a result in parts; older ones had the rows of steady steps alone."""
+    """Render a result in parts; older ones had the rows of steady steps alone."""
     parts: dict[str, Any] = document.get("parts", {"steps": document})
     return Section(
         done=(
@@ -90,7 +90,7 @@ def _steps(part: ResultRow | None) -> Iterator[str]:
 
 
 def _stages(part: ResultRow | None) -> Iterator[str]:
-    """Of the largest batch, the depths side by side."""
+    """Render the stages of the largest batch, the depths side by side."""
     if part is None or not part["tables"]:
         return
     largest = max(each["batch"] for each in part["tables"])

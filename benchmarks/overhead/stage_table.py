@@ -30,7 +30,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Of each process."""
+    """Spans of each process."""
 
     scheduler: Sequence[Span]
     worker: Sequence[Span]

@@ -32,7 +32,7 @@ def jobs(scale: Scale) -> Iterator[Job]:
 
 
 def fig18b_row(dataset: Dataset, duration_s: float, precision: float | None) -> Row:
-    """All block sizes at one rate."""
+    """Measure all block sizes at one rate."""
     paper = dict(zip(BLOCK_SIZES, FIG18B[dataset], strict=True))
     rate = _rate(dataset, duration_s, paper[USUAL], precision)
     return {

@@ -22,7 +22,7 @@ class Capacity:
 
 
 def capacity(latency_at: LatencyAt, guess: float, precision: float, *, bound_s: float = BOUND_S) -> Capacity:
-    """Where the latency is `bound_s`, to within `precision` of the rate, and interpolated in between.
+    """Find the rate whose latency is `bound_s`, to within `precision` of the rate, interpolated.
 
     Steps away from the guess grow until the bound lies behind.
     """
@@ -52,5 +52,5 @@ def capacity(latency_at: LatencyAt, guess: float, precision: float, *, bound_s: 
 
 
 def _crossing(low_s: float, high_s: float, bound_s: float) -> float:
-    """How far between two latencies the bound lies, if their logarithm grows evenly."""
+    """Interpolate the place of the bound between two latencies, from 0 to 1, on a logarithmic scale."""
     return log(bound_s / low_s) / log(high_s / low_s)

@@ -1,4 +1,4 @@
-"""How long a step takes on the paper's machines: a line through its Fig. 1, and one cost of a prompt token.
+"""Time of a step on the paper's machines: a line through its Fig. 1, and one cost of a prompt token.
 
 The same for every system and every figure. It knows nothing of attention: neither of how long contexts are, nor of how
 a kernel reads blocks.
@@ -29,11 +29,11 @@ class CostModel:
         return self.step_s + self.sequence_s * num_sequences + self.prompt_token_s * num_prompt_tokens
 
     def of_swap(self, num_blocks: int, block_size: int) -> float:
-        """So many blocks in one direction."""
+        """Time to move this many blocks in one direction."""
         return num_blocks * (self.swap_block_s + block_size * self.swap_token_s)
 
     def scaled(self, factor: float) -> "CostModel":
-        """All costs so many times as high."""
+        """Multiply all costs by a factor."""
         return CostModel(
             step_s=self.step_s * factor,
             sequence_s=self.sequence_s * factor,
@@ -58,7 +58,7 @@ def fitted() -> CostModel:
 
 
 def largest_residual_s(model: CostModel) -> float:
-    """Of Fig. 1's points."""
+    """Largest distance from Fig. 1's points."""
     return max(abs(batch / rate - model.of(batch, 0)) for batch, rate in FIG1_THROUGHPUT.items())
 
 

@@ -21,7 +21,7 @@ class FasterTransformer:
         self._costs = costs
 
     def serve(self, trace: Trace) -> Outcome:
-        """All of its requests, from the first arrival to the last answer."""
+        """Serve all requests of the trace, from the first arrival to the last answer."""
         outcome = Outcome()
         coming = deque(trace.requests)
         now_s = 0.0

@@ -1,4 +1,4 @@
-"""All figures: their jobs, run side by side, and the rows that come of them. Nothing here looks at a clock."""
+"""Figures of the paper: their jobs, run side by side, and the rows that they return. Reads no clock."""
 
 import gc
 from collections.abc import Collection, Iterator

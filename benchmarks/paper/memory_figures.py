@@ -60,7 +60,7 @@ def table1_row(name: ModelName) -> Row:
 
 
 def fig1_row(duration_s: float) -> Row:
-    """How the cost model meets the figure's points, and the memory of a request in a full pool."""
+    """Residual of the cost model at the figure's points, and the memory of a request in a full pool."""
     model = MODELS["opt-13b"]
     costs = model.costs
     memory = {}

@@ -31,7 +31,7 @@ def reserve_pow2(request: Request) -> int:
 
 
 def reserve_oracle(request: Request) -> int:
-    """What will be used, as if the output's length were known."""
+    """Reserve the slots that will be used, as if the output's length were known."""
     return request.num_input + request.num_output
 
 
@@ -52,7 +52,7 @@ class Orca:
         self._num_kept = 0  # slots asked of the allocator
 
     def serve(self, trace: Trace) -> Outcome:
-        """All of its requests, from the first arrival to the last token."""
+        """Serve all requests of the trace, from the first arrival to the last token."""
         outcome = Outcome()
         coming = deque(trace.requests)
         waiting: deque[Request] = deque()

@@ -1,4 +1,4 @@
-"""What came of serving a trace: latencies of its requests, and how memory was used while requests arrived."""
+"""Outcome of serving a trace: latencies of its requests, and use of memory while requests arrived."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What the paper reports (arXiv 2309.06180): printed in its text and labels, or read off its vector figures.
+"""Figures that the paper reports (arXiv 2309.06180): printed in its text and labels, or read off its vector figures.
 
 Numbers only; nothing here was measured by us.
 """

@@ -46,16 +46,16 @@ class RandomBeams:
         return [(live[parent], rank) for rank, parent in enumerate(known[step])]
 
     def placed(self, group: SequenceGroup, beams: list[Sequence]) -> None:
-        """They are this search's live beams now, best first."""
+        """Store this search's live beams, best first."""
         self._ranks[group] = beams
 
     def forget(self, group: SequenceGroup) -> None:
-        """It has ended."""
+        """Drop a search that ended."""
         self._ranks.pop(group, None)
 
 
 class BeamsWithoutModel:
-    """What executes the steps of a pool whose requests are beam searches."""
+    """Executor of a pool's steps whose requests are beam searches."""
 
     def __init__(self, beams: RandomBeams) -> None:
         self._beams = beams
@@ -101,7 +101,9 @@ def _history(width: int, concentration: int, random: Random) -> Iterator[list[in
 
 
 def _logprobs(width: int, concentration: int, random: Random) -> list[float]:
-    """Of the best tokens: the first pieces of the stick are the long ones, a few more are broken off than needed."""
+    """Draw the log-probabilities of the best tokens by stick breaking: the first pieces are the longest, with some
+    spare.
+    """
     left = 0.0  # the logarithm of what is left of the stick
     pieces = []
     for _ in range(width + 2 * concentration):

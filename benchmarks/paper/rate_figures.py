@@ -51,7 +51,7 @@ def jobs(scale: Scale) -> Iterator[Job]:
 def fig12_row(
     model: ModelName, dataset: Dataset, system: System, factor: float, duration_s: float, precision: float
 ) -> Row:
-    """Of the baselines at half the duration too: whether the rate has settled."""
+    """Measure one row; baselines at half the duration too, to see if the rate has settled."""
     served = MODELS[model]
     costs = served.costs.scaled(factor)
 

@@ -23,7 +23,7 @@ def serve(
     preemption: PreemptionMode | None = None,
     beams: Callable[[], Beams] | None = None,
 ) -> Outcome:
-    """All of the trace, from an empty system. What follows `costs` is for Quire alone.
+    """Serve the whole trace, from an empty system. The parameters after `costs` are for Quire alone.
 
     As the paper's did, requests of one sequence are computed again after a preemption, and others swapped.
     """

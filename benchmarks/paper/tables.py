@@ -11,7 +11,7 @@ KEYS = {"fig14": ("sharing", "width"), "fig16": ("prefix", "lengths"), "fig17": 
 
 
 def tables(figure: str, figures: Figures) -> Iterator[str]:
-    """Of one section of the page; nothing where its figure is not there."""
+    """Tables of one section of the page; none if its figure is missing."""
     rows = figures.get(figure, [])
     if figure == "fig1":
         yield from _table1(figures.get("table1", []))

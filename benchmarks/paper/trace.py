@@ -16,7 +16,7 @@ SEED = 12
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """It arrives, and ends with its last token; all of its sequences are of the same length."""
+    """Request of a trace. It ends with its last token; all of its sequences have the same length."""
 
     arrival_s: float
     num_input: int
@@ -54,5 +54,5 @@ def poisson_trace(
 
 
 def paper_lengths(dataset: Dataset, seed: int = SEED) -> Draw:
-    """As Fig. 11, Alpaca's paired as in its data."""
+    """Draw lengths as in Fig. 11, Alpaca's paired as in its data."""
     return LengthSampler(dataset, seed, opposite_halves=PAIRED.get(dataset, INDEPENDENT)).draw

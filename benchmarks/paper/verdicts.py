@@ -1,4 +1,4 @@
-"""What the rows of the figures mean: each claim of the paper, ours, and whether it is met.
+"""Verdicts on the rows of the figures: each claim of the paper, our figure, and whether it is met.
 
 Reads rows alone, so that it can be asked again at any time.
 """
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def verdicts(figures: Figures) -> list[Verdict]:
-    """Of the figures that are there."""
+    """Verdicts of the figures that are present."""
     found: list[Verdict] = []
     for row in figures.get("fig2", []):
         claim = f"Fig. 2, {fig2_reading(row)}: token states of {NAMES[row['system']]}, %"
@@ -50,7 +50,7 @@ def fig2_reading(row: Row) -> str:
 
 
 def rates(rows: list[Row], **wanted: object) -> dict[System, float]:
-    """Of the rows with these values, by system."""
+    """Rates of the rows with these values, by system."""
     return {row["system"]: row["capacity"] for row in rows if all(row[key] == each for key, each in wanted.items())}
 
 
@@ -114,7 +114,7 @@ def _fig17(rows: list[Row]) -> list[Verdict]:
 
 
 def _ratio(figure: str, claim: str, rows: list[Row], paper: float | None = None) -> Verdict:
-    """Of Quire's row to the other one."""
+    """Compare Quire's row with the other system's."""
     other, quire = sorted(rows, key=lambda row: bool(row["system"] == "quire"))
     paper = paper or quire["paper"] / other["paper"]
     return _part(figure, claim, paper, quire["capacity"] / other["capacity"], None)

@@ -36,16 +36,16 @@ class QuireConfig:
 
 
 class Beams(Protocol):
-    """Which beams live on, for requests that are beam searches."""
+    """Choice of the beams that live on, for requests that are beam searches."""
 
     def survivors(self, group: SequenceGroup) -> Seq[tuple[Sequence, int]]:
         """Each a live beam and its next token, of a group that awaits its decision."""
 
     def placed(self, group: SequenceGroup, beams: list[Sequence]) -> None:
-        """Where they were put, beside the survivors."""
+        """Receive the sequences that hold the survivors, best first."""
 
     def forget(self, group: SequenceGroup) -> None:
-        """It has ended."""
+        """Drop a search that ended."""
 
 
 class VirtualQuire:
@@ -59,7 +59,7 @@ class VirtualQuire:
         self._num_added = 0  # sequences
 
     def serve(self, trace: Trace) -> Outcome:
-        """All of its requests, from the first arrival to the last token."""
+        """Serve all requests of the trace, from the first arrival to the last token."""
         outcome = Outcome()
         scheduler = self._new_scheduler(has_prefix=trace.num_prefix > 0)
         requests, num_come, now_s = trace.requests, 0, 0.0

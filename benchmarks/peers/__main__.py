@@ -129,7 +129,7 @@ def _starter(command: Sequence[str], variables: Mapping[str, str]) -> Callable[[
 
 
 def _with_pool(options: Mapping[str, Any], shape: ModelShape, dtype: str) -> dict[str, Any]:
-    """What is to be the size of the KV pool in bytes is that of its tokens."""
+    """Replace POOL_BYTES in the options by the bytes of the pool's tokens."""
     num_bytes = POOL_TOKENS * shape.kv_values_per_token * _ITEM_BYTES[dtype]
     return {name: num_bytes if value == POOL_BYTES else value for name, value in options.items()}
 

@@ -20,7 +20,7 @@ MAX_ECHOES = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a runner is told of the model; `options` are the system's own."""
+    """Description of the model and limits for a runner; `options` are the system's own."""
 
     model: str
     cache: str
@@ -40,7 +40,7 @@ class Peer(Protocol):
         """Raises PeerError."""
 
     def peak_memory_bytes(self) -> int:
-        """Of all its processes so far."""
+        """Peak memory of all its processes so far."""
 
     def close(self) -> None: ...
 
@@ -57,7 +57,7 @@ class Entrant:
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """All rounds of one model in one precision."""
+    """Campaign of all rounds of one model in one precision."""
 
     entrants: Sequence[Entrant]
     loads: Mapping[str, Load]
@@ -67,7 +67,7 @@ class Campaign:
     tell: Callable[[str], None]
 
     def run(self) -> None:
-        """Whatever a system does wrong is noted, and the others go on."""
+        """Run all rounds. A failure of one system is recorded, and the others go on."""
         for number in range(max(self.rounds.values(), default=0)):
             for entrant in rotated(self.entrants, number):
                 due = [load for load in entrant.loads if self._is_due(number, entrant.name, load)]
@@ -112,7 +112,7 @@ class Campaign:
 
 
 def num_echoes(requests: Sequence[Sent], outputs: Sequence[Sequence[int]]) -> int:
-    """How many outputs begin with what stands in their prompts from the second token on, or at their end."""
+    """Count the outputs that begin with their prompt from its second token on, or end with it."""
     found = 0
     for request, output in zip(requests, outputs, strict=True):
         head, prompt = list(output[:ECHO_TOKENS]), request.prompt

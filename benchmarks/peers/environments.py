@@ -61,7 +61,7 @@ def python_of(name: str, recipe: Recipe, folder: Path, install: Callable[[Path, 
 
 
 def our_python() -> Path:
-    """That of this process."""
+    """Path of this process's Python."""
     return Path(sys.executable)
 
 

@@ -1,4 +1,4 @@
-"""What is made of a run's token times: throughput, latencies, their medians over rounds, targets, equal outputs.
+"""Figures of a run's token times: throughput, latencies, medians over rounds, targets, equal outputs.
 
 Knows neither processes nor files.
 """
@@ -18,7 +18,7 @@ _DIGITS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one load in one round; `median_of` makes those of all rounds."""
+    """Figures of one load in one round; `median_of` combines those of all rounds."""
 
     tokens_per_s: float
     seconds: float  # from the begin of the load to the last token
@@ -70,7 +70,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Ours beside the best peer's, in one figure of one load: how many times better, in each round that both ran."""
+    """Ratio of our figure to the best peer's on one load, in each round that both ran; above 1 is better."""
 
     figure: str  # name in Figures
     peer: str
@@ -104,7 +104,7 @@ class Verdict:
 
 
 def verdicts(runs: Sequence[Run], load: str, ours: str, targets: Mapping[str, float]) -> list[Verdict]:
-    """Ours beside the best peer in each figure with a target. Empty where ours or every peer is missing."""
+    """Compare each figure that has a target with the best peer's. Empty if ours or every peer is missing."""
     found = []
     for figure, target in targets.items():
         theirs = _by_round(runs, load, figure)
@@ -125,13 +125,13 @@ def _by_round(runs: Sequence[Run], load: str, figure: str) -> dict[str, dict[int
 
 
 def _ratios(ours: Mapping[int, float], theirs: Mapping[int, float], figure: str) -> tuple[float, ...]:
-    """How many times better ours is, round by round: more tokens a second, or less of a time."""
+    """Ratios round by round, above 1 if ours is better: more tokens a second, or less time."""
     pairs = [(ours[number], theirs[number]) for number in sorted(ours.keys() & theirs.keys())]
     return tuple(mine / other if figure in MORE_IS_BETTER else other / mine for mine, other in pairs)
 
 
 def num_equal(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How many requests have the same output, token for token; how many tokens stand before a first difference."""
+    """Count the requests with equal output, token for token, and the tokens before a first difference."""
     agreed = [_common(one, other) for one, other in zip(tokens, reference, strict=True)]
     return {
         "requests": len(reference),

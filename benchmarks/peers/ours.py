@@ -1,4 +1,4 @@
-"""Which of the systems are ours, and how what we do by default compares with what we do with flags."""
+"""Systems that are ours, and the comparison of our defaults with our best flags."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ _FLAGS_TARGET = {"tokens_per_s": 0.97}  # of what it does with flags is what it 
 
 
 def is_peer(system: str) -> bool:
-    """Whether the system stands beside the others in the comparison; ours is one of them."""
+    """True if the system competes in the comparison; our run without flags is one of those."""
     return system not in (REFERENCE, OURS_WITH_FLAGS)
 
 
 def default_verdicts(runs: Sequence[Run], load: str) -> list[Verdict]:
-    """Ours without flags against ours with them, of a load that comes at once. Empty where either is missing."""
+    """Compare our defaults with our flags, on a load that arrives at once. Empty if either is missing."""
     ours = [run for run in runs if run.system in (OURS, OURS_WITH_FLAGS)]
     return verdicts(ours, load, OURS, _FLAGS_TARGET if load in OFFLINE else {})

@@ -48,7 +48,7 @@ class PeerProcess:
         return self._process.pid
 
     def ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Its answer. Raises PeerError if it fails, ends, or takes longer than `limit_s`."""
+        """Send a message and return the answer. Raises PeerError if it fails, ends, or takes longer than `limit_s`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -61,7 +61,7 @@ class PeerProcess:
         return answer
 
     def peak_memory_bytes(self) -> int:
-        """Of the process and all below it: the sum of their peaks, less what they share now (counted once)."""
+        """Peak memory of the process and its children: the sum of their peaks; shared memory counts once."""
         return _peak_memory_bytes(self.pid)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ _HEAD = ("", "output tokens/s", "norm. latency, ms", "first token p50 / p99, ms"
 
 
 class Outcome:
-    """What all rounds of a campaign came to."""
+    """Outcome of all rounds of a campaign."""
 
     def __init__(self, runs: Sequence[Run], not_set_up: Mapping[str, str]) -> None:
         """`not_set_up`: reasons, by system."""
@@ -28,7 +28,7 @@ class Outcome:
         self._not_set_up = not_set_up
 
     def medians(self, load: str) -> dict[str, Figures]:
-        """Of every system that ran it, in the order of `SYSTEMS`."""
+        """Medians of every system that ran the load, in the order of `SYSTEMS`."""
         rounds: dict[str, list[Figures]] = {name: [] for name in SYSTEMS}
         for run in self._runs:
             if run.load == load and run.figures is not None:
@@ -43,11 +43,11 @@ class Outcome:
         return {**{name: f"not set up: {reason}" for name, reason in self._not_set_up.items()}, **failed}
 
     def verdicts(self, load: str) -> list[Verdict]:
-        """Ours against the best peer."""
+        """Compare ours with the best peer."""
         return verdicts([run for run in self._runs if is_peer(run.system)], load, OURS, TARGETS.get(load, {}))
 
     def defaults(self, load: str) -> list[Verdict]:
-        """Ours without flags against ours with them, where that ran."""
+        """Compare our defaults with our flags, if both ran."""
         return default_verdicts(self._runs, load)
 
     def parity(self) -> dict[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ class Run:
 
 
 class RunsFile:
-    """All that is known is in `runs`, by round, system and load, and on disk."""
+    """Record of all runs, on disk and in `runs`: by round, system and load."""
 
     def __init__(self, path: Path, plan: Mapping[str, Any], *, resume: bool) -> None:
         self._path = path

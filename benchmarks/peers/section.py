@@ -155,7 +155,7 @@ def _failures(document: Document) -> Iterator[str]:
 
 
 def _systems(document: Document) -> Iterator[str]:
-    """What each said of itself."""
+    """Table of what each system reported of itself."""
     rows = [
         (
             each["title"],

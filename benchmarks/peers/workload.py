@@ -32,7 +32,7 @@ class Sent:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As a runner reads it."""
+        """Fields as a runner reads them."""
         return {"prompt": self.prompt, "num_output": self.num_output, "arrival_s": self.arrival_s}
 
 
@@ -85,7 +85,7 @@ LOADS = {
 
 
 def warm_up(load: Load, vocab_size: int) -> list[Sent]:
-    """As long as the first few of a load, all at once, with prompts of their own and short outputs."""
+    """Requests as long as the first few of a load, all at once, with other prompts and short outputs."""
     number, longest = _WARM_UP
     others = replace(load, tokens_seed=_WARM_UP_SEED + load.tokens_seed).requests(vocab_size)[:number]
     return [Sent(each.prompt, min(each.num_output, longest), 0.0) for each in others]

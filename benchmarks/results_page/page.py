@@ -28,17 +28,17 @@ Results = Mapping[str, Document]  # by the name of the file
 
 
 def read_results(folder: Path) -> dict[str, Document]:
-    """All of a folder."""
+    """Read all results of a folder."""
     return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def read_plots(folder: Path) -> list[str]:
-    """Their names."""
+    """Names of the plots of a folder."""
     return sorted(path.name for path in folder.glob("*.svg"))
 
 
 def page(results: Results, plots: Sequence[str]) -> str:
-    """All of it. Raises ValueError for a result without a section."""
+    """Text of the page. Raises ValueError for a result without a section."""
     return "\n\n".join(_blocks(results, plots)) + "\n"
 
 

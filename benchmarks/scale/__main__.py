@@ -1,4 +1,4 @@
-"""How costs grow: of an iteration with running sequences, of memory with queued requests, of a start with the journal.
+"""Growth of costs: of an iteration with running sequences, of memory with queued requests, of a start with the journal.
 
 Real processes, the journal on the embedded Valkey, a worker that only simulates execution. Prints tables and fitted
 exponents, writes JSON and a plot for each part; parts that are measured one after another are kept beside each other.
@@ -29,7 +29,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What is drawn of a part: `by` is the column along x; an exponent is fitted to each of `costs`."""
+    """Plot of one part: `by` is the column along x; an exponent is fitted to each of `costs`."""
 
     title: str
     x_label: str
@@ -117,7 +117,7 @@ def report(part: str, rows: Rows) -> dict[str, Any]:
 
 
 def summary_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What the history keeps of a result: of each part the exponents and the last row."""
+    """Summary that the history keeps of a result: of each part the exponents and the last row."""
     parts = result["parts"].items()
     return {part: {"exponents": each["exponents"], "last": each["rows"][-1]} for part, each in parts}
 

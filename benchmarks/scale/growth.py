@@ -1,4 +1,4 @@
-"""How fast a cost grows: the exponent of a power law through its points."""
+"""Growth of a cost: the exponent of a power law through its points."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What an iteration costs by running sequences: at the scheduler's CPU, and at the worker that waits for it."""
+"""Cost of an iteration by running sequences: the scheduler's CPU, and the idle time of the worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a decision of the scheduler costs: `schedule()` and `apply()`, from 16 to 4,096 running sequences.
+"""Cost of a scheduling decision: `schedule()` and `apply()`, from 16 to 4,096 running sequences.
 
 The real core with nothing around it, at pipeline depth 2 and with the prefix cache on. Its sequences have 2,048 tokens,
 or a few less, so that in each step one of sixteen gets a new block; of a mix, half are samples of requests with n = 4.
@@ -69,7 +69,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Times:
-    """Of one call, step by step."""
+    """Times of one call, step by step."""
 
     cpu_ns: list[int] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where the stages of an iteration are in a client's process: a response taken apart, and its readers served.
+"""Probes of an iteration's stages in a client's process: a response decoded, and its readers served.
 
 The only file that reaches into the SDK for that.
 """
@@ -13,7 +13,7 @@ from quire.v1 import inference_pb2 as pb
 
 
 class Reads:
-    """When a reader had a chunk last. To be told of each."""
+    """Time of each reader's last chunk; call `note` for every chunk."""
 
     def __init__(self) -> None:
         self.last_ns = 0

@@ -28,7 +28,7 @@ class CountingRunner:
         self._runner = runner
 
     def launch(self, step: Step) -> StepResult | PendingStep:
-        """As the other does."""
+        """Launch a step as the other engine does, and count its tokens."""
         launched = self._runner.launch(step)
         self.num_tokens += sum(step.num_tokens) or len(step.rows)
         return launched

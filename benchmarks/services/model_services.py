@@ -17,7 +17,7 @@ WORKER_START_S = 150.0  # without a line in its log: gigabytes of weights, kerne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """How a model is served. Limits are the worker's and the scheduler's at once."""
+    """Deployment of a model. Limits are the worker's and the scheduler's at once."""
 
     model: Path
     device: str
@@ -40,7 +40,7 @@ class Site:
 
 @contextmanager
 def serving(deployment: Deployment) -> Iterator[Site]:
-    """Everything is gone after the block, and what was to be traced is written. Raises ProcessError."""
+    """Serve a model; stop everything after the block and write the traces. Raises ProcessError."""
     limits = ["--max-num-seqs", str(deployment.max_num_seqs)]
     if deployment.max_batched_tokens is not None:
         limits += ["--max-batched-tokens", str(deployment.max_batched_tokens)]

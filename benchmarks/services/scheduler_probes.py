@@ -1,4 +1,4 @@
-"""Where the stages of an iteration are in the scheduler's process: puts spans around the calls that do them.
+"""Probes of an iteration's stages in the scheduler's process: spans around the calls that do them.
 
 The only file that reaches into the scheduler for that; a scheduler that is not measured never loads it.
 """

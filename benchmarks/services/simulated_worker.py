@@ -82,7 +82,7 @@ def _sleep_until(end_ns: int) -> None:
 
 
 def make_limits(arguments: argparse.Namespace) -> StepLimits:
-    """What a real worker derives from its model and its memory."""
+    """Limits that a real worker derives from its model and its memory."""
     return StepLimits(
         num_slots=arguments.max_num_seqs,
         num_blocks=arguments.num_blocks,

@@ -49,7 +49,7 @@ class SpanLog:
         return timed
 
     def timed_wait(self, stage: str, call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """As `timed`, of a coroutine: from its call to its result, with all that it waits for."""
+        """Time a coroutine like `timed`: from its call to its result, with everything that it waits for."""
 
         async def timed(*arguments: P.args, **keywords: P.kwargs) -> T:
             began_ns = time.perf_counter_ns()
@@ -83,7 +83,7 @@ class SpanLog:
 
 
 def read_spans(path: Path) -> list[Span]:
-    """What `SpanLog.write` wrote."""
+    """Read the file that `SpanLog.write` wrote."""
     names, _, data = path.read_bytes().partition(b"\0")
     stages = names.decode().split("\n")
     numbers = array("q")
@@ -97,7 +97,7 @@ def _spans(stages: list[str], numbers: "array[int]") -> list[Span]:
 
 
 def span_cost_ns() -> int:
-    """What a span costs whoever it lies in, measured here and now: the shortest of some batches of empty ones."""
+    """Measure the cost of a span to the code around it: the shortest of some batches of empty ones."""
     num_calls, best_ns = 1000, 1 << 62
     for _ in range(20):
         timed = SpanLog().timed("empty", _nothing)

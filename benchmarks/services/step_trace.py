@@ -49,7 +49,7 @@ class StepTrace(Generic[M]):
 
 
 def read_trace(kind: type[M], path: Path) -> list[M]:
-    """What `StepTrace.write` wrote."""
+    """Read the file that `StepTrace.write` wrote."""
     numbers = array("q")
     numbers.frombytes(path.read_bytes())
     width = len(kind._fields)

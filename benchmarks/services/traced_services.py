@@ -26,7 +26,7 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How the services are started."""
+    """Setting of the services."""
 
     depth: int
     step_ms: float
@@ -49,7 +49,7 @@ class CpuSeconds:
 
 
 class Services:
-    """They run until the block of `traced_services` ends; then their traces can be read."""
+    """Services that run until the block of `traced_services` ends; then their traces can be read."""
 
     def __init__(self, setting: Setting, folder: Path, store: str, scheduler: Process, worker: Process) -> None:
         self.address = ""

@@ -1,4 +1,4 @@
-"""Where the stages of an iteration are in a worker's process, between the wire and the execution: spans around them.
+"""Probes of an iteration's stages in a worker's process, between the wire and the execution.
 
 The only file that reaches into a worker for that; a worker that is not measured never loads it.
 """

@@ -51,7 +51,7 @@ class Compiled(NamedTuple):
 
 
 def shapes() -> list[AttentionShape]:
-    """Those that get an entry."""
+    """Shapes that get an entry in the table."""
     bf16, e4m3 = torch.bfloat16, torch.float8_e4m3fn
     kinds = [*((heads, bf16) for heads in HEADS), *((heads, e4m3) for heads in E4M3_HEADS)]
     return [
@@ -74,7 +74,7 @@ def tiling_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> Tiling:
 
 
 def choices(kernel: AttentionKernel, shape: AttentionShape) -> dict[str, tuple[int, ...]]:
-    """What each field may be."""
+    """Values that each field may take."""
     return {
         "tile": (32, 64, 128),
         "num_stages": (3, 4, 5, 7),
@@ -84,7 +84,7 @@ def choices(kernel: AttentionKernel, shape: AttentionShape) -> dict[str, tuple[i
 
 
 def programs_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> int:
-    """How many at once the rule reckons with, whatever the compiler; a prefill's launch does not depend on it."""
+    """Number of programs that the rule expects at once, for any compiler; a prefill's launch does not depend on it."""
     match kernel:
         case "decode":
             return decode_rule(shape).programs_per_sm
@@ -102,12 +102,12 @@ def tilings(kernel: AttentionKernel, shape: AttentionShape) -> list[Tiling]:
 
 
 def _distance(tiling: Tiling, rule: Tiling) -> int:
-    """How many fields differ; larger tiles count as further than smaller ones, which need less."""
+    """Count the fields that differ; larger tiles count as further than smaller ones, which need less."""
     return sum(own != other for own, other in zip(tiling, rule, strict=True)) + (tiling.tile > rule.tile)
 
 
 def compiled(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> Compiled | None:
-    """What the compiler says of it for Hopper; None if the gate stops it on any device."""
+    """Compile for Hopper; None if the gate refuses the configuration on any device."""
     launch = launch_with(kernel, shape, tiling)
     codes: dict[int, MachineCode] = {}
     for capability in sorted(set(MAX_SHARED_BYTES) & set(launch.capabilities), reverse=True):
@@ -120,7 +120,7 @@ def compiled(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> 
 
 
 def programs_at_once(registers: int, shared_bytes: int, num_warps: int) -> int:
-    """That one multiprocessor of Hopper holds."""
+    """Number of programs that one multiprocessor of Hopper holds at once."""
     registers = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * _WARP_SIZE * num_warps
     return max(
         1,

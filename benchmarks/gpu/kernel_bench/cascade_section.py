@@ -62,7 +62,7 @@ def shared_inputs(inputs: PagedInputs, prefix: int) -> PagedInputs:
 
 
 def cascade_plan_of(lab: Lab, inputs: PagedInputs, prefix: int, config: CascadeConfig | None = None) -> CascadePlan:
-    """Of one group of all rows, filled as a step would."""
+    """Plan of one group with all rows, filled as a step would."""
     num_rows = len(inputs.contexts)
     shared = SharedPrefix(tuple(range(num_rows)), prefix // inputs.block_size)
     arrays = fill_cascade_arrays([shared], num_rows, inputs.block_size)

@@ -1,4 +1,4 @@
-"""What the device can do at best, measured in the same run: reading, copying, a product of matrices in bfloat16.
+"""Ceilings of the device, measured in the same run: reading, copying, a product of matrices in bfloat16.
 
 Shares in the table are of these, not of a data sheet.
 """
@@ -40,7 +40,7 @@ def sum_kernel(
 
 
 def measure(lab: Lab) -> list[Figure]:
-    """All three, once a run."""
+    """Measure all three ceilings, once a run."""
     return [_read(lab), _copy(lab), _product(lab)]
 
 

@@ -1,4 +1,4 @@
-"""How long launches take: on a GPU as a captured graph, between CUDA events; on a CPU once, to see that they run.
+"""Clock of launches: on a GPU a captured graph between CUDA events; on a CPU one call, to see that it runs.
 
 A graph replays many launches, so that neither the host nor the start of the graph counts. Whoever gives the launches
 sees to it that together they touch more memory than the L2 cache holds.
@@ -19,14 +19,14 @@ WARM_UP_S = 0.05
 
 
 class Clock(Protocol):
-    """What times launches."""
+    """Clock that times launches."""
 
     def launch_us(self, launches: Sequence[Launch]) -> float:
         """The median time of one of the launches, all alike."""
 
 
 class CudaClock:
-    """Of the current CUDA device."""
+    """Clock of the current CUDA device."""
 
     def __init__(self, measured_s: float) -> None:
         self._measured_s = measured_s  # of each figure

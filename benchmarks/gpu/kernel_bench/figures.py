@@ -1,4 +1,4 @@
-"""What is known of one timed launch: its figure, the share of a ceiling, the target, and how far its result is off.
+"""Figure of one timed launch: its share of a ceiling, its target, and the error of its result.
 
 A figure that could not be taken keeps its place, with the reason. Pure: it knows no tensor and no device.
 """
@@ -13,7 +13,7 @@ Measure = Literal["value", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure has to reach."""
+    """Bound that a figure has to reach."""
 
     measure: Measure  # of the figure: itself, or its share of the ceiling
     bound: float
@@ -55,7 +55,7 @@ class Figure:
 
     @property
     def share(self) -> float | None:
-        """Of the ceiling."""
+        """Share of the ceiling."""
         return None if self.value is None or self.ceiling is None else self.value / self.ceiling
 
     @property
@@ -75,7 +75,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Figures:
-    """All of a run, in order."""
+    """Figures of a run, in order."""
 
     rows: list[Figure] = field(default_factory=list)
 
@@ -98,12 +98,12 @@ def not_measured(figure: Figure, reason: str) -> Figure:
 
 
 def only_tried(figure: Figure) -> Figure:
-    """What a run without a device may say: nothing of time."""
+    """Strip the times from a figure: a run without a device may not report any."""
     return figure if figure.value is None else replace(figure, value=None, us=None, note="only tried, without a device")
 
 
 def times_faster(case: str, figure: Figure | None, other: Figure | None, target: Target | None = None) -> Figure:
-    """How many times as long the other takes."""
+    """Figure of the speedup over the other launch."""
     row = Figure(section="comparisons", case=case, unit="x", value=None, target=target)
     if figure is None or other is None or figure.us is None or other.us is None:
         return not_measured(row, "not measured: a side of it is missing")

@@ -1,4 +1,4 @@
-"""Where kernels are measured: the device, its clock, the dtype and the size of cases; and keys and values in blocks.
+"""Lab in which kernels are measured: device, clock, dtype, size of cases; keys and values in blocks.
 
 `TINY` runs every path on a CPU in Triton's interpreter, where bfloat16 is silently wrong, so it is float16 there.
 """
@@ -20,7 +20,7 @@ _FILLED_AT_ONCE = 1 << 27  # elements
 
 
 class Size(Enum):
-    """Of the cases."""
+    """Size of the cases."""
 
     TINY = "tiny"
     QUICK = "quick"
@@ -29,7 +29,7 @@ class Size(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """What all measurements share."""
+    """Lab that all measurements share."""
 
     device: torch.device
     dtype: torch.dtype  # of activations
@@ -106,13 +106,13 @@ class PagedInputs:
 
     @property
     def kv_bytes(self) -> int:
-        """That one layer's attention must read; queries, results and tables are under one percent of it."""
+        """Bytes of keys and values that one layer's attention must read; all else is under 1 % of them."""
         num_kv_heads, head_dim = self.pool.shape[4:]
         return sum(self.contexts) * 2 * num_kv_heads * head_dim * self.pool.dtype.itemsize
 
     @property
     def causal_flops(self) -> int:
-        """Of both products, of the keys that each query sees."""
+        """Floating-point operations of both products, over the keys that each query sees."""
         seen = (
             queries * (context - queries) + queries * (queries + 1) // 2
             for queries, context in zip(self.query_lens, self.contexts, strict=True)
@@ -122,7 +122,7 @@ class PagedInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedCase:
-    """What inputs are made of."""
+    """Case that inputs are made for."""
 
     name: str
     heads: tuple[int, int, int]  # of queries, of keys and values, and their dimension

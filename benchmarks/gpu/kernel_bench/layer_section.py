@@ -1,4 +1,4 @@
-"""What a layer does beside products and attention: bytes a second, as share of what a copy reaches."""
+"""Speed of a layer's kernels beside products and attention: bytes a second, as share of what a copy reaches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of an 8B LLaMA, with so many tokens that nothing stays in the L2 cache."""
+    """Sizes of an 8B LLaMA layer, with enough tokens that nothing stays in the L2 cache."""
 
     tokens: int = 16384
     hidden: int = 4096

@@ -21,7 +21,7 @@ _WORKSPACE_BYTES = 512 << 20
 
 
 class NotAvailable(Exception):
-    """Why a peer cannot run here."""
+    """Reason why a peer cannot run here."""
 
 
 class Peer(Protocol):
@@ -59,7 +59,7 @@ class TorchSdpa:
 
 
 class TransformersPaged:
-    """As its continuous batching does: all rows' keys gathered by index, then SDPA under one mask."""
+    """Attention of `transformers`' continuous batching: all rows' keys gathered by index, then SDPA under one mask."""
 
     name = "transformers, paged"
 
@@ -89,7 +89,7 @@ class TransformersPaged:
 
 
 class _Layer(torch.nn.Module):
-    """What its attention functions ask of a layer."""
+    """Attributes of a layer that `transformers`' attention functions read."""
 
     is_causal = False
 
@@ -100,7 +100,7 @@ class _Layer(torch.nn.Module):
 
 
 class FlashInfer:
-    """Its paged wrappers, planned once; compiled by its own means on first use."""
+    """Paged wrappers of FlashInfer, planned once; FlashInfer compiles them on first use."""
 
     name = "FlashInfer"
 
@@ -181,7 +181,7 @@ class FlashAttention3:
 
 
 class Peers(NamedTuple):
-    """All of them; `sdpa` reads contiguous keys and values, the others blocks."""
+    """Peers of the attention kernels; `sdpa` reads contiguous keys and values, the others blocks."""
 
     flash_attention: Peer
     flashinfer: Peer
@@ -201,7 +201,7 @@ def all_peers(fa3_library: Path | None) -> Peers:
 
 
 def timed(peer: Peer, inputs: PagedInputs, clock: Clock, check: Callable[[Tensor], Check]) -> Timed | str:
-    """Its time and how far it is off, or why there is none."""
+    """Time a peer and check its result; a reason if it cannot run."""
     try:
         launch = peer.attend(inputs)
         us = clock.launch_us([launch])

@@ -74,7 +74,7 @@ def sample_rows(kind: _Kind, logits: Tensor) -> SampleRows:
 
 
 def _check(logits: Tensor, rows: SampleRows) -> Check:
-    """How many tokens are not the reference's."""
+    """Count the tokens that differ from the reference's."""
     chosen, expected = (module.choose_tokens(logits, rows) for module in (token_choice, choice_reference))
     different = (chosen.token_ids != expected.token_ids) | (chosen.valid != expected.valid)
     return Check(float(different.sum()), 0.0 if rows.all_greedy else float(MAX_DIFFERENT))

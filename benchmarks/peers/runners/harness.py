@@ -21,7 +21,7 @@ _NAP_S = 0.0005  # while nothing is there to be computed
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: a prompt, how many tokens are to come back, and when it is sent."""
+    """Request to serve: a prompt, a number of tokens to generate, and a time to send it."""
 
     index: int
     prompt: list[int]
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How the engine is to be made."""
+    """Setup of the engine."""
 
     model: str
     cache: str  # a folder for what the engine makes of the model
@@ -50,7 +50,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Recorder:
-    """When each token of each request came, on the clock of the load."""
+    """Arrival times of each request's tokens, on the clock of the load."""
 
     requests: Sequence[Request]
     began_s: float = field(default_factory=time.perf_counter)
@@ -66,7 +66,7 @@ class Recorder:
         self.token_s[index], self.token_ids[index] = [], []
 
     def came(self, index: int, tokens: Iterable[int]) -> None:
-        """What is beyond the length of the request is not counted."""
+        """Record tokens; those beyond the length of the request are not counted."""
         now_s, ids = self.now_s(), self.token_ids[index]
         room = self.requests[index].num_output - len(ids)
         new = [int(token) for token in tokens][:room]

@@ -63,7 +63,7 @@ class LlamaCpp:
         self._waiting.append(request)
 
     def step(self) -> Iterable[tuple[int, Sequence[int]]]:
-        """Who decodes comes first; what room is left in the batch goes to prompts, in their order."""
+        """Run one step: decoding sequences first, the rest of the batch for prompts, in their order."""
         while self._waiting and self._free:
             request = self._waiting.popleft()
             self._live.append(_Sequence(request, self._free.pop(), 0, list(request.prompt)))

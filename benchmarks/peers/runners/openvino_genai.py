@@ -20,7 +20,7 @@ _PRECISION = {"bfloat16": "bf16", "float32": "f32"}
 
 
 class OpenVino:
-    """Its pipeline, stepped from here."""
+    """Pipeline of OpenVINO GenAI, stepped from here."""
 
     def __init__(self, setup: Setup) -> None:
         can = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 
 
 class Vllm:
-    """Its cores are named by VLLM_CPU_OMP_THREADS_BIND in our environment, or chosen by itself."""
+    """Engine of vLLM. VLLM_CPU_OMP_THREADS_BIND of our environment names its cores; without it vLLM chooses."""
 
     def __init__(self, setup: Setup) -> None:
         self.computes_in = setup.dtype
