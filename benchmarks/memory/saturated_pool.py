@@ -78,7 +78,7 @@ class SaturatedPool:
                 preemption=config.preemption,
             )
         )
-        self._scheduler.add_worker(
+        self._scheduler.workers.add_worker(
             WORKER,
             num_blocks=config.num_blocks,
             block_size=config.block_size,

@@ -95,7 +95,7 @@ class VirtualQuire:
             )
         )
         num_blocks = config.num_slots // config.block_size
-        scheduler.add_worker(
+        scheduler.workers.add_worker(
             WORKER,
             num_blocks=num_blocks,
             block_size=config.block_size,

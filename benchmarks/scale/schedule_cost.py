@@ -94,7 +94,9 @@ class DecodeLoop:
             SchedulerConfig(max_num_batched_tokens=batch * NUM_TOKENS, max_num_seqs=batch, watermark=0.0)
         )
         blocks_each = -(-(NUM_TOKENS + max_steps + 1) // BLOCK_SIZE) + 1
-        self._scheduler.add_worker(WORKER, num_blocks=batch * blocks_each, block_size=BLOCK_SIZE, num_slots=batch)
+        self._scheduler.workers.add_worker(
+            WORKER, num_blocks=batch * blocks_each, block_size=BLOCK_SIZE, num_slots=batch
+        )
         for group in groups_of(workload, batch, max_steps + 1):
             self._scheduler.add(group)
 

@@ -1,4 +1,4 @@
-"""Who starts on a worker in the step being planned: what is swapped out there, and the head of the queue, in order."""
+"""Start of groups in the step being planned: those swapped out on the worker, and the head of the queue, in order."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,23 +7,23 @@ from scheduler_svc.core.deadlines import is_hopeless, quickest_prefill
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.starting import count_prefix_hits, start_group
-from scheduler_svc.core.step_rows import add_row, swap_or_preempt
+from scheduler_svc.core.step_rows import add_row, last_outsider, swap_or_preempt
 from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 class GroupStarter:
-    """The queue that all workers share, and the rules by which a group leaves it."""
+    """Starter of groups, from the queue that all workers share."""
 
     def __init__(self, queue: WaitingQueue, limits: WorkerLimits) -> None:
         self._queue = queue
         self._limits = limits
 
-    def admit(
+    def start_groups(
         self, worker: WorkerState, workers: Iterable[WorkerState], step: PlannedStep, budget: int, now_s: float
     ) -> None:
-        """Start groups in order; the first that cannot be started here and now ends it."""
+        """Start groups in order, up to the first that cannot be started here and now."""
         workers = list(workers)
         while budget > 0 and worker.free_slots and not worker.parked:
             group = self._head(workers, now_s)
@@ -44,19 +44,19 @@ class GroupStarter:
                 if budget > 0:
                     budget -= add_row(worker, step, sequence, budget)
 
-    def admit_suspects(
+    def start_suspects(
         self, worker: WorkerState, workers: Iterable[WorkerState], step: PlannedStep, budget: int
     ) -> None:
-        """Start those who wait for the trial there, in order. Who has no part in it makes room."""
+        """Start the groups that wait for the trial there, in order. Groups without a part in it make room."""
         workers = list(workers)
         for group in self._queue.quarantined_in(worker.trial) if worker.trial is not None else ():
             if budget <= 0 or not placement.may_take(worker, group, workers, self._limits):
                 continue
             while (start := placement.claim_start(group, worker, (), self._limits, is_busy=False)) is None:
-                last = next((s.group for s in reversed(worker.running) if s.group.cohort is not worker.trial), None)
+                last = last_outsider(worker)
                 if last is None or worker.parked:
                     return
-                swap_or_preempt(worker, step, last)
+                swap_or_preempt(worker, step, last.group)
             self._queue.pop_quarantined(group)
             start_group(worker, group, start)
             count_prefix_hits(worker, start)
@@ -65,7 +65,7 @@ class GroupStarter:
                     budget -= add_row(worker, step, sequence, budget)
 
     def _start(self, worker: WorkerState, workers: list[WorkerState], step: PlannedStep, group: SequenceGroup) -> bool:
-        # A worker that has preempted itself idle leaves nothing to others: they may not be asked again.
+        # A worker that has preempted itself idle leaves no group to others: they may not plan again.
         others = [] if step.preempted else workers
         is_busy = bool(step.plan.sequences)
         start = placement.claim_start(group, worker, others, self._limits, is_busy=is_busy)
@@ -85,7 +85,7 @@ class GroupStarter:
         return True
 
     def _head(self, workers: list[WorkerState], now_s: float) -> SequenceGroup | None:
-        """The first in the queue that a present worker could hold, and in time; others step aside."""
+        """Return the first group in the queue that a present worker could hold, and in time. Defer those before it."""
         while (group := self._queue.peek()) is not None:
             can_be_held = any(placement.may_take(worker, group, workers, self._limits) for worker in workers)
             if can_be_held and not is_too_late(group, workers, now_s):
@@ -95,7 +95,7 @@ class GroupStarter:
 
 
 def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: float) -> bool:
-    """Whether it is not worth beginning: not even by the quickest worker, and with the most that any has cached."""
+    """True if the deadline cannot be met even on the quickest worker, with the longest prefix that any has cached."""
     if group.deadline_s is None:
         return False
     rates = (quickest_prefill(w.costs, w.max_num_batched_tokens) for w in workers if w.costs is not None)

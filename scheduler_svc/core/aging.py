@@ -1,38 +1,39 @@
-"""Keeps a flood of a better priority class from starving the others: who is overtaken for long is moved ahead of all.
+"""Aging of waiting groups: a group that a better priority class overtakes for too long is moved ahead of all.
 
-Pure: it is told the time. It looks at those that wait now and then, not at each step.
+Pure: the caller tells the time. Looks at the queue now and then, not at each step.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from itertools import chain
 
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.ordering import OrderPolicy, running_rank
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.swapping import insert_swapped
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
-PROMOTED_PRIORITY = -(2**31) - 1  # before all that can be asked for
-STARTS_PER_PROMOTION = 8  # so that a class keeps most of what it is before others for
+PROMOTED_PRIORITY = -(2**31) - 1  # before every priority that a client can ask for
+STARTS_PER_PROMOTION = 8  # so that the better class keeps most of its advantage
 LOOKS_PER_PATIENCE = 16
 
 
 class Aging:
-    """Promotes a group for good, so that it is not preempted for those that it was overtaken by."""
+    """Promoter of groups, for good, so that a promoted group is not preempted for those that had overtaken it."""
 
     def __init__(self, policy: OrderPolicy, patience_s: float) -> None:
         self._policy: OrderPolicy = policy
         self._patience_s = patience_s
         self._look_s: float | None = None  # when to look next
         self._num_served = 0  # from the queue, at the last look
-        self._num_starts = 0  # of those, on the way to the next promotion
+        self._num_starts = 0  # groups served since the last promotion
 
     def age(self, queue: WaitingQueue, workers: Iterable[WorkerState], now_s: float) -> None:
-        """Promote who waited `patience_s` ago and waits (again) beside a better class, the longest first.
+        """Promote groups that have waited for `patience_s` while a better class waits or runs, the longest first.
 
-        One for every 8 that the queue has served, and none while one that was promoted still waits. Of its class the
-        first in order goes, so that within a class nobody is overtaken.
+        One for every 8 that the queue has served, and none while a promoted one still waits. The first in order of
+        the class is promoted, so that no group is overtaken within its class.
         """
         if self._look_s is not None and now_s < self._look_s:
             return
@@ -56,7 +57,7 @@ class Aging:
     def _overdue(
         self, waiting: list[SequenceGroup], workers: list[WorkerState], now_s: float
     ) -> list[tuple[float, int]]:
-        """Since when they wait, and their classes: of those that a better class, waiting or running, has overtaken."""
+        """Return (waiting since, class) of each group that a better class, waiting or running, has overtaken."""
         if any(group.priority == PROMOTED_PRIORITY for group in waiting):
             return []
         running = (sequence.group for worker in workers for sequence in worker.running)
@@ -72,12 +73,12 @@ class Aging:
     def _promote(self, group: SequenceGroup, queue: WaitingQueue, workers: list[WorkerState]) -> None:
         group.priority = PROMOTED_PRIORITY
         group.order = running_rank(self._policy, group)
-        for worker in workers:
-            if group in worker.swapped:
-                worker.swapped.remove(group)
-                insert_swapped(worker, group)
-                return
-        queue.reorder(group)
+        if group.state is not GroupState.SWAPPED:
+            queue.reorder(group)
+            return
+        worker = next(each for each in workers if each.worker_id == group.worker_id)
+        worker.take_out(group)
+        insert_swapped(worker, group)
 
 
 def _in_order_by_class(waiting: Iterable[SequenceGroup]) -> dict[int, deque[SequenceGroup]]:

@@ -1,6 +1,6 @@
-"""How the blocks of a beam group follow its hypotheses: a beam goes on, is forked, or is dropped.
+"""Blocks and tokens of a beam group as its hypotheses change: a beam continues, is forked, or is dropped.
 
-Which do what is decided elsewhere, from the candidates of all of them; here are places, blocks and tokens.
+`beam_search` decides which beams survive; this file carries it out.
 """
 
 from bisect import insort
@@ -12,7 +12,7 @@ from scheduler_svc.core.worker_state import WorkerState, running_order
 
 
 def idle_unused_beams(group: SequenceGroup) -> None:
-    """Before a beam group runs: only the first has a hypothesis, or, in a later life, those that have output."""
+    """Make beams without a hypothesis idle before the group runs: all but the first, or those without output."""
     has_output = any(sequence.num_output_tokens for sequence in group.sequences)
     for sequence in group.sequences[0 if has_output else 1 :]:
         if not sequence.num_output_tokens and not sequence.is_finished:
@@ -20,7 +20,7 @@ def idle_unused_beams(group: SequenceGroup) -> None:
 
 
 def check_decision(group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> None:
-    """Raise ValueError where `replace_beams` cannot follow."""
+    """Raise ValueError if `replace_beams` cannot carry out the decision."""
     if not group.awaits_decision:
         raise ValueError(f"group {group.arrival} awaits no decision: candidates of all its beams come first")
     if not 1 <= len(survivors) <= len(group.unfinished):
@@ -32,7 +32,7 @@ def check_decision(group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -
 
 
 def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
-    """See `Scheduler.replace_beams`. Nothing of the group is in flight, so what is given up is free at once."""
+    """See `Scheduler.replace_beams`. Nothing of the group is in flight, so dropped blocks are free at once."""
     parents = dict.fromkeys(parent for parent, _ in survivors)
     for beam in group.live:
         if beam not in parents:
@@ -54,7 +54,7 @@ def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tupl
 
 
 def _drop(worker: WorkerState, beam: Sequence) -> None:
-    """It keeps its slot for a later fork, but the worker may forget it."""
+    """Free a dead beam's blocks. It keeps its slot for a later fork; the worker is told to drop the slot's state."""
     slot, is_described = beam.slot, beam.first_step_id > 0
     assert slot is not None
     worker.remove_running(beam)

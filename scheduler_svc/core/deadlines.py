@@ -1,22 +1,22 @@
-"""Whether work is still worth beginning: pure functions of a group's deadline and what is known of speed."""
+"""Deadlines that cannot be met: pure functions of a group's deadline and the measured speed of prefill."""
 
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 
 
 def quickest_prefill(costs: PreemptionCosts, max_num_batched_tokens: int) -> float:
-    """Tokens per second at best: as if a full step took no longer than those that were seen.
+    """Return the tokens per second at best: as if a full step took no longer than the measured ones.
 
-    Small steps show what a step costs at least, not how many tokens one could have taken in that time.
+    Small steps show the least that a step costs, not how many tokens it could have computed in that time.
     """
     seen = costs.prefill_step_tokens or max_num_batched_tokens
     return costs.prefill_tokens_per_s * max(1.0, max_num_batched_tokens / seen)
 
 
 def is_hopeless(group: SequenceGroup, num_tokens: int, now_s: float, prefill_tokens_per_s: float | None) -> bool:
-    """Whether it has never run, and its deadline passes before `num_tokens` of it could be computed.
+    """True if the group has never run, and its deadline passes before `num_tokens` of it could be computed.
 
-    With an unknown speed only a deadline that has passed counts. What has run is never given up here.
+    While the speed is unknown only a deadline that has passed counts. A group that has run is never hopeless.
     """
     if group.deadline_s is None or any(s.status is not SequenceStatus.WAITING for s in group.live):
         return False

@@ -1,6 +1,6 @@
-"""Workers that drain: who serves instead of them, and who is still there and is to move.
+"""Workers that drain: which workers serve instead of them, and which groups are to leave them.
 
-Pure functions over worker states. Nothing here moves anybody.
+Pure functions over worker states. They move no group.
 """
 
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ from scheduler_svc.core.worker_state import WorkerState
 
 
 def serving_workers(workers: Iterable[WorkerState]) -> list[WorkerState]:
-    """Those that do not drain; all, if there are only such."""
+    """Return the workers that do not drain; if every worker drains, all of them."""
     workers = list(workers)
     return [worker for worker in workers if not worker.is_draining] or workers
 
 
 def leaving_groups(workers: Iterable[WorkerState]) -> list[SequenceGroup]:
-    """Groups that run or are swapped out on workers that drain, each once. Who is parked follows by itself."""
+    """Return the groups that run or are swapped out on draining workers, each once. Parked ones leave by themselves."""
     draining = [worker for worker in workers if worker.is_draining]
     running = [sequence.group for worker in draining for sequence in worker.running]
     return list(dict.fromkeys([*running, *(group for worker in draining for group in worker.swapped)]))
 
 
 def num_sequences_on(worker: WorkerState) -> int:
-    """Those that run there, and those that are preempted and still bound to it."""
+    """Count the sequences that run on a worker, and those that are preempted and still bound to it."""
     kept = dict.fromkeys([*worker.parked, *worker.swapped])
     return len(worker.running) + sum(len(group.live) for group in kept)

@@ -1,58 +1,39 @@
-"""Finds the request that makes steps fail or ends workers, so that it is failed alone and nobody else.
+"""Isolation of the request that makes steps fail or ends workers, so that it alone is failed.
 
-Groups in a step that failed are suspects. So are those in flight on a worker that is lost, the second time: most losses
-are nobody's fault, and who had yet to come back to where it was the first time had no part in the second. Suspects are
-tried in cohorts, and a step with a suspect has rows of its cohort alone. A cohort that fails is halved; who has come
-past the place where it happened is cleared; who fails alone for the third time in all is guilty. The fault may be the
-worker's: who failed on one is tried on others that could hold it, where there are any, and is guilty of failed steps
-only after it has failed on each of them, or on four. Where the answer to a step could not be believed, and who was in
-it comes past the place on another worker, the one that answered is at fault. And where workers are lost without it,
-too, one loss with it alone says little, since somebody is always alone: it takes two in a row.
+Groups in a failed step are suspects. Groups in flight on a worker that is lost become suspects at the second loss: most
+losses are caused by no request, and a group that had yet to come back to where it was at the first loss did not cause
+the second. Suspects are tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past the
+place of its incident is cleared. A group that fails alone for the third time in all is guilty.
 
-Trials and everybody else take turns on a worker. A trial begins with nothing in flight, once the others have had as
-many steps as the trial before took, or have nothing to do; it ends when its suspects are cleared, have failed, or can
-do nothing. So neither starves, and what ends a worker in a trial was no one else's step. Suspects that hold nothing on
-any worker are tried on one worker at a time: the others serve.
+The fault may be the worker's: a group that failed on one is tried on others that could hold it, and is guilty of failed
+steps only after it has failed on each of them, or on four. If a worker's answer could not be believed, and the group
+computes past the place on another worker, the first worker is at fault. If other workers also died recently, a group is
+guilty only after two consecutive deaths with it alone, since one proves little.
 
-Pure; it knows nothing of requests, and decides nothing of memory.
+Pure; knows nothing of requests, and decides nothing of memory.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler_svc.core.incidents import Incidents
 from scheduler_svc.core.placement import WorkerLimits, has_other_place, may_take
-from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.trials import Trials
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
 MAX_FAILED_STEPS = 3
-MAX_WORKERS_TRIED = 4  # on so many a group fails steps at most, if there are so many
+MAX_WORKERS_TRIED = 4  # most workers on which a group fails steps
 MAX_LOSSES = 3
 NUM_LOSSES_OF_SUSPECTS = 2
-LATELY_S = 60.0  # losses of this time say whether workers are lost for other reasons, too
-
-
-@dataclass(slots=True)
-class Incidents:
-    """What happened to a group since it last came on."""
-
-    failed_on: Counter[str] = field(default_factory=Counter)  # failed steps by worker
-    disbelieved_on: set[str] = field(default_factory=set)  # of those workers, where the answer could not be believed
-    num_losses: int = 0  # of workers
-    num_lone_losses: int = 0  # of those the last ones, in which it was alone
-    marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the place
-    places: dict[Sequence, int] = field(default_factory=dict)  # the first position that may have ended a worker
-
-    @property
-    def num_failed_steps(self) -> int:
-        return self.failed_on.total()
+LATELY_S = 60.0  # losses within this time tell if workers are lost for other reasons, too
 
 
 class Verdict(NamedTuple):
-    """A group that must end, and what happened in its steps."""
+    """Group that the caller must end, and what happened in its steps."""
 
     group: SequenceGroup
     num_failed_steps: int
@@ -61,18 +42,18 @@ class Verdict(NamedTuple):
 
 
 class Isolation:
-    """The suspects of all workers. A group is in one cohort at most, and never swapped while it is in one."""
+    """Suspects of all workers, and their incidents. A group is never swapped while it is suspected."""
 
     def __init__(self, waiting: WaitingQueue, limits: WorkerLimits) -> None:
         self._waiting = waiting
         self._limits = limits
-        self._incidents: dict[SequenceGroup, Incidents] = {}  # of those that are not paused
-        self._of_paused: dict[SequenceGroup, Incidents] = {}  # apart: they come on in no step
-        self._cohorts: dict[Cohort, None] = {}  # in the order of their trials
-        self._losses_s: deque[float] = deque()  # when workers were lost lately
+        self._incidents: dict[SequenceGroup, Incidents] = {}  # of groups that are not paused
+        self._of_paused: dict[SequenceGroup, Incidents] = {}  # apart: no step of theirs clears them
+        self.trials = Trials(limits, self._incidents)
+        self._losses_s: deque[float] = deque()  # times of the latest losses of workers
 
     def may_pass_elsewhere(self, group: SequenceGroup, worker: WorkerState, workers: Iterable[WorkerState]) -> bool:
-        """Whether another worker that serves could hold it, and has not failed it."""
+        """True if a serving worker on which the group has not failed, other than this one, could hold it."""
         incidents = self._incidents.get(group)
         failed_on = incidents.failed_on if incidents is not None else {}
         others = [other for other in workers if other.worker_id not in failed_on]
@@ -86,15 +67,15 @@ class Isolation:
         suspects: Collection[SequenceGroup] | None = None,
         is_disbelieved: bool = False,
     ) -> list[Verdict]:
-        """What these plans of one worker were to do failed, and was taken back.
+        """Record that these plans of one worker failed, and were rolled back. Return a verdict on a group alone there.
 
-        The verdict is on a group that failed alone. `suspects`: who of them is concerned; None: everybody.
-        `is_disbelieved`: the worker says that it was done, and its answer cannot be believed.
+        `suspects`: the groups concerned; None: each group in the plans. `is_disbelieved`: the worker answered, but its
+        answer cannot be believed.
         """
-        groups = list(self._note(plans, suspects))
+        groups = list(self._mark_places(plans, suspects))
         failed_on = {plan.worker_id for plan in plans}
         for group in groups:
-            incidents = self._of(group)
+            incidents = self._incidents_of(group)
             incidents.failed_on.update(failed_on)
             if is_disbelieved:
                 incidents.disbelieved_on |= failed_on
@@ -106,13 +87,13 @@ class Isolation:
         return []
 
     def record_worker_loss(self, worker: WorkerState, now_s: float) -> list[Verdict]:
-        """A worker is lost with its steps in flight; it is still known, and what ran there has yet to wait again."""
+        """Record that a worker is lost with its steps in flight. Called before it is removed."""
         self._losses_s.append(now_s)
         while self._losses_s[0] < now_s - LATELY_S:
             self._losses_s.popleft()
-        spans = self._note(step.plan for step in worker.in_flight)
-        for group in [each for each in spans if self._may_be_its_doing(each, spans[each])]:
-            incidents = self._of(group)
+        spans = self._mark_places(step.plan for step in worker.in_flight)
+        for group in [each for each in spans if self._may_have_caused_loss(each, spans[each])]:
+            incidents = self._incidents_of(group)
             for sequence, span in spans[group].items():
                 incidents.places[sequence] = max(span.start, incidents.places.get(sequence, 0))
             incidents.num_losses += 1
@@ -125,7 +106,7 @@ class Isolation:
         return []
 
     def forgive_worker(self, worker_id: str) -> None:
-        """What failed on this worker was its own fault, or that of a process which is gone: it counts no more."""
+        """Drop the failed steps of this worker: the fault was its own, or that of a process which is gone."""
         for incidents in (*self._incidents.values(), *self._of_paused.values()):
             incidents.failed_on.pop(worker_id, None)
             incidents.disbelieved_on.discard(worker_id)
@@ -134,9 +115,9 @@ class Isolation:
                 self._clear(group)
 
     def record_executed_step(self, plan: StepPlan) -> set[str]:
-        """Clears who has come past the place where something happened.
+        """Clear the groups that this plan has brought past the place of their incidents.
 
-        Returns other workers, whose answers about such a place could not be believed: they are at fault.
+        Return the other workers whose answers about such a place could not be believed: they are at fault.
         """
         at_fault: set[str] = set()
         if not self._incidents:
@@ -152,19 +133,19 @@ class Isolation:
         return at_fault
 
     def forget_group(self, group: SequenceGroup) -> None:
-        """It has ended."""
+        """Drop the incidents of a group that has ended."""
         self._incidents.pop(group, None)
         self._of_paused.pop(group, None)
-        self._leave_cohort(group)
+        self.trials.remove_suspect(group)
 
     def suspend_group(self, group: SequenceGroup) -> None:
-        """It is paused: no trial waits for it."""
-        self._leave_cohort(group)
+        """Keep a paused group's incidents apart, so that no trial waits for it."""
+        self.trials.remove_suspect(group)
         if group in self._incidents:
             self._of_paused[group] = self._incidents.pop(group)
 
     def restore_group(self, group: SequenceGroup) -> None:
-        """It is not paused any more. Who was under suspicion still is, in a cohort of its own."""
+        """Take back a resumed group's incidents. If it was suspected it still is, in a cohort of its own."""
         incidents = self._of_paused.pop(group, None)
         if incidents is None:
             return
@@ -172,49 +153,16 @@ class Isolation:
         if incidents.num_failed_steps or incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
             self._suspect([group])
 
-    def begin_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
-        """Settles whose the next plan of a worker is. False: there is none before its pipeline has drained."""
-        if worker.trial is not None:
-            if worker.trial.groups:
-                return True
-            self._end_trial(worker)
-        if not self._cohorts or worker.num_steps_between < worker.num_trial_steps:
-            return True
-        cohort = self._next_cohort(worker, workers)
-        if cohort is not None and worker.in_flight:
-            return False
-        if cohort is not None:
-            self._begin_trial(worker, workers, cohort)
-        return True
-
-    def pass_turn(self, worker: WorkerState, workers: Collection[WorkerState]) -> bool:
-        """Those whose turn it is have nothing to do. Returns whether it is somebody else's now."""
-        if worker.in_flight:
-            return False
-        if worker.trial is not None:
-            self._end_trial(worker)
-            return True
-        cohort = self._next_cohort(worker, workers) if self._cohorts else None
-        if cohort is not None:
-            self._begin_trial(worker, workers, cohort)
-        return cohort is not None
-
     def check(self) -> None:
-        """Assert that suspects and cohorts know each other."""
+        """Assert that incidents, suspects and cohorts agree."""
         assert not any(group.is_paused for group in self._incidents)
         assert all(group.is_paused for group in self._of_paused)
-        for cohort in self._cohorts:
-            places = {group.worker_id for group in cohort.groups}
-            assert len(places - {None}) <= 1, "a cohort is on two workers"
-            assert places, "a cohort of nobody"
-            for group in cohort.groups:
-                assert group.cohort is cohort and not group.is_finished and group in self._incidents
-                assert group.swap_step is None, "a suspect is swapped"
+        self.trials.check()
 
-    def _note(
+    def _mark_places(
         self, plans: Iterable[StepPlan], suspects: Collection[SequenceGroup] | None = None
     ) -> dict[SequenceGroup, dict[Sequence, range]]:
-        """Marks where they are. Returns the positions that these plans compute, of groups that have not ended."""
+        """Mark how far the groups are. Return the positions that these plans compute, of groups that have not ended."""
         spans: dict[SequenceGroup, dict[Sequence, range]] = {}
         for plan in plans:
             for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True):
@@ -222,13 +170,13 @@ class Isolation:
                     continue
                 there = spans.setdefault(sequence.group, {})
                 there[sequence] = range(there[sequence].start if sequence in there else position, position + num_tokens)
-                marks = self._of(sequence.group).marks
+                marks = self._incidents_of(sequence.group).marks
                 marks[sequence] = max(position + num_tokens, marks.get(sequence, 0))
         return spans
 
-    def _may_be_its_doing(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
-        """Whether it had come back to where it was when a worker was lost before."""
-        incidents = self._of(group)
+    def _may_have_caused_loss(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
+        """True if the group had come back to where it was when a worker was lost before."""
+        incidents = self._incidents_of(group)
         if not incidents.num_losses:
             return True
         return any(
@@ -237,12 +185,12 @@ class Isolation:
             if (before := incidents.places.get(sequence)) is not None
         )
 
-    def _of(self, group: SequenceGroup) -> Incidents:
+    def _incidents_of(self, group: SequenceGroup) -> Incidents:
         return (self._of_paused if group.is_paused else self._incidents).setdefault(group, Incidents())
 
     def _is_guilty(self, group: SequenceGroup, workers: Collection[WorkerState]) -> bool:
-        """Of a step that failed with it alone. Not yet where it may be the workers' fault, and another can tell."""
-        incidents = self._of(group)
+        """True if a step that failed with the group alone is its fault: no worker is left that could show otherwise."""
+        incidents = self._incidents_of(group)
         if incidents.num_failed_steps < MAX_FAILED_STEPS:
             return False
         return len(incidents.failed_on) >= MAX_WORKERS_TRIED or not any(
@@ -252,73 +200,20 @@ class Isolation:
         )
 
     def _verdict(self, group: SequenceGroup) -> Verdict:
-        incidents = self._of(group)
+        incidents = self._incidents_of(group)
         return Verdict(group, incidents.num_failed_steps, incidents.num_losses, incidents.num_lone_losses)
 
     def _suspect(self, groups: list[SequenceGroup]) -> None:
-        """They are a cohort of their own from now on, those of each place.
+        """Put groups into cohorts of their own and out of the order of the queue.
 
-        Who is paused has no part in it: `restore_group` suspects it when it goes on.
+        Paused groups are left out: `restore_group` suspects them when they are resumed.
         """
-        cohorts: dict[str | None, Cohort] = {}  # a cohort is on one worker at most
+        groups = [group for group in groups if not group.is_paused]
+        self.trials.add_suspects(groups)
         for group in groups:
-            if group.is_paused:
-                continue
-            self._leave_cohort(group)
-            group.cohort = cohort = cohorts.setdefault(group.worker_id, Cohort())
-            cohort.groups[group] = None
             self._waiting.quarantine(group)
-        self._cohorts.update(dict.fromkeys(cohorts.values()))
 
     def _clear(self, group: SequenceGroup) -> None:
         del self._incidents[group]
-        self._leave_cohort(group)
+        self.trials.remove_suspect(group)
         self._waiting.release_from_quarantine(group)
-
-    def _leave_cohort(self, group: SequenceGroup) -> None:
-        cohort, group.cohort = group.cohort, None
-        if cohort is not None:
-            del cohort.groups[group]
-            if not cohort.groups:
-                del self._cohorts[cohort]
-
-    def _next_cohort(self, worker: WorkerState, workers: Collection[WorkerState]) -> Cohort | None:
-        is_one_tried = any(other is not worker and _is_trying(other) for other in workers)
-        for cohort in self._cohorts:
-            places = {group.worker_id for group in cohort.groups if group.worker_id is not None}
-            if places == {worker.worker_id}:
-                return cohort
-            if places or is_one_tried:
-                continue
-            may_be_taken = any(may_take(worker, group, workers, self._limits) for group in cohort.groups)
-            if may_be_taken and not self._is_for_another(worker, cohort, workers):
-                return cohort
-        return None
-
-    def _is_for_another(self, worker: WorkerState, cohort: Cohort, workers: Collection[WorkerState]) -> bool:
-        """Whether one of it failed there, and another worker, on which it did not, may take it."""
-        return any(
-            other.worker_id not in failed_on and may_take(other, group, workers, self._limits)
-            for group in cohort.groups
-            if worker.worker_id in (failed_on := self._incidents[group].failed_on)
-            for other in workers
-        )
-
-    def _begin_trial(self, worker: WorkerState, workers: Iterable[WorkerState], cohort: Cohort) -> None:
-        for other in workers:
-            if other.trial is cohort:  # and has nobody of it
-                self._end_trial(other)
-        worker.trial = cohort
-        worker.num_trial_steps = 0
-
-    def _end_trial(self, worker: WorkerState) -> None:
-        cohort, worker.trial = worker.trial, None
-        worker.num_steps_between = 0
-        if cohort in self._cohorts:
-            del self._cohorts[cohort]
-            self._cohorts[cohort] = None  # the others have theirs first
-
-
-def _is_trying(worker: WorkerState) -> bool:
-    """Whether one under suspicion is there, and has the turn."""
-    return worker.trial is not None and any(group.worker_id == worker.worker_id for group in worker.trial.groups)

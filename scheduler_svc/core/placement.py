@@ -1,23 +1,23 @@
-"""Which worker takes the head of the waiting queue: most cached prefix, then most available blocks.
+"""Choice of the worker that takes the head of the waiting queue: most cached prefix, then most available blocks.
 
-Pure functions over worker states. A worker asks, while its own step is planned, whether the head is its to take;
-if another suits better the head is left to that one's next plan.
+Pure functions over worker states. They are asked while the step of one worker is planned: if another worker suits
+better, the head is left to the next plan of that one.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.starting import GroupStart, has_room_for, plan_start
 from scheduler_svc.core.worker_state import WorkerState
 
-# A worker that stands still must not hold the queue for good: after so many plans the next best takes the head.
+# A stalled worker must not block the queue: after so many plans the next best worker takes the head.
 MAX_TIMES_LEFT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """What a worker may have at once."""
+    """Limits of what a worker may have at once."""
 
     max_num_seqs: int  # running
     pipeline_depth: int  # steps in flight
@@ -35,19 +35,18 @@ def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimit
 
 
 def may_take(worker: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], limits: WorkerLimits) -> bool:
-    """Whether it may start there at all. A worker that drains takes only what has run and can be nowhere else."""
+    """True if the group may start there. A draining worker takes only groups that have run and fit nowhere else."""
     if not can_ever_hold(worker, group, limits):
         return False
     if not worker.is_draining:
         return True
-    has_run = any(sequence.status is SequenceStatus.PREEMPTED for sequence in group.live)
-    return has_run and not has_other_place(worker, group, workers, limits)
+    return group.is_preempted and not has_other_place(worker, group, workers, limits)
 
 
 def has_other_place(
     worker: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], limits: WorkerLimits
 ) -> bool:
-    """Whether another worker, which does not drain, could hold it."""
+    """True if another worker, which does not drain, could hold the group."""
     others = (other for other in workers if other is not worker and not other.is_draining)
     return any(can_ever_hold(other, group, limits) for other in others)
 
@@ -55,9 +54,9 @@ def has_other_place(
 def max_tokens_of_each(
     worker: WorkerState, limits: WorkerLimits, num_prompt_tokens: int, num_sequences: int, *, with_pins: bool = True
 ) -> int:
-    """The longest prompt and output with which `num_sequences` of one prompt could be held together; 0 for none.
+    """Return the most tokens, prompt and output, that each of `num_sequences` of one prompt could have; 0 for none.
 
-    They are held beside the pins there, or without `with_pins` as if there were none.
+    Without `with_pins`: as if no block were pinned there.
     """
     num_blocks = worker.capacity_blocks if with_pins else worker.capacity_blocks + worker.num_pinned_blocks
     if num_sequences > min(worker.num_slots, limits.max_num_seqs):
@@ -68,25 +67,24 @@ def max_tokens_of_each(
 
 
 def num_free_slots(worker: WorkerState, limits: WorkerLimits) -> int:
-    """Slots that groups may still take there."""
+    """Count the slots that groups may still take there."""
     return min(len(worker.free_slots), limits.max_num_seqs - worker.num_members)
 
 
 def has_free_slots(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
-    """Nothing new while a group preempted here still waits for tokens that are in flight."""
+    """True if there is a slot for each member, and no group preempted here still waits for tokens in flight."""
     return len(group.unfinished) <= num_free_slots(worker, limits) and not worker.parked
 
 
 def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
-    """Whether it may start here although groups are swapped out here, of which the first in order waits to go on.
+    """True if the group may start here before the first of the groups that are swapped out here.
 
-    That one is preempted: within a priority nothing new goes before it, and of what is preempted the first in order.
+    Within a priority no new group goes before that one, and a preempted group only if it is earlier in order.
     """
     if not worker.swapped:
         return True
     first = worker.swapped[0]
-    is_preempted = any(sequence.status is SequenceStatus.PREEMPTED for sequence in group.live)
-    is_before = group.priority < first.priority or (is_preempted and group.order < first.order)
+    is_before = group.priority < first.priority or (group.is_preempted and group.order < first.order)
     return is_before and can_ever_hold(worker, group, limits)
 
 
@@ -98,10 +96,10 @@ def claim_start(
     *,
     is_busy: bool,
 ) -> GroupStart | None:
-    """The start with which `worker`, which has tokens to spare, may take the group now.
+    """Return the start with which `worker`, which has tokens to spare, may take the group now.
 
-    None: it has no room, or another worker suits better. `is_busy`: its plan has rows already, so it will be
-    asked again soon and can afford to leave the group to a worker whose pipeline is full at the moment.
+    None: it has no room, or another worker suits better. `is_busy`: its plan has rows already, so it plans again
+    soon and can leave the group to a worker whose pipeline is full at the moment.
     """
     if not has_free_slots(worker, group, limits) or not can_ever_hold(worker, group, limits):
         return None
@@ -125,7 +123,7 @@ def _suits_better(
     limits: WorkerLimits,
     is_busy: bool,
 ) -> bool:
-    """A strict order, so two workers never leave a group to each other."""
+    """True if `other` should take the group. The order is strict, so two workers never leave a group to each other."""
     if other.is_draining or other.trial is not None:
         return False
     if not has_free_slots(other, group, limits) or not can_ever_hold(other, group, limits):

@@ -1,18 +1,20 @@
 """A sequence of tokens that is being served, and the group of sequences that one request is.
 
-Their state is written by the scheduler (and the files beside it) alone; everybody may read it.
-They know nothing of requests, text, streams or sampling parameters.
+The scheduler and the files beside it are the only writers; every caller may read.
+Knows nothing of requests, text, streams or sampling parameters.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
+from scheduler_svc.core.group_state import NEXT_STATES, GroupState
+
 
 class SequenceStatus(Enum):
-    """WAITING was never run; PREEMPTED lost its place on a worker and waits again.
+    """Status of one member. WAITING has never run; PREEMPTED has lost its blocks or its place on a worker.
 
-    IDLE is the place of a beam that no hypothesis takes at the moment.
+    IDLE is a beam that no hypothesis uses at the moment.
     """
 
     WAITING = "waiting"
@@ -45,16 +47,16 @@ class Sequence:
     fork_tail: int | None = None  # one reference; see `forking`
     host_blocks: Seq[int] = ()  # while swapped; one reference to each
     has_host_tail: bool = False  # the last of them is a fork_tail
-    source: "Sequence | None" = None  # no row before this one has computed what the two share
+    source: "Sequence | None" = None  # computes the tokens that the two share; until then this one has no row
     num_shared_tokens: int = 0  # that many, while there is a source
-    is_decoding: bool = False  # the whole group is back, and each of its steps samples: one token at a time
+    is_decoding: bool = False  # the whole group has caught up, and each of its steps samples: one token at a time
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, made once
     num_cached_tokens: int = 0  # prefix found in the cache when it was first scheduled
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed, then lost with the blocks; to be computed again
-    num_registered_blocks: int = 0  # leading blocks of the table already offered to the prefix cache
-    num_tokens_at_start: int = 0  # num_tokens when its present stay on a worker began
-    first_step_id: int = 0  # first step of its present stay that tells the worker of its slot; 0: none yet
+    num_registered_blocks: int = 0  # leading blocks of the table already put into the prefix cache
+    num_tokens_at_start: int = 0  # num_tokens when it was last started on a worker
+    first_step_id: int = 0  # first step since its start that describes its slot to the worker; 0: none yet
     last_step: int = 0  # latest step with a row or a sample of it
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that exist, those included that only the worker knows yet."""
+        """Confirmed and pending tokens; only the worker knows the pending ones yet."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
@@ -87,7 +89,7 @@ class Sequence:
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether `max_tokens` are sampled, pending ones included: nothing is left to compute."""
+        """True once `max_tokens` are sampled, pending ones included: nothing is left to compute."""
         return self.num_tokens >= self.worst_case_tokens
 
     @property
@@ -96,32 +98,32 @@ class Sequence:
 
     @property
     def is_live(self) -> bool:
-        """Whether it has tokens to go on from: neither finished nor an idle beam."""
+        """True if it has tokens to continue: neither finished nor an idle beam."""
         return self.status is not SequenceStatus.FINISHED and self.status is not SequenceStatus.IDLE
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether all is computed that existed when its present stay began."""
+        """True once every token that it had when it was started has its KV."""
         return self.source is None and self.num_computed_tokens >= self.num_tokens_at_start
 
     @property
     def has_gained_token(self) -> bool:
-        """Whether its present stay on a worker has brought it on; a beam's token does not count before it is chosen."""
+        """True once it has sampled a token since its start; a beam's token does not count before it is chosen."""
         num_tokens = len(self.token_ids) if self.group.awaits_host else self.num_tokens
         return num_tokens > self.num_tokens_at_start
 
     @property
     def sort_key(self) -> tuple[float, ...]:
-        """The order in which running sequences are served; the members of a group stand together."""
+        """Order in which running sequences are served; the members of a group stand together."""
         return (*self.group.order, self.seq_id)
 
     def lose_computed_tokens(self) -> None:
-        """The blocks are gone: everything is to be computed again."""
+        """Count its computed tokens as lost: the blocks are gone, and all is to be computed again."""
         self.num_lost_tokens = max(self.num_lost_tokens, self.num_computed_tokens)
         self.num_computed_tokens = 0
 
     def leave_worker(self) -> None:
-        """Forget slot and blocks; whoever held them for it has given them back, or they are gone with the worker."""
+        """Clear slot and blocks. The caller has freed them, or they are gone with the worker."""
         self.slot = None
         self.block_table = []
         self.fork_tail = None
@@ -131,7 +133,7 @@ class Sequence:
         self.first_step_id = 0
 
     def ends_with_stop_token(self) -> bool:
-        """Whether the last confirmed token is a stop token that counts (`min_tokens` reached)."""
+        """True if the last confirmed token is a stop token that counts (`min_tokens` reached)."""
         num_output_tokens = self.num_output_tokens
         return (
             num_output_tokens > 0 and num_output_tokens >= self.min_tokens and self.token_ids[-1] in self.stop_token_ids
@@ -140,29 +142,29 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Cohort:
-    """Groups under suspicion that are tried together: a step with one of them has rows of these alone."""
+    """Suspected groups that are tried together: a step with one of them has rows of this cohort alone."""
 
     groups: "dict[SequenceGroup, None]" = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """The sequences of one request: they have one prompt, and are started, preempted and restored together."""
+    """Sequences of one request: they have one prompt, and are started, preempted and restored together."""
 
-    # At least one, by seq_id; the first computes the prompt, the others fork from it. None once it is forgotten.
+    # At least one, by seq_id; the first computes the prompt, the others fork from it. Empty after `forget_group`.
     sequences: list[Sequence]
     arrival: int  # unique, rising
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # monotonic
-    owner: str = ""  # for whom it counts where what waits is counted
+    owner: str = ""  # tenant whose queue limits it counts for
     awaits_host: bool = False  # beams: each next token is chosen by the host, from candidates
     num_candidates: int = 0  # with awaits_host: how many best next tokens the host wants to see of each beam
 
+    state: GroupState = GroupState.NEW  # written by `move_to` alone
     order: tuple[float, ...] = ()  # by the policy: priority first, then what it orders by
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
     swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
-    is_paused: bool = False  # see `pausing`
-    cohort: Cohort | None = None  # while it is under suspicion: see `isolation`
+    cohort: Cohort | None = None  # while it is suspected, in whatever state: see `isolation`
     waits_since_s: float | None = None  # monotonic: when it was first seen to wait, or since its pause; see `aging`
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
@@ -178,14 +180,28 @@ class SequenceGroup:
         for sequence in self.sequences:
             sequence.group = self
 
+    def move_to(self, state: GroupState) -> None:
+        """Change the state. The caller keeps the containers in step; see `group_places`."""
+        assert state in NEXT_STATES[self.state], f"group {self.arrival} moves from {self.state.name} to {state.name}"
+        self.state = state
+
+    @property
+    def is_paused(self) -> bool:
+        return self.state is GroupState.PAUSED
+
+    @property
+    def is_preempted(self) -> bool:
+        """True if it has run, and lost its place on a worker."""
+        return any(sequence.status is SequenceStatus.PREEMPTED for sequence in self.live)
+
     @property
     def live(self) -> list[Sequence]:
-        """Its members that have something to compute, or had until their last token was sampled."""
+        """Members that have something to compute, or had until their last token was sampled."""
         return [sequence for sequence in self.sequences if sequence.is_live]
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Its members that need a slot while it runs, idle beams included."""
+        """Members that need a slot while the group runs, idle beams included."""
         return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
     @property
@@ -194,7 +210,7 @@ class SequenceGroup:
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether every member has computed what it had when the group was started; before that none decodes."""
+        """True once every member has computed what it had when the group was started; before that none decodes."""
         return all(sequence.has_caught_up for sequence in self.live)
 
     @property
@@ -203,7 +219,7 @@ class SequenceGroup:
 
     @property
     def awaits_decision(self) -> bool:
-        """Beams: whether the candidates of every live one are known, so that `replace_beams` may be called."""
+        """True once the candidates of every live beam are known, so that `replace_beams` may be called."""
         live = self.live
         return (
             self.awaits_host
@@ -218,7 +234,7 @@ class SequenceGroup:
 
     @property
     def num_distinct_tokens(self) -> int:
-        """The prompt once, and the output of every live member."""
+        """Tokens of the prompt, counted once, and of the output of every live member."""
         prompt = self.sequences[0].num_prompt_tokens
         return prompt + sum(sequence.num_tokens - prompt for sequence in self.live)
 

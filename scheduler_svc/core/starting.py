@@ -1,12 +1,13 @@
-"""How a waiting group starts on a worker: what it finds there, what its members share, what it takes.
+"""Start of a waiting group on a worker: what it finds in the cache, what its members share, what it allocates.
 
 The first member computes what all have in common; the others hold the same blocks from the start, and wait for it.
-Nothing here decides whether a group is to start.
+Does not decide which group starts.
 """
 
 from bisect import insort
 from dataclasses import dataclass
 
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sharing import have_same_tokens, shared_blocks
 from scheduler_svc.core.worker_state import WorkerState, running_order
@@ -14,7 +15,7 @@ from scheduler_svc.core.worker_state import WorkerState, running_order
 
 @dataclass(frozen=True, slots=True)
 class MemberStart:
-    """What a member begins with: cached blocks, or the first blocks of an earlier member."""
+    """Blocks that a member begins with: cached ones, or the first blocks of an earlier member."""
 
     sequence: Sequence
     prefix: list[int]
@@ -24,7 +25,7 @@ class MemberStart:
 
 @dataclass(frozen=True, slots=True)
 class GroupStart:
-    """A group's start on one worker, as it would be now."""
+    """Start of a group on one worker, as it would be now."""
 
     members: list[MemberStart]  # the live ones
     is_fork: bool  # all have the same tokens: the first computes them, all sample from its last row
@@ -37,7 +38,7 @@ class GroupStart:
 
 
 def plan_start(worker: WorkerState, group: SequenceGroup) -> GroupStart:
-    """What the group would take. Changes nothing but hashes and shares that the group keeps."""
+    """Return what the group would take. Changes nothing but the hashes and shares that the group keeps."""
     live = group.live
     if have_same_tokens(live):
         prefix = worker.find_prefix(live[0])
@@ -62,7 +63,7 @@ def plan_start(worker: WorkerState, group: SequenceGroup) -> GroupStart:
 
 
 def has_room_for(worker: WorkerState, start: GroupStart) -> bool:
-    """Whether the present tokens of all its members fit above the watermark."""
+    """True if the present tokens of all its members fit above the watermark."""
     num_needed = start.num_new_blocks + start.num_unreferenced
     return num_needed + worker.num_watermark_blocks <= worker.blocks.num_available_blocks
 
@@ -70,7 +71,7 @@ def has_room_for(worker: WorkerState, start: GroupStart) -> bool:
 def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart) -> None:
     """Give every member a slot, and every live one blocks for all its present tokens."""
     for member in start.members:
-        worker.blocks.share(member.prefix)  # before anything is allocated, which could evict it
+        worker.blocks.share(member.prefix)  # before any allocation, which could evict it
     for member in start.members:
         if member.source is None:
             _start_alone(worker, member.sequence, member.prefix)
@@ -84,7 +85,7 @@ def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart) ->
 
 
 def share_all_blocks(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
-    """The child's table is that of the parent, without its partial block: that one is held to be copied."""
+    """Give the child the parent's full blocks; hold the partial one as its `fork_tail`, to be copied."""
     num_full, num_in_tail = divmod(parent.num_tokens - parent.num_pending_tokens, worker.block_size)
     child.block_table = parent.block_table[:num_full]
     child.fork_tail = parent.block_table[num_full] if num_in_tail else None
@@ -95,7 +96,8 @@ def share_all_blocks(worker: WorkerState, parent: Sequence, child: Sequence) -> 
 
 
 def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
-    """The group runs here from now on: slots for all members, a place in the running set for the live ones."""
+    """Have the group run here: a slot for each member, a place in the running list for the live ones."""
+    group.move_to(GroupState.RUNNING)
     group.worker_id = worker.worker_id
     group.num_times_left = 0
     group.shares = None
@@ -111,7 +113,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
 
 
 def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:
-    """A group has just been started: what the cache gave, what is computed a second time."""
+    """Count what the cache gave to a group that has just been started, and what is computed a second time."""
     first = start.members[0].sequence
     if worker.enable_prefix_cache and first.use_prefix_cache and not first.num_preemptions:
         worker.num_prefix_query_tokens += first.num_tokens

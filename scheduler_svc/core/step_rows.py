@@ -1,30 +1,33 @@
-"""The rows of a step: what the running sequences of a worker compute next, and who must make room for it.
+"""Rows of a step: what the running sequences of a worker compute next, and which groups make room for it.
 
-Functions over one worker's state and the step being planned; they know nothing of the queue or of other workers.
+Functions over one worker's state and the step being planned. They know nothing of the queue or of other workers.
 """
 
 from scheduler_svc.core.forking import copy_tail, sample_for_forks, take_over_tail
 from scheduler_svc.core.pausing import num_reclaimable_host_blocks, reclaim_host_blocks
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.swapping import num_filled_blocks, should_swap, swap_out
+from scheduler_svc.core.trials import may_run
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
-def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int) -> int:
-    """A row for each running sequence with something to compute, first come first. Returns the budget left."""
+def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int, *, has_suspects: bool) -> int:
+    """Add a row for each running sequence with something to compute, in order. Return the budget left.
+
+    `has_suspects`: some group is suspected, so that each must be asked for with `may_run`.
+    """
     plan, running, block_size = step.plan, worker.running, worker.block_size
     sequences, step_id = plan.sequences, plan.step_id
-    trial = worker.trial
     index = 0
     while budget > 0 and index < len(running):  # preemption takes from its end
         sequence = running[index]
         index += 1
-        if sequence.group.cohort is not trial:
+        if has_suspects and not may_run(worker, sequence.group):
             continue
         if not sequence.is_decoding:
             budget -= add_row(worker, step, sequence, budget)
             continue
-        # What follows is `add_row` for one token to decode: most rows are that.
+        # The rest is `add_row` for one token to decode, in line: most rows are that.
         num_tokens = len(sequence.token_ids) + sequence.num_pending_tokens
         if num_tokens >= sequence.num_prompt_tokens + sequence.max_tokens:
             continue
@@ -43,10 +46,10 @@ def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int) -> int
 
 
 def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: int) -> int:
-    """Compute as many of its tokens as the budget allows; sample where that is all. Returns how many: 0 for no row."""
+    """Add a row with as many tokens as the budget allows, and sample if those are all. Return how many; 0: no row."""
     plan = step.plan
     if sequence.last_step == plan.step_id or not _may_compute(sequence):
-        return 0  # with `last_step` here it has just been forked: it samples in this plan already
+        return 0  # with `last_step` here it has just been forked, and samples in this plan already
     position = sequence.num_computed_tokens
     num_new = min(sequence.num_tokens - position, budget)
     end = position + num_new
@@ -78,7 +81,7 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
 
 
 def force_preemption(worker: WorkerState, step: PlannedStep) -> None:
-    """Preempt the last group that has sampled since it was started; so each stay gains at least a token."""
+    """Preempt the last group that has sampled since it was started, so that each start gains at least a token."""
     if worker.forced_step_id == step.plan.step_id:
         return
     worker.forced_step_id = step.plan.step_id
@@ -89,7 +92,7 @@ def force_preemption(worker: WorkerState, step: PlannedStep) -> None:
 
 
 def _may_compute(sequence: Sequence) -> bool:
-    """Whether it has a token to compute, and its group is as far as that takes."""
+    """True if it has a token to compute now; a member that has caught up waits for the rest of its group."""
     source = sequence.source
     if source is not None:
         if source.num_computed_tokens < sequence.num_shared_tokens:
@@ -104,7 +107,7 @@ def _may_compute(sequence: Sequence) -> bool:
 
 
 def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bool:
-    """One more block for a running sequence, its own copy if it is one shared. False: no row for it in this plan."""
+    """Give a running sequence one more block; if it shares its tail, a copy of that. False: no row in this plan."""
     block = take_over_tail(worker, step, sequence)
     if block is None:
         if not _make_room(worker, step, sequence):
@@ -121,10 +124,10 @@ def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) ->
 
 
 def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bool:
-    """Have a block available, at the cost of the last groups. False: its own group gives way, or the step has no block.
+    """Have a block available: preempt groups, the last in order first. False: no block, or its own group is preempted.
 
-    Blocks that come back when a step in flight is done count: for those the sequence is only left out this time.
-    So it is when a member of its own, last, group has a row already: that is not taken from the plan again.
+    If steps in flight will free enough blocks, no group is preempted, and the sequence has no row this time. The same
+    holds if the last group has a row already, since that is not taken from the plan again.
     """
     blocks = worker.blocks
     while blocks.num_available_blocks <= step.num_starved:
@@ -141,16 +144,21 @@ def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bo
 
 
 def _last_in_order(worker: WorkerState) -> Sequence:
-    """In a trial those who have no part in it give way first."""
+    """Return the sequence to preempt first: in a trial the last that has no part in it, else the last of all."""
     if worker.trial is not None:
-        for sequence in reversed(worker.running):
-            if sequence.group.cohort is not worker.trial:
-                return sequence
+        outsider = last_outsider(worker)
+        if outsider is not None:
+            return outsider
     return worker.running[-1]
 
 
+def last_outsider(worker: WorkerState) -> Sequence | None:
+    """Return the last running sequence that may not run in the present trial."""
+    return next((s for s in reversed(worker.running) if not may_run(worker, s.group)), None)
+
+
 def swap_or_preempt(worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> None:
-    """Preempt it, in the way that costs less, to make room for the step."""
+    """Preempt a group by swap or for recomputation, whichever costs less, to make room for the step."""
     if should_swap(worker, group, num_reclaimable_host_blocks(worker)):
         reclaim_host_blocks(worker, num_filled_blocks(worker, group))
         swap_out(worker, group, step.plan.step_id)

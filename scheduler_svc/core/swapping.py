@@ -16,9 +16,9 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 def can_swap(worker: WorkerState, group: SequenceGroup) -> bool:
-    """Whether the worker swaps at all, and could copy the group as it is: nobody in it waits for a source.
+    """True if the worker swaps at all, and no member still waits for its source.
 
-    Suspects are not swapped: they may be tried anywhere.
+    Suspects are never swapped, since they may be tried on any worker.
     """
     return (
         worker.host is not None
@@ -29,7 +29,7 @@ def can_swap(worker: WorkerState, group: SequenceGroup) -> bool:
 
 
 def should_swap(worker: WorkerState, group: SequenceGroup, num_host_blocks: int) -> bool:
-    """Whether that is the better way out for it, and possible: `num_host_blocks` are the room of the host pool."""
+    """True if swapping the group out is possible and cheaper than recomputing it, with `num_host_blocks` to have."""
     if not can_swap(worker, group):
         return False
     num_blocks = num_filled_blocks(worker, group)
@@ -41,24 +41,24 @@ def should_swap(worker: WorkerState, group: SequenceGroup, num_host_blocks: int)
 
 
 def num_filled_blocks(worker: WorkerState, group: SequenceGroup) -> int:
-    """That a swap copies: those that members share once."""
+    """Count the blocks that a swap copies; a block that members share counts once."""
     return len({block for sequence in group.live for block in _filled_blocks(worker, sequence)})
 
 
 def swap_out(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
-    """Preempt the group, which has no row in the step planned; it keeps what it has computed."""
+    """Preempt a group, which has no row in the step being planned, and keep what it has computed."""
     copy_to_host(worker, group, step_id)
     worker.num_swaps += 1
     worker.preempt(group, keeps_computed=True)
 
 
 def copy_to_host(worker: WorkerState, group: SequenceGroup, step_id: int) -> None:
-    """Have the step copy all that the group has computed. It is to be stopped before that, and the room is there."""
+    """Have the step copy all that the group has computed. The caller has checked the room, and stops the group."""
     assert worker.host is not None
     host_of: dict[int, int] = {}
     for sequence in group.live:
         if group.awaits_host and sequence.num_computed_tokens == len(sequence.token_ids):
-            sequence.num_computed_tokens -= 1  # its candidates are void: the last token gives them again
+            sequence.num_computed_tokens -= 1  # its candidates are void: computing the last token gives them again
         filled = _filled_blocks(worker, sequence)
         sequence.host_blocks = [_counterpart(worker.host, host_of, block) for block in filled]
         sequence.has_host_tail = sequence.fork_tail is not None
@@ -70,7 +70,7 @@ def copy_to_host(worker: WorkerState, group: SequenceGroup, step_id: int) -> Non
 
 
 def has_room_to_swap_in(worker: WorkerState, group: SequenceGroup, num_starved: int) -> bool:
-    """Whether its blocks fit above the watermark, and those that its members write next."""
+    """True if its blocks, and those that its members write next, fit above the watermark."""
     num_needed = len({block for sequence in group.live for block in sequence.host_blocks})
     for sequence in group.live:
         num_needed += worker.num_blocks_for(sequence.num_tokens) - len(sequence.host_blocks) + sequence.has_host_tail
@@ -78,7 +78,7 @@ def has_room_to_swap_in(worker: WorkerState, group: SequenceGroup, num_starved: 
 
 
 def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> None:
-    """Give a swapped group its blocks and slots again. The caller has seen that there is room."""
+    """Give a swapped group blocks and slots again. The caller has seen that there is room."""
     block_of: dict[int, int] = {}
     for sequence in group.live:
         table = [_counterpart(worker.blocks, block_of, host_block) for host_block in sequence.host_blocks]
@@ -91,7 +91,7 @@ def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> Non
         step.plan.swap_in += (host_block, block)
     worker.num_swapped_in_blocks += len(block_of)
     group.num_swapped_in_blocks += len(block_of)
-    worker.swapped.remove(group)
+    worker.take_out(group)
     _free_blocks_of(worker, group.live)
     group.swap_step = None
     step.reshaped.append(group)
@@ -99,7 +99,7 @@ def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> Non
 
 
 def free_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
-    """They are finished or to be computed again: what was to be copied for them alone is not copied any more."""
+    """Free the host blocks of sequences that are finished or recomputed, and cancel unsent copies for them alone."""
     _free_blocks_of(worker, sequences)
     if worker.unsent_swap_out and worker.host is not None:
         pairs = zip(worker.unsent_swap_out[::2], worker.unsent_swap_out[1::2], strict=True)
@@ -108,17 +108,15 @@ def free_host_blocks(worker: WorkerState, sequences: Iterable[Sequence]) -> None
 
 
 def drop_host_copy(worker: WorkerState, group: SequenceGroup) -> None:
-    """What the host pool has of it is of no use: it will be computed again, wherever."""
+    """Free a group's host blocks, so that it is recomputed on whichever worker starts it."""
     free_host_blocks(worker, group.live)
     for sequence in group.live:
         sequence.lose_computed_tokens()
     group.swap_step = None
-    if group in worker.swapped:
-        worker.swapped.remove(group)
 
 
 def insert_swapped(worker: WorkerState, group: SequenceGroup) -> None:
-    """It waits for its place here, in the order of all that wait so."""
+    """List a swapped group, by its order, so that it waits for its place on this worker."""
     insort(worker.swapped, group, key=lambda one: one.order)
 
 
@@ -132,13 +130,13 @@ def _free_blocks_of(worker: WorkerState, sequences: Iterable[Sequence]) -> None:
 
 
 def _filled_blocks(worker: WorkerState, sequence: Sequence) -> list[int]:
-    """Those with something computed, the tail that it has yet to copy included."""
+    """Return the blocks with something computed, the tail that is yet to be copied included."""
     table = sequence.block_table[: worker.num_blocks_for(sequence.num_computed_tokens)]
     return table if sequence.fork_tail is None else [*table, sequence.fork_tail]
 
 
 def _counterpart(pool: BlockManager, known: dict[int, int], block: int) -> int:
-    """The block of the other pool that stands for it, with one more reference."""
+    """Return the block of the other pool that corresponds to it, with one more reference."""
     if block in known:
         pool.share([known[block]])
     else:

@@ -1,4 +1,4 @@
-"""Taking back steps that a worker did not execute: counters, blocks and hashes as they were before them.
+"""Undoing of steps that a worker did not execute: counters, blocks and hashes become what they were before them.
 
 Groups that were started, forked, swapped or given a copied block in such a step are computed again from the
 beginning: that is rare, and cheaper to get right than to reverse.
@@ -10,7 +10,7 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
-    """No step in flight was executed. Returns the groups that must start anew; they are stopped."""
+    """Undo every step in flight. Return the groups that must be queued again; they hold nothing on the device."""
     undone = list(worker.in_flight)
     worker.in_flight.clear()
     for step in reversed(undone):
@@ -28,7 +28,6 @@ def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
     for group in [*worker.swapped, *worker.parked, *worker.paused]:
         if group.swap_step is not None and group.swap_step >= first_id:
             drop_host_copy(worker, group)
-            worker.parked.pop(group, None)
             if not group.is_paused:
                 lost.append(group)
     for sequence in worker.running:
@@ -49,14 +48,14 @@ def _undo_rows(worker: WorkerState, step: PlannedStep) -> None:
     for row in plan.candidate_rows:
         plan.sequences[row].num_pending_tokens -= 1
     for sequence, position in zip(plan.sequences, plan.positions, strict=True):
-        # A later stay here began in a step that is undone too; one on another worker is none of ours.
+        # If it was started here again, that step is undone too; if it runs on another worker, it is left alone.
         if sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id:
             sequence.num_computed_tokens = position
-            sequence.num_registered_blocks = 0  # offering a block again does no harm
+            sequence.num_registered_blocks = 0  # registering a block again does no harm
 
 
 def _lost_groups(worker: WorkerState, undone: list[PlannedStep], first_id: int) -> list[SequenceGroup]:
-    """In the order in which they run, each once."""
+    """Return running groups whose blocks an undone step changed, in the order in which they run, each once."""
     reshaped = {group for step in undone for group in step.reshaped}
     lost = {
         sequence.group: None

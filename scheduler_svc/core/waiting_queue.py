@@ -1,11 +1,12 @@
-"""The groups that wait for a worker, all workers' together, in the order in which they are served.
+"""The groups that wait for a worker, of all workers together, in the order in which they are served.
 
-It knows the order and nothing else: not what a group needs, nor whether anybody can take it.
+Knows the order and nothing else: not what a group needs, nor which worker can take it.
 """
 
 import heapq
 from collections.abc import Iterable, Iterator
 
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, waiting_rank
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
 from scheduler_svc.core.sorted_ranks import Rank, SortedRanks
@@ -14,10 +15,10 @@ _Entry = tuple[Rank, SequenceGroup]
 
 
 class WaitingQueue:
-    """A heap. An entry that counts no more leaves it when it reaches the top, or in a sweep.
+    """A heap of the WAITING groups; beside it the DEFERRED and the QUARANTINED ones, which wait out of order.
 
-    Groups that have been set aside wait too, out of order, until all are taken back; and those set apart, which are
-    under suspicion, until they release_from_quarantine the others.
+    A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups between its three states
+    and into them. A group that leaves keeps its state until the caller, which took it out, moves it.
     """
 
     def __init__(self, policy: OrderPolicy = "fcfs") -> None:
@@ -25,131 +26,148 @@ class WaitingQueue:
         self._deferred: dict[SequenceGroup, None] = {}
         self._quarantined: dict[SequenceGroup, None] = {}  # those with a cohort
         self._heap: list[_Entry] = []
-        self._entries: dict[SequenceGroup, _Entry] = {}  # who is in order: of the heap's entries those that count
-        self._ranks = SortedRanks()  # those of the entries that count
-        self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # who is really waiting: sequences, tokens
+        self._entries: dict[SequenceGroup, _Entry] = {}  # the heap's valid entries, one for each WAITING group
+        self._ranks = SortedRanks()  # of the valid entries
+        self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # of all three states: sequences, tokens
         self._sizes_of: dict[str, tuple[int, int]] = {}  # by owner: groups, tokens
-        self.num_sequences = 0  # of all that wait
+        self.num_sequences = 0  # of all three states
         self.num_tokens = 0  # a shared prompt counts once
-        self.num_served = 0  # that were taken from the queue
+        self.num_served = 0  # groups that have left for a worker by `pop`; one that was preempted counts again
 
     def __len__(self) -> int:
-        """Those in order alone."""
+        """Number of groups in order, neither deferred nor quarantined."""
         return len(self._entries)
 
     @property
     def num_groups(self) -> int:
-        """All that wait."""
+        """Number of groups in the queue, deferred and quarantined ones included."""
         return len(self._sizes)
 
+    def size(self) -> tuple[int, int]:
+        """Groups and tokens in the queue; a prompt that a group shares counts once."""
+        return self.num_groups, self.num_tokens
+
     def size_of(self, owner: str) -> tuple[int, int]:
-        """Groups and tokens that wait for one owner."""
+        """Groups and tokens of one owner in the queue."""
         return self._sizes_of.get(owner, (0, 0))
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        """All that wait, in no particular order."""
+        """Iterate over every group in the queue, in no particular order."""
         return iter(self._sizes)
 
     def __contains__(self, group: SequenceGroup) -> bool:
         return group in self._sizes
 
-    def is_in_order(self, group: SequenceGroup) -> bool:
-        """Whether it is served when its turn comes: neither set aside nor set apart."""
-        return group in self._entries
-
     def in_order(self) -> Iterable[SequenceGroup]:
-        """Those that count by their order alone, each once, in no particular order."""
+        """Groups that are neither deferred nor quarantined, each once, in no particular order."""
         return self._entries
 
     def reorder(self, group: SequenceGroup) -> None:
-        """One of those in order has another rank now."""
+        """Put a WAITING group where its present rank belongs."""
         self._ranks.remove(self._entries.pop(group)[0])
-        self._put_in_order(group)
+        self._add_entry(group)
 
     def push(self, group: SequenceGroup) -> None:
+        """Add a group: in order, or to the quarantine if it has a cohort."""
         assert group not in self._sizes, f"group {group.arrival} waits twice"
         if group.cohort is None:
-            self._put_in_order(group)
+            group.move_to(GroupState.WAITING)
+            self._add_entry(group)
         else:
+            group.move_to(GroupState.QUARANTINED)
             self._quarantined[group] = None
-        self._count(group)
+        self._add_size(group)
 
     def peek(self) -> SequenceGroup | None:
-        while self._heap and not self._counts(self._heap[0]):
+        while self._heap and not self._is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> SequenceGroup:
-        group = self._take_head()
-        self._forget(group)
+        """Take out the head, for a worker to start."""
+        group = self._pop_entry()
+        self._drop_size(group)
         self.num_served += 1
         return group
 
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
-        """How many in order are served before a group that would come now."""
+        """Number of groups in order that would be served before a group that arrives now."""
         return self._ranks.num_below(newcomers_rank(self._policy, priority, deadline_s))
 
     def defer_head(self) -> None:
-        """The head: it cannot be served as things are."""
-        self._deferred[self._take_head()] = None
+        """Skip the head until something changes."""
+        group = self._pop_entry()
+        group.move_to(GroupState.DEFERRED)
+        self._deferred[group] = None
 
     def restore_deferred(self) -> None:
-        """All that were set aside, in order again."""
+        """Put every deferred group in order again."""
         for group in self._deferred:
-            self._put_in_order(group)
+            group.move_to(GroupState.WAITING)
+            self._add_entry(group)
         self._deferred.clear()
 
     def quarantine(self, group: SequenceGroup) -> None:
-        """It has a cohort from now on. Harmless if it does not wait."""
+        """Move a suspect out of order; no-op if it is not in the queue."""
         if group in self._sizes:
             self._remove_from_order(group)
+            if group.state is not GroupState.QUARANTINED:
+                group.move_to(GroupState.QUARANTINED)
             self._quarantined[group] = None
 
     def release_from_quarantine(self, group: SequenceGroup) -> None:
-        """It has no cohort any more: in order again, if it waits."""
+        """Put a group that is cleared of suspicion in order again; no-op if it is not quarantined."""
         if group in self._quarantined:
             del self._quarantined[group]
-            self._put_in_order(group)
+            group.move_to(GroupState.WAITING)
+            self._add_entry(group)
 
     def pop_quarantined(self, group: SequenceGroup) -> None:
-        """Take out one of those set apart."""
+        """Take out a quarantined group, for a worker to start in its trial."""
         del self._quarantined[group]
-        self._forget(group)
+        self._drop_size(group)
 
     def quarantined_in(self, cohort: Cohort) -> list[SequenceGroup]:
-        """Those of it that wait, in order."""
+        """Quarantined groups of one cohort, in order."""
         waiting = [group for group in self._quarantined if group.cohort is cohort]
         return sorted(waiting, key=lambda group: waiting_rank(self._policy, group))
 
     def discard(self, group: SequenceGroup) -> None:
-        """Take it out if it is there; it may be pushed again."""
+        """Take out a group; no-op if it is not in the queue. It may be pushed again."""
         if group in self._sizes:
             self._remove_from_order(group)
-            self._forget(group)
+            self._drop_size(group)
 
     def resize(self, group: SequenceGroup) -> None:
-        """A member of a waiting group is finished; if it was set aside it may be served now."""
+        """Count a group again, of which a member has finished. A deferred one may fit now: put it in order."""
         if group in self._deferred:
             del self._deferred[group]
-            self._put_in_order(group)
-        self._forget(group)
-        self._count(group)
+            group.move_to(GroupState.WAITING)
+            self._add_entry(group)
+        self._drop_size(group)
+        self._add_size(group)
 
     def check(self) -> None:
-        """Assert that what is counted is what is there."""
+        """Assert that counts, states and containers agree."""
         self._ranks.check()
         in_order = sorted(rank for rank, _ in self._entries.values())
         assert [self._ranks.num_below(rank) for rank in in_order] == list(range(len(in_order)))
+        listed = {
+            **dict.fromkeys(self._entries, GroupState.WAITING),
+            **dict.fromkeys(self._deferred, GroupState.DEFERRED),
+            **dict.fromkeys(self._quarantined, GroupState.QUARANTINED),
+        }
+        assert listed == {group: group.state for group in self._sizes}, "a group is listed against its state"
         assert len(self._entries) + len(self._deferred) + len(self._quarantined) == len(self._sizes)
         assert sum(num_groups for num_groups, _ in self._sizes_of.values()) == len(self._sizes)
         assert sum(num_tokens for _, num_tokens in self._sizes_of.values()) == self.num_tokens
 
-    def _put_in_order(self, group: SequenceGroup) -> None:
+    def _add_entry(self, group: SequenceGroup) -> None:
         self._entries[group] = entry = (waiting_rank(self._policy, group), group)
         self._ranks.add(entry[0])
         heapq.heappush(self._heap, entry)
 
-    def _take_head(self) -> SequenceGroup:
+    def _pop_entry(self) -> SequenceGroup:
         group = self.peek()
         assert group is not None, "the head of an empty queue"
         rank, _ = heapq.heappop(self._heap)
@@ -158,7 +176,7 @@ class WaitingQueue:
         return group
 
     def _remove_from_order(self, group: SequenceGroup) -> None:
-        """Of wherever it waits; it still counts as waiting."""
+        """Remove a group from whichever container has it; its size still counts."""
         self._deferred.pop(group, None)
         self._quarantined.pop(group, None)
         entry = self._entries.pop(group, None)
@@ -168,10 +186,10 @@ class WaitingQueue:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
-    def _counts(self, entry: _Entry) -> bool:
+    def _is_valid(self, entry: _Entry) -> bool:
         return self._entries.get(entry[1]) is entry
 
-    def _count(self, group: SequenceGroup) -> None:
+    def _add_size(self, group: SequenceGroup) -> None:
         size = (len(group.live), group.num_distinct_tokens)
         self._sizes[group] = size
         self.num_sequences += size[0]
@@ -179,7 +197,7 @@ class WaitingQueue:
         num_groups, num_tokens = self.size_of(group.owner)
         self._sizes_of[group.owner] = num_groups + 1, num_tokens + size[1]
 
-    def _forget(self, group: SequenceGroup) -> None:
+    def _drop_size(self, group: SequenceGroup) -> None:
         num_sequences, num_tokens = self._sizes.pop(group)
         self.num_sequences -= num_sequences
         self.num_tokens -= num_tokens

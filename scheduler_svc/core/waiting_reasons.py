@@ -1,14 +1,15 @@
-"""What a group that does not run waits for, in words for people.
+"""Reasons why a group does not run, in words for people.
 
-Pure functions over the queue and worker states, which decide nothing: who starts is decided in `admitting`.
+Pure functions over the queue and worker states. They decide nothing: `admitting` decides which group starts.
 """
 
 from collections.abc import Collection
 from enum import Enum
 
 from scheduler_svc.core import placement
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.starting import has_room_for, plan_start
 from scheduler_svc.core.swapping import has_room_to_swap_in
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -16,7 +17,7 @@ from scheduler_svc.core.worker_state import WorkerState
 
 
 class WaitingReason(Enum):
-    """The values are what people are told."""
+    """Reason; its value is the text that users read."""
 
     NO_WORKER = "a worker: none is connected"
     DRAINING = "a worker: all are draining"
@@ -34,19 +35,17 @@ class WaitingReason(Enum):
 def waiting_reason(
     group: SequenceGroup, queue: WaitingQueue, workers: Collection[WorkerState], limits: WorkerLimits
 ) -> WaitingReason | None:
-    """What the group waits for; None if it runs or has ended."""
-    if group.is_finished:
+    """Return what the group waits for; None if it runs or has ended."""
+    if group.state in (GroupState.RUNNING, GroupState.ENDED):
         return None
-    if group.is_paused:
+    if group.state is GroupState.PAUSED:
         return WaitingReason.RESUMPTION
-    if any(sequence.status is SequenceStatus.RUNNING for sequence in group.sequences):
-        return None
     if not workers:
         return WaitingReason.NO_WORKER
     if group in queue:
         return _reason_in_queue(group, queue, workers, limits)
     worker = next((each for each in workers if each.worker_id == group.worker_id), None)
-    if worker is None or group.swap_step is None or group.num_pending_tokens:
+    if worker is None or group.state is not GroupState.SWAPPED:
         return WaitingReason.STEP_IN_FLIGHT
     return _reason_swapped(group, worker, limits)
 
@@ -58,9 +57,9 @@ def _reason_in_queue(
     if not takers:
         can_be_held = any(placement.can_ever_hold(worker, group, limits) for worker in workers)
         return WaitingReason.DRAINING if can_be_held else WaitingReason.NO_LARGER_WORKER
-    if group.cohort is not None:
+    if group.state is GroupState.QUARANTINED:
         return WaitingReason.TRIAL
-    if not queue.is_in_order(group):
+    if group.state is GroupState.DEFERRED:
         return WaitingReason.DEADLINE
     if queue.peek() is not group:
         return WaitingReason.EARLIER_REQUESTS

@@ -1,6 +1,6 @@
-"""The invariants of one worker, blocks, slots, pending tokens, and that no block is written by two; and of the queue.
+"""Invariants of one worker (blocks, slots, pending tokens, one writer a block), of the queue and of paused groups.
 
-Assertions only, for tests and for an idle engine; nothing here changes anything.
+Assertions only, for tests and for an idle engine; they change nothing.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from scheduler_svc.core.worker_state import WorkerState, blocks_held
 
 
 def check_worker(worker: WorkerState) -> None:
-    """Assert that everything adds up."""
+    """Assert the invariants of one worker."""
     groups = list(dict.fromkeys(sequence.group for sequence in worker.running))
     _check_blocks(worker)
     _check_slots(worker, groups)
@@ -25,7 +25,6 @@ def check_worker(worker: WorkerState) -> None:
         assert sequence.num_pending_tokens == pending[sequence]
         _check_running(worker, sequence)
     _check_host(worker)
-    assert not any(group.is_paused for group in [*groups, *worker.parked, *worker.swapped])
     for group in worker.paused:
         assert group.is_paused and (group.num_pending_tokens > 0 or group.swap_step is not None)
     for group in [*worker.parked, *worker.paused]:
@@ -38,16 +37,16 @@ def check_worker(worker: WorkerState) -> None:
 
 
 def check_waiting(groups: Iterable[SequenceGroup]) -> None:
-    """Assert that those in the queue hold nothing."""
+    """Assert that groups in the queue hold nothing."""
     for group in groups:
-        assert group.worker_id is None and group.live and not group.is_paused
+        assert group.worker_id is None and group.live
         _check_holds_nothing(group)
 
 
 def check_paused(groups: Iterable[SequenceGroup]) -> None:
-    """Assert that those without a worker hold nothing; for the others see `check_worker`."""
+    """Assert that paused groups without a worker hold nothing; for the others see `check_worker`."""
     for group in groups:
-        assert group.is_paused and group.live
+        assert group.live
         if group.worker_id is None:
             _check_holds_nothing(group)
 
@@ -98,7 +97,7 @@ def _check_slots(worker: WorkerState, groups: list[SequenceGroup]) -> None:
 
 
 def _check_single_writers(worker: WorkerState) -> None:
-    """Each block that may still be written is in one table only, or in those that wait for its writer."""
+    """Assert that each block yet to be written is in one table only, or in tables that wait for its writer."""
     writer_of: dict[int, Sequence] = {}
     for sequence in worker.running:
         num_read = sequence.num_computed_tokens if sequence.source is None else sequence.num_shared_tokens

@@ -1,6 +1,6 @@
-"""What the scheduler knows of one worker: its blocks, its slots, who runs there, which steps are in flight.
+"""State of one worker as the scheduler keeps it: blocks, slots, running sequences, steps in flight.
 
-Blocks and slots change hands here. Who gets them, and when, is the scheduler's decision.
+Blocks and slots change hands here. The scheduler decides who gets them, and when.
 """
 
 from bisect import bisect_left
@@ -10,26 +10,27 @@ from typing import NamedTuple
 
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 
 
 class Release(NamedTuple):
-    """What a sequence gave up: a slot, and one reference to each block."""
+    """Slot and blocks that a sequence has given up, with one reference to each block."""
 
     slot: int
-    is_described: bool  # the worker knows the slot, and is to be told that it is free
+    is_described: bool  # the worker knows the slot, and must be told that it is free
     blocks: list[int]
 
 
 @dataclass(slots=True)
 class PlannedStep:
-    """A plan, and what hangs on its execution. It is a holder of the blocks in its releases and copies."""
+    """A plan, and what depends on its execution. Holds the blocks in its releases and copies."""
 
     plan: StepPlan
-    registered: list[int] = field(default_factory=list)  # blocks made findable in trust that it is executed
-    releases: list[Release] = field(default_factory=list)  # freed once it is done: it is the last to use them
+    registered: list[int] = field(default_factory=list)  # blocks made findable; right only if it is executed
+    releases: list[Release] = field(default_factory=list)  # freed once it is done: it uses them last
     copy_sources: list[int] = field(default_factory=list)  # each once; a block copied from stays until it is done
     reshaped: list[SequenceGroup] = field(default_factory=list)  # their blocks are right only if it is executed
     num_starved: int = 0  # rows left out because their block is still to be released
@@ -68,22 +69,22 @@ class WorkerState:
         self.num_pinned_blocks = 0  # a block counts once
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
         self.num_members = 0  # of running groups, idle beams included: they hold slots
-        self.parked: dict[SequenceGroup, None] = {}  # preempted here, and pending tokens are still to come
-        self.swapped: list[SequenceGroup] = []  # by order; preempted here, and their blocks are in the host pool
-        self.paused: dict[SequenceGroup, None] = {}  # of them tokens are still to come, or blocks are in the host pool
+        self.parked: dict[SequenceGroup, None] = {}  # PARKED here
+        self.swapped: list[SequenceGroup] = []  # SWAPPED here, by order
+        self.paused: dict[SequenceGroup, None] = {}  # with tokens in flight or host blocks here
         self.unsent_swap_out: list[int] = []  # flat (device block, host block), for the next plan
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it
-        self.uncached: list[Sequence] = []  # have filled a block that the prefix cache does not know yet
+        self.uncached: list[Sequence] = []  # have filled a block that is not in the prefix cache yet
         self.free_slots = list(range(num_slots - 1, -1, -1))
-        self.freed_slots: list[int] = []  # the worker has not been told
+        self.freed_slots: list[int] = []  # the worker is yet to be told
         self.next_step_id = 1
         self.forced_step_id = 0  # the latest before which a preemption was forced
         self.needs_snapshot = True
         self.is_draining = False  # gets nothing new
-        self.trial: Cohort | None = None  # whose turn it is; None: all that are in no cohort
+        self.trial: Cohort | None = None  # whose turn it is; None: the groups without a cohort
         self.num_trial_steps = 0  # of the present trial, or the last
-        self.num_steps_between = 0  # of the others since then
+        self.num_steps_between = 0  # of the other groups since then
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self.num_preemptions = 0
@@ -94,7 +95,7 @@ class WorkerState:
         self.num_swapped_in_blocks = 0
 
     def empty_copy(self) -> "WorkerState":
-        """One of the same size that has just come."""
+        """Return the state of a worker of the same size that has just come."""
         return WorkerState(
             self.worker_id,
             num_blocks=self.blocks.num_blocks,
@@ -110,14 +111,14 @@ class WorkerState:
 
     @property
     def capacity_blocks(self) -> int:
-        """The most that a group may come to hold here, and so the largest that may be started."""
+        """Most blocks that a group may come to hold here: a larger one is never started."""
         return self.blocks.num_blocks - self.num_pinned_blocks - self.num_watermark_blocks
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def num_spare_tokens(self) -> int:
-        """What its running sequences would leave of the token budget of its next step."""
+        """Return what the running sequences would leave of the token budget of the next step."""
         budget = self.max_num_batched_tokens
         for sequence in self.running:
             if not sequence.has_all_tokens:
@@ -127,7 +128,7 @@ class WorkerState:
         return budget
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of a sequence's head. At least its last token is left to compute."""
+        """Return the cached blocks of a sequence's head. At least its last token is left to compute."""
         if not (self.enable_prefix_cache and sequence.use_prefix_cache):
             return []
         num_blocks = (sequence.num_tokens - 1) // self.block_size
@@ -156,10 +157,11 @@ class WorkerState:
         del self.running[index]
 
     def stop_group(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
-        """Stop the whole group. It keeps its tokens in flight, and is parked until they come.
+        """Stop a running group: PARKED, and listed in `parked` while it has tokens in flight.
 
         It is to be computed again, unless it `keeps_computed`: then its blocks are swapped out.
         """
+        group.move_to(GroupState.PARKED)
         for sequence in group.unfinished:
             self.stop_sequence(sequence)
             if not keeps_computed:
@@ -170,7 +172,7 @@ class WorkerState:
             self.parked[group] = None
 
     def preempt(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
-        """Retire it to make room. It has no row in a step that is being planned."""
+        """Stop a group to make room. It has no row in a step that is being planned."""
         self.stop_group(group, keeps_computed=keeps_computed)
         for sequence in group.live:
             sequence.num_preemptions += 1
@@ -178,9 +180,9 @@ class WorkerState:
         self.num_preemptions += 1
 
     def cache_full_blocks(self, sequence: Sequence, step: PlannedStep | None) -> None:
-        """Make its blocks findable that are full, known, and computed once `step` is done (None: already).
+        """Put its blocks into the prefix cache that are full, known, and computed once `step` is done (None: already).
 
-        Before its first row here it offers nothing: what it holds then comes from a step that may still be in flight.
+        Before its first row here it puts none: what it holds then comes from a step that may still be in flight.
         """
         if not self.enable_prefix_cache or not sequence.last_step:
             return
@@ -196,41 +198,41 @@ class WorkerState:
         sequence.num_registered_blocks = num_full
 
     def uncache_blocks(self, group: SequenceGroup) -> None:
-        """Make its blocks unfindable: what is in them may be wrong. Pinned ones stay as they are."""
+        """Take a group's blocks out of the prefix cache, since they may be wrong. Pinned blocks stay."""
         pinned = {block for blocks in self.pins.values() for block in blocks}
         for block in {block for sequence in group.unfinished for block in blocks_held(sequence)} - pinned:
             if self.blocks.is_findable(block):
                 self.blocks.unregister(block)
 
     def hold_copy_source(self, block: int, step: PlannedStep) -> None:
-        """It is copied in `step`: until that is done it is not given to anybody else."""
+        """Keep a block that `step` copies from until the step is done."""
         if block not in step.copy_sources:
             step.copy_sources.append(block)
             self.blocks.share([block])
             self.copy_holds[block] += 1
 
     def num_holders(self, block: int) -> int:
-        """Sequences that hold it, in their tables or to copy it; steps that only still read it do not count."""
+        """Count the sequences that hold a block, in their tables or to copy it, but not steps that only read it."""
         return self.blocks.ref_count(block) - self.copy_holds[block]
 
     def cache_decoded_blocks(self) -> None:
-        """Offer what decoding has filled: apart, because hashing takes time for which a step need not wait."""
+        """Put blocks that decoding has filled into the prefix cache: apart, so that no step waits for the hashing."""
         uncached, self.uncached = self.uncached, []
         for sequence in uncached:
             if sequence.worker_id == self.worker_id and sequence.status is SequenceStatus.RUNNING:
                 self.cache_full_blocks(sequence, self._step_in_flight(sequence.last_step))
 
     def num_coming_blocks(self) -> int:
-        """Blocks that become available when the steps in flight are done."""
+        """Count the blocks that become available when the steps in flight are done."""
         coming = [release.blocks for step in self.in_flight for release in step.releases]
         return self.blocks.num_freed_by([*coming, *(step.copy_sources for step in self.in_flight)])
 
     def complete_step(self) -> None:
-        """The oldest step in flight was executed: free what waited for it."""
+        """Free what waited for the oldest step in flight, which was executed."""
         self.free_held_by(self.in_flight.popleft())
 
     def free_held_by(self, step: PlannedStep) -> None:
-        """Free what a step holds that is no longer in flight."""
+        """Free what a step held that is no longer in flight."""
         for release in step.releases:
             self.free_release(release)
         if step.copy_sources:
@@ -244,6 +246,15 @@ class WorkerState:
         if release.is_described:
             self.freed_slots.append(release.slot)
 
+    def take_out(self, group: SequenceGroup) -> None:
+        """Take a group out of the list here that its state names; no-op if it is in none."""
+        if group.state is GroupState.PARKED:
+            self.parked.pop(group, None)
+        elif group.state is GroupState.SWAPPED:
+            self.swapped.remove(group)
+        elif group.state is GroupState.PAUSED:
+            self.paused.pop(group, None)
+
     def _step_in_flight(self, step_id: int) -> PlannedStep | None:
         if not self.in_flight or step_id < self.in_flight[0].plan.step_id:
             return None
@@ -251,7 +262,7 @@ class WorkerState:
 
 
 def blocks_held(sequence: Sequence) -> list[int]:
-    """All that it has a reference to: its table, and what it is yet to copy."""
+    """Return the blocks that a sequence has a reference to: its table, and the tail that it is yet to copy."""
     if sequence.fork_tail is None:
         return sequence.block_table
     return [*sequence.block_table, sequence.fork_tail]

@@ -124,7 +124,7 @@ class Admission:
         scheduler = self._engine.scheduler
         return not self.recovery.num_waiting and all(
             live.num_prompt_tokens + live.max_tokens
-            <= scheduler.max_tokens_that_fit(live.num_prompt_tokens, live.params.num_sequences)
+            <= scheduler.workers.max_tokens_that_fit(live.num_prompt_tokens, live.params.num_sequences)
             for live in self._entering
         )
 
@@ -335,15 +335,15 @@ class Admission:
             check_prompt_logprobs(len(token_ids), params.num_prompt_logprobs)
         self._queue.check_tokens(params.tenant, len(token_ids))
         scheduler = self._engine.scheduler
-        fit = scheduler.max_tokens_that_fit(len(token_ids), params.num_sequences)
+        fit = scheduler.workers.max_tokens_that_fit(len(token_ids), params.num_sequences)
         max_tokens = settle_length(
             params,
             len(token_ids),
             model.limits,
             fit,
-            max_sequences_that_fit=scheduler.max_sequences_that_fit(),
-            num_pinned_blocks=scheduler.num_pinned_blocks(),
-            max_tokens_without_pins=scheduler.max_tokens_that_fit(
+            max_sequences_that_fit=scheduler.workers.max_sequences_that_fit(),
+            num_pinned_blocks=scheduler.workers.num_pinned_blocks(),
+            max_tokens_without_pins=scheduler.workers.max_tokens_that_fit(
                 len(token_ids), params.num_sequences, with_pins=False
             ),
         )

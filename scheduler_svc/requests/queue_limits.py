@@ -57,15 +57,15 @@ class QueueLimits:
     def check_newcomer(self, tenant: str, priority: int, deadline_s: float | None) -> None:
         """How many wait, and how long one more would."""
         num_entering = self._num_entering.total()
-        num_requests = self._scheduler.queue_size()[0] + num_entering
+        num_requests = self._scheduler.waiting.num_groups + num_entering
         limits = self._limits
         if num_requests >= limits.max_queue_requests:
             raise self._refusal(f"the queue is full: {num_requests} requests wait", num_requests)
-        num_mine = self._scheduler.queue_size_of(tenant)[0] + self._num_entering[tenant]
+        num_mine = self._scheduler.waiting.size_of(tenant)[0] + self._num_entering[tenant]
         most = limits.max_queue_requests * limits.max_queue_share
         if num_mine >= max(1, most):
             raise self._refusal(f"{num_mine} requests of this tenant wait, which is its share of the queue", num_mine)
-        num_ahead = self._scheduler.num_ahead(priority, deadline_s) + num_entering
+        num_ahead = self._scheduler.waiting.num_ahead(priority, deadline_s) + num_entering
         wait_s = self._engine.expected_wait_s(num_ahead)
         if wait_s > limits.max_queue_wait_s:
             raise self._refusal(
@@ -74,12 +74,12 @@ class QueueLimits:
 
     def check_tokens(self, tenant: str, num_tokens: int) -> None:
         """A prompt that is alone may be as long as it likes."""
-        num_groups, queued = self._scheduler.queue_size()
+        num_groups, queued = self._scheduler.waiting.size()
         queued += self._entering_tokens.total()
         limits = self._limits
         if queued and queued + num_tokens > limits.max_queue_tokens:
             raise self._refusal(f"the queue is full: {queued} prompt tokens wait", num_groups)
-        num_mine, mine = self._scheduler.queue_size_of(tenant)
+        num_mine, mine = self._scheduler.waiting.size_of(tenant)
         mine += self._entering_tokens[tenant]
         if mine and mine + num_tokens > limits.max_queue_tokens * limits.max_queue_share:
             what = f"{mine} prompt tokens of this tenant wait, and more would be beyond its share of the queue"

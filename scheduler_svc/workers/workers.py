@@ -179,16 +179,16 @@ class Workers:
         else:
             self._drained.put(worker_id, member.incarnation)
         self._settle_drain(member, is_draining=not undo)
-        return self._engine.scheduler.num_sequences_on(worker_id)
+        return self._engine.scheduler.workers.num_sequences_on(worker_id)
 
     def _settle_drain(self, member: Member, *, is_draining: bool) -> None:
         if member.loop is None:
             return  # it is not in the scheduler yet
         if is_draining:
-            self._engine.scheduler.drain(member.worker_id)
+            self._engine.scheduler.workers.drain_worker(member.worker_id)
         else:
-            self._engine.scheduler.undo_drain(member.worker_id)
-        num_left = self._engine.scheduler.num_sequences_on(member.worker_id)
+            self._engine.scheduler.workers.undo_drain(member.worker_id)
+        num_left = self._engine.scheduler.workers.num_sequences_on(member.worker_id)
         log.info(
             "worker drains" if is_draining else "worker serves", worker_id=member.worker_id, num_sequences=num_left
         )
@@ -347,7 +347,7 @@ class Workers:
     def _add_to_scheduler(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
         pool = description.pool
         member.block_size = pool.block_size
-        self._engine.scheduler.add_worker(
+        self._engine.scheduler.workers.add_worker(
             member.worker_id,
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
@@ -414,7 +414,7 @@ class Workers:
     def _remove_from_scheduler(self, member: Member, lost_by: str | None) -> list[Sequence]:
         """Its steps are not to blame where it was told to end, the line is at fault, or we are (no reason)."""
         if lost_by is None or member.is_leaving or member.link.is_damaged:
-            return self._engine.scheduler.remove_worker(member.worker_id)
+            return self._engine.scheduler.workers.remove_worker(member.worker_id)
         return self._engine.lose_worker(member.worker_id, lost_by)
 
 

@@ -43,7 +43,7 @@ class AuditedCluster(Cluster):
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
         self.look()
-        fresh = {group for group in self.scheduler._waiting if _never_ran(group)}
+        fresh = {group for group in self.scheduler.waiting if _never_ran(group)}
         self.ledger.before_plan(worker_id)
         plan = super().start(worker_id)
         if plan is not None:
@@ -68,13 +68,13 @@ class AuditedCluster(Cluster):
         self.look()
 
     def has_cached(self, worker_id: str, block_hashes: list[bytes]) -> bool:
-        blocks = self.scheduler._workers[worker_id].blocks
+        blocks = self.scheduler._places.workers[worker_id].blocks
         return len(blocks.lookup(block_hashes)) == len(block_hashes) > 0
 
     def pin(self, worker_id: str, name: str, block_hashes: list[bytes]) -> bool:
-        blocks = self.scheduler._workers[worker_id].blocks.lookup(block_hashes)
+        blocks = self.scheduler._places.workers[worker_id].blocks.lookup(block_hashes)
         num_used = sum(not self.ledger.is_cached(worker_id, block) for block in blocks)
-        is_pinned = self.scheduler.pin(worker_id, name, block_hashes)
+        is_pinned = self.scheduler.workers.pin_blocks(worker_id, name, block_hashes)
         if is_pinned:
             self.seen["pinned blocks"] += len(blocks)
             self.seen["pinned blocks in use"] += num_used
@@ -82,7 +82,7 @@ class AuditedCluster(Cluster):
         return is_pinned
 
     def unpin(self, worker_id: str, name: str) -> None:
-        self.scheduler.unpin(worker_id, name)
+        self.scheduler.workers.unpin_blocks(worker_id, name)
         self.ledger.unpin(worker_id, name)
 
     def finish(self, sequence: Sequence) -> None:
@@ -158,7 +158,7 @@ class AuditedCluster(Cluster):
             if not contents:
                 for seed, token_ids in chains:
                     contents.update(_contents(seed, list(token_ids), fake.block_size))
-            for block, block_hash in enumerate(self.scheduler._workers[worker_id].blocks._hashes):
+            for block, block_hash in enumerate(self.scheduler._places.workers[worker_id].blocks._hashes):
                 if block_hash is not None:
                     assert fake.block_kv(block) == contents[block_hash], f"block {block} is not what its hash says"
                     num_checked += 1
@@ -170,7 +170,7 @@ class AuditedCluster(Cluster):
                 assert beam.token_ids == self._beam_tokens[beam]
 
     def _count(self, plan: StepPlan) -> None:
-        worker = self.scheduler._workers[plan.worker_id]
+        worker = self.scheduler._places.workers[plan.worker_id]
         preempted = worker.in_flight[-1].preempted
         self.seen["groups swapped out"] += sum(group.swap_step is not None for group in preempted)
         self.seen["groups to recompute"] += sum(group.swap_step is None for group in preempted)
@@ -185,7 +185,7 @@ class AuditedCluster(Cluster):
 
     def _check_admissions(self, worker_id: str, fresh: set[SequenceGroup]) -> None:
         """Nothing new starts before what gave way here, nor before an earlier one that gave way anywhere."""
-        worker, waiting = self.scheduler._workers[worker_id], self.scheduler._waiting
+        worker, waiting = self.scheduler._places.workers[worker_id], self.scheduler.waiting
         gave_way = [group for group in waiting if group not in waiting._deferred and not _never_ran(group)]
         for group in fresh:
             if group.worker_id == worker_id:

@@ -165,7 +165,7 @@ class Ledger:
             step.members.discard(sequence)
 
     def _worker(self, worker_id: str) -> WorkerState:
-        return self._scheduler._workers[worker_id]
+        return self._scheduler._places.workers[worker_id]
 
 
 def _is_still_there(sequence: Sequence, held: _Holding) -> bool:

@@ -185,7 +185,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def measure(self, rng: random.Random) -> None:
         """One that swaps faster than it computes, or the other way round."""
-        self.cluster.scheduler.record_costs(
+        self.cluster.scheduler.workers.record_costs(
             self.any_worker(rng),
             swap_blocks_per_s=rng.choice([None, 1.0, 10.0, 100.0]),
             prefill_tokens_per_s=10.0 ** rng.randrange(1, 4),

@@ -37,7 +37,7 @@ class ModelCluster:
     def __init__(self, decoder: Decoder, config: SchedulerConfig, *, num_blocks: int, num_host_blocks: int) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.scheduler.add_worker(
+        self.scheduler.workers.add_worker(
             WORKER_ID,
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
@@ -71,7 +71,7 @@ class ModelCluster:
 
     @property
     def worker(self) -> WorkerState:
-        return self.scheduler._workers[WORKER_ID]
+        return self.scheduler._places.workers[WORKER_ID]
 
     @property
     def stats(self) -> WorkerStats:
@@ -171,13 +171,13 @@ class ModelCluster:
 
     def pin(self, name: str, block_hashes: list[bytes]) -> bool:
         blocks = self.worker.blocks.lookup(block_hashes)
-        is_pinned = self.scheduler.pin(WORKER_ID, name, block_hashes)
+        is_pinned = self.scheduler.workers.pin_blocks(WORKER_ID, name, block_hashes)
         if is_pinned:
             self.ledger.pin(WORKER_ID, name, blocks)
         return is_pinned
 
     def unpin(self, name: str) -> None:
-        self.scheduler.unpin(WORKER_ID, name)
+        self.scheduler.workers.unpin_blocks(WORKER_ID, name)
         self.ledger.unpin(WORKER_ID, name)
 
     def outputs(self, group: SequenceGroup) -> list[list[int]]:

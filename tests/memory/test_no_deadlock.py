@@ -67,7 +67,7 @@ def pin_something(cluster: Cluster, rng: random.Random) -> int:
     worker_id = rng.choice(sorted(cluster.workers))
     hashes = rng.choice(cluster.sequences).block_hashes[: rng.randint(1, 4)]
     try:
-        return hashes != [] and cluster.scheduler.pin(worker_id, f"pin {cluster.num_plans}", hashes)
+        return hashes != [] and cluster.scheduler.workers.pin_blocks(worker_id, f"pin {cluster.num_plans}", hashes)
     except (PinRefusedError, ValueError):
         return False
 
@@ -82,7 +82,7 @@ def test_a_pool_that_hardly_holds_the_largest_group_gets_every_load_done(part: f
         for _ in range(rng.choice([1, 1, 2])):
             add_tight_worker(cluster, rng, num_needed, part)
         for worker_id in cluster.workers:
-            cluster.scheduler.record_costs(worker_id, swap_blocks_per_s=10.0, prefill_tokens_per_s=30.0)
+            cluster.scheduler.workers.record_costs(worker_id, swap_blocks_per_s=10.0, prefill_tokens_per_s=30.0)
         num_tokens = sum(s.worst_case_tokens for s in cluster.sequences)
         while cluster.num_plans < num_tokens // 2 and any(not s.is_finished for s in cluster.sequences):
             for worker_id, steps in cluster.in_flight.items():

@@ -70,7 +70,7 @@ def make_cluster(
     )
     cluster = ModelCluster(decoder, config, num_blocks=num_blocks, num_host_blocks=num_blocks)
     # Large groups with short contexts are cheaper to compute again, the others to swap.
-    cluster.scheduler.record_costs(WORKER_ID, swap_blocks_per_s=16.0, prefill_tokens_per_s=20.0)
+    cluster.scheduler.workers.record_costs(WORKER_ID, swap_blocks_per_s=16.0, prefill_tokens_per_s=20.0)
     return cluster
 
 

@@ -55,7 +55,7 @@ class Cluster:
         num_slots: int = 64,
         num_host_blocks: int = 0,
     ) -> None:
-        self.scheduler.add_worker(
+        self.scheduler.workers.add_worker(
             worker_id,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -70,7 +70,7 @@ class Cluster:
         del self.workers[worker_id]
         del self.in_flight[worker_id]
         del self.plans[worker_id]
-        return self.scheduler.remove_worker(worker_id)
+        return self.scheduler.workers.remove_worker(worker_id)
 
     def remove_all_memory(self, worker_id: str, *, num_blocks: int) -> list[Sequence]:
         """The worker dies, and comes back empty."""

@@ -198,7 +198,7 @@ class Site:
     async def idle(self) -> None:
         """Waits until no request is live, and checks that nothing of any request is left behind."""
         await until(lambda: not self.engine.live, 20)
-        await until(lambda: self.engine.scheduler.queue_size() == (0, 0))
+        await until(lambda: self.engine.scheduler.waiting.size() == (0, 0))
         workers = self.engine.scheduler.stats
         await until(lambda: all(each.num_used_blocks == each.num_pinned_blocks for each in workers().workers))
         self.engine.scheduler.check()

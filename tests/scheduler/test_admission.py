@@ -129,7 +129,7 @@ async def test_prompt_tokens_that_wait_are_bounded() -> None:
         running = [asyncio.create_task(site.run(long))]
         await until(lambda: bool(worker.steps))
         running.append(asyncio.create_task(site.run(long)))
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         error = await refused(site, long)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         worker.may_answer.set()
@@ -145,7 +145,7 @@ async def test_prompt_tokens_on_their_way_through_the_journal_count_as_waiting(s
         long.token_ids.ids[:] = [7] * 60
         entering = asyncio.create_task(site.run(long))
         await until(lambda: len(site.admission.entering) == 1)
-        assert site.engine.scheduler.queue_size() == (0, 0)
+        assert site.engine.scheduler.waiting.size() == (0, 0)
         late = asyncio.create_task(refused(site, long))
         await until(lambda: late.done() or len(site.admission.entering) == 2)
         store.may_append.set()
@@ -336,7 +336,7 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_th
         assert 0.2 < error.retry_after_s <= 60
         assert "behind 1 that wait" in error.message
         urgent = asyncio.create_task(site.run(counting(40, 2, priority=-1)))  # only what comes before it counts
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 2)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 2)
         await site.inference.Cancel(pb.CancelRequest(request_id="long"))
         assert tokens_in(await waiting) == [21, 22]
         assert tokens_in(await urgent) == [41, 42]
@@ -354,7 +354,7 @@ async def test_one_that_nobody_can_take_now_keeps_nobody_out() -> None:
         await until(lambda: "long" in site.engine.live)
         await site.add_worker("small", num_blocks=8, num_slots=4)
         await large.stop()
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         for number in range(4):
             assert tokens_in(await site.run(counting(20 * number, 8))) == list(range(20 * number + 1, 20 * number + 9))
             await asyncio.sleep(0.002)  # longer than the wait that is allowed

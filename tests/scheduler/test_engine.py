@@ -47,7 +47,7 @@ async def test_a_request_may_end_while_its_first_step_is_being_sent(site: Site) 
     await site.workers.close()
     link = GatedLink(worker.address)
     link.open()
-    site.engine.scheduler.add_worker("slow", num_blocks=64, block_size=16, num_slots=8)
+    site.engine.scheduler.workers.add_worker("slow", num_blocks=64, block_size=16, num_slots=8)
     await site.inference.GetModel(pb.GetModelRequest())
     driving = asyncio.create_task(
         WorkerLoop("slow", link, site.engine, current_epoch=lambda: 2, send_whole=False).run()
@@ -192,7 +192,7 @@ async def test_a_waiting_request_is_cancelled_without_any_worker(site: Site) -> 
     worker = await site.add_worker()
     await worker.stop()
     await until(lambda: not site.workers.members)
-    site.engine.scheduler.add_worker("ghost", num_blocks=64, block_size=16, num_slots=8)  # that nobody drives
+    site.engine.scheduler.workers.add_worker("ghost", num_blocks=64, block_size=16, num_slots=8)  # that nobody drives
     messages = aiter(site.inference.Generate(counting(10, 4, "idle")))
     await anext(messages)
     assert (await site.inference.GetRequest(pb.GetRequestRequest(request_id="idle"))).state == pb.REQUEST_STATE_WAITING

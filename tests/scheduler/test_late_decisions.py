@@ -54,7 +54,7 @@ async def test_a_newcomer_is_in_the_step_behind_the_one_that_runs(device: str, i
         first = asyncio.create_task(site.run(counting(10, 40)))
         await until(lambda: len(worker.steps) == NUM_STEPS and links[-1].num_sent == NUM_STEPS + (not is_late))
         second = asyncio.create_task(site.run(counting(100, 2)))
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         worker.may_answer.set()
         assert tokens_in(await second) == [101, 102]
         assert tokens_in(await first) == list(range(11, 51))

@@ -138,11 +138,11 @@ async def test_a_request_that_waits_may_be_paused_and_does_not_count_in_the_queu
         worker = await site.add_worker(num_slots=1)
         running = await started(site, worker, counting(10, LONG, "running"))
         waiting = asyncio.create_task(site.run(counting(20, 3, "waiting")))
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         assert (await refusal(site.run(counting(30, 3)))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await pause(site, "waiting")
         third = asyncio.create_task(site.run(counting(30, 3, "third")))
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         worker.may_answer.set()
         assert tokens_in(await running) == list(range(11, 11 + LONG))
         assert tokens_in(await third) == [31, 32, 33]

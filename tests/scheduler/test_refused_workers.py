@@ -126,7 +126,7 @@ async def test_text_is_accepted_for_the_old_model_while_no_worker_is_here_and_ke
         token_ids = (await site.inference.Tokenize(pb.TokenizeRequest(text="hello"))).token_ids
         request = pb.GenerateRequest(request_id="text", text="hello", stopping=pb.StoppingParams(max_tokens=3))
         running = asyncio.create_task(site.run(request))
-        await until(lambda: site.engine.scheduler.queue_size() == (1, len(token_ids)))
+        await until(lambda: site.engine.scheduler.waiting.size() == (1, len(token_ids)))
         assert "requests wait for one of them" in await dialled.refused(await a_worker(site))
         await first.start()
         await site.register(first)

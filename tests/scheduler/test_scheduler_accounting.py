@@ -40,7 +40,7 @@ def test_a_prefix_shared_between_requests_is_saved_too_and_a_pin_is_not_a_saving
     cluster = make_cluster(enable_prefix_cache=True)
     first = cluster.add([*range(1, 9), 20], 5)
     cluster.step()
-    assert cluster.scheduler.pin("w", "prefix", first.block_hashes[:2])
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", first.block_hashes[:2])
     stats = cluster.stats()
     assert (stats.num_sequence_blocks, stats.num_saved_blocks, stats.num_pinned_blocks) == (3, 0, 2)
     cluster.add([*range(1, 9), 21], 5)

@@ -246,9 +246,9 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 def test_without_a_worker_sequences_wait_and_nothing_fits() -> None:
     scheduler = Scheduler(SchedulerConfig())
     scheduler.add(single(Sequence(0, [1, 2], 2, 4, frozenset())))
-    assert scheduler.max_tokens_that_fit() == 0
+    assert scheduler.workers.max_tokens_that_fit() == 0
     assert scheduler.stats().num_waiting == 1
-    assert scheduler.queue_size() == (1, 2)
+    assert scheduler.waiting.size() == (1, 2)
     scheduler.check()
 
 

@@ -39,12 +39,12 @@ def test_all_groups_move_at_once_whatever_they_are_at(depth: int) -> None:
     go_on(cluster, "a", 2)
     cluster.add_worker("b", num_blocks=200)
     cluster.start("a")
-    cluster.scheduler.drain("a")
+    cluster.scheduler.workers.drain_worker("a")
     cluster.scheduler.check()
     assert cluster.stats("a").num_running == 0 and cluster.stats("a").is_draining
     while cluster.in_flight["a"]:
         cluster.complete("a")
-    assert cluster.scheduler.num_sequences_on("a") == 0 and cluster.start("a") is None
+    assert cluster.scheduler.workers.num_sequences_on("a") == 0 and cluster.start("a") is None
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
@@ -55,13 +55,13 @@ def test_with_no_other_worker_what_runs_ends_there_and_nothing_new_begins() -> N
     cluster = make_cluster({"a": 200})
     groups = add_mixed(cluster)
     go_on(cluster, "a", 6)
-    cluster.scheduler.drain("a")
+    cluster.scheduler.workers.drain_worker("a")
     new = cluster.add([1, 2], 4)
     while cluster.start("a") is not None or cluster.in_flight["a"]:
         if cluster.in_flight["a"]:
             cluster.complete("a")
     assert all(group.is_finished for group in groups) and new.num_output_tokens == 0
-    cluster.scheduler.undo_drain("a")
+    cluster.scheduler.workers.undo_drain("a")
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
@@ -73,7 +73,7 @@ def test_what_fits_nowhere_else_stays_and_the_rest_moves() -> None:
     short = cluster.add([2] * 4, 20)
     go_on(cluster, "large", 6)
     cluster.add_worker("small", num_blocks=10)
-    cluster.scheduler.drain("large")
+    cluster.scheduler.workers.drain_worker("large")
     assert (long.worker_id, short.worker_id) == ("large", "large" if short.num_pending_tokens else None)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
@@ -85,7 +85,7 @@ def test_what_is_preempted_where_it_has_to_stay_comes_back_there() -> None:
     for number in range(3):
         cluster.add([number + 1] * 8, 30)  # 10 blocks each at the end
     go_on(cluster, "a", 2)
-    cluster.scheduler.drain("a")
+    cluster.scheduler.workers.drain_worker("a")
     cluster.run_until_idle()
     assert cluster.stats("a").num_preemptions > 0
     cluster.assert_outputs_are_unconstrained()
@@ -97,12 +97,12 @@ def test_swapped_groups_move_too_when_another_worker_comes() -> None:
     sequences = [cluster.add([number + 1] * 8, 30) for number in range(3)]
     while not cluster.stats("a").num_used_host_blocks:
         go_on(cluster, "a", 1)
-    cluster.scheduler.drain("a")
+    cluster.scheduler.workers.drain_worker("a")
     assert cluster.stats("a").num_used_host_blocks > 0  # there is nowhere else
     cluster.add_worker("b", num_blocks=40)
     while cluster.in_flight["a"]:
         cluster.complete("a")
-    assert cluster.stats("a").num_used_host_blocks == 0 == cluster.scheduler.num_sequences_on("a")
+    assert cluster.stats("a").num_used_host_blocks == 0 == cluster.scheduler.workers.num_sequences_on("a")
     go_on(cluster, "b", 1)
     assert {sequence.worker_id for sequence in sequences} == {"b"}
     cluster.run_until_idle()
@@ -112,17 +112,17 @@ def test_swapped_groups_move_too_when_another_worker_comes() -> None:
 
 def test_a_worker_that_drains_is_no_measure_of_what_fits() -> None:
     cluster = make_cluster({"small": 10, "large": 50})
-    assert cluster.scheduler.max_tokens_that_fit() == 40
-    cluster.scheduler.drain("small")
-    assert cluster.scheduler.max_tokens_that_fit() == 200
-    cluster.scheduler.drain("large")
-    assert cluster.scheduler.max_tokens_that_fit() == 40
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 40
+    cluster.scheduler.workers.drain_worker("small")
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 200
+    cluster.scheduler.workers.drain_worker("large")
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 40
 
 
 def test_a_worker_back_in_service_takes_new_work_again() -> None:
     cluster = make_cluster({"a": 20})
-    cluster.scheduler.drain("a")
+    cluster.scheduler.workers.drain_worker("a")
     cluster.add([1, 2, 3], 4)
     assert cluster.start("a") is None
-    cluster.scheduler.undo_drain("a")
+    cluster.scheduler.workers.undo_drain("a")
     assert cluster.start("a") is not None

@@ -172,8 +172,8 @@ def test_a_group_that_no_worker_has_slots_for_steps_aside() -> None:
     group = cluster.add_group(PROMPT, 3)
     other = cluster.add([1], 2)
     assert cluster.step().sequences == [other]
-    assert cluster.scheduler.queue_size() == (1, 6)  # the prompt counts once
-    assert cluster.scheduler.max_tokens_that_fit(num_sequences=3) == 0
+    assert cluster.scheduler.waiting.size() == (1, 6)  # the prompt counts once
+    assert cluster.scheduler.workers.max_tokens_that_fit(num_sequences=3) == 0
     cluster.scheduler.finish_group(group)
     finish_and_compare(cluster)
 
@@ -181,12 +181,12 @@ def test_a_group_that_no_worker_has_slots_for_steps_aside() -> None:
 def test_the_largest_group_counts_its_prompt_once() -> None:
     # 10 blocks, prompt of 10 tokens: 2 full blocks shared, 8 for two members: 4 more each.
     cluster = make_cluster(num_blocks=10)
-    assert cluster.scheduler.max_tokens_that_fit(10, 2) == 24
+    assert cluster.scheduler.workers.max_tokens_that_fit(10, 2) == 24
     group = cluster.add_group(list(range(1, 11)), 2, 14)
     assert group.worst_case_blocks(4) == 10
     too_large = cluster.add_group(list(range(1, 11)), 2, 15)
     finish_and_compare_all_but(cluster, too_large)
-    assert cluster.scheduler.max_tokens_that_fit(41, 2) == 40
+    assert cluster.scheduler.workers.max_tokens_that_fit(41, 2) == 40
 
 
 def finish_and_compare_all_but(cluster: Cluster, group: SequenceGroup) -> None:
@@ -291,10 +291,10 @@ def test_a_group_preempted_in_flight_keeps_its_tokens_and_waits_for_all_of_them(
     assert plan is not None and plan.sequences == [first]
     assert a.status is b.status is SequenceStatus.PREEMPTED
     assert (a.num_pending_tokens, b.num_pending_tokens) == (1, 1)
-    assert cluster.scheduler.queue_size() == (0, 0) and cluster.scheduler.stats().num_waiting == 2
+    assert cluster.scheduler.waiting.size() == (0, 0) and cluster.scheduler.stats().num_waiting == 2
     cluster.scheduler.check()
     assert cluster.complete() == [first, a, b]
-    assert cluster.scheduler.queue_size() == (1, 4 + 1 + 1)
+    assert cluster.scheduler.waiting.size() == (1, 4 + 1 + 1)
     finish_and_compare(cluster)
 
 
@@ -308,7 +308,7 @@ def test_a_parked_group_of_which_a_member_ends_waits_for_the_tokens_of_the_other
     assert (b.status, b.num_pending_tokens) == (SequenceStatus.PREEMPTED, 1)
     cluster.scheduler.check()
     assert a not in cluster.complete()
-    assert cluster.scheduler.queue_size() == (1, 5)
+    assert cluster.scheduler.waiting.size() == (1, 5)
     finish_and_compare(cluster)
 
 

@@ -280,7 +280,7 @@ def test_who_has_moved_since_its_step_failed_is_tried_where_it_is() -> None:
     plan = cluster.start("a")
     assert plan is not None and moving in plan.sequences
     cluster.add_worker("b", num_blocks=22)
-    cluster.scheduler.drain("a")
+    cluster.scheduler.workers.drain_worker("a")
     cluster.start("b")
     assert moving.worker_id == "b"
     assert cluster.blame_step("a") == []

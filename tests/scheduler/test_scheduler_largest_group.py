@@ -43,7 +43,7 @@ class Alone:
         self.num_sequences = num_sequences
         self.is_beam = is_beam
         self.block_size = block_size
-        self.fit = self.cluster.scheduler.max_tokens_that_fit(num_prompt_tokens, num_sequences)
+        self.fit = self.cluster.scheduler.workers.max_tokens_that_fit(num_prompt_tokens, num_sequences)
 
     def add(self, num_tokens: int) -> None:
         """A group of so many tokens, prompt and output of each member."""
@@ -84,7 +84,7 @@ def test_a_group_one_token_larger_than_fits_is_never_started(shape: dict[str, in
     alone.add(max(alone.fit, alone.num_prompt_tokens) + 1)
     assert alone.group.worst_case_blocks(alone.block_size) > alone.capacity_blocks
     assert alone.cluster.start() is None
-    assert alone.cluster.scheduler.queue_size()[0] >= 1
+    assert alone.cluster.scheduler.waiting.num_groups >= 1
     alone.cluster.scheduler.finish_group(alone.group)
     alone.cluster.assert_idle_and_unleaked()
 

@@ -251,10 +251,10 @@ def test_a_paused_group_does_not_count_as_waiting() -> None:
     cluster = make_cluster()
     a = cluster.add(PROMPT, 5)
     pause(cluster, a.group)
-    assert cluster.scheduler.queue_size() == (0, 0)
+    assert cluster.scheduler.waiting.size() == (0, 0)
     assert cluster.start() is None
     cluster.scheduler.resume(a.group)
-    assert cluster.scheduler.queue_size() == (1, len(PROMPT))
+    assert cluster.scheduler.waiting.size() == (1, len(PROMPT))
     resume_and_compare(cluster, a.group)
 
 
@@ -267,7 +267,7 @@ def test_no_pin_takes_the_memory_that_a_paused_group_will_need(keep_on_host: boo
     cluster.step()
     pause(cluster, a.group, keep_on_host=keep_on_host)
     with pytest.raises(PinRefusedError):
-        cluster.scheduler.pin("w", "x", seed.block_hashes[:1])
+        cluster.scheduler.workers.pin_blocks("w", "x", seed.block_hashes[:1])
     resume_and_compare(cluster, a.group)
 
 
@@ -279,10 +279,10 @@ def test_a_group_that_is_resumed_on_a_draining_worker_goes_on_elsewhere() -> Non
     pause(cluster, a.group)
     assert cluster.stats().num_used_host_blocks > 0
     cluster.add_worker("other", num_blocks=60)
-    cluster.scheduler.drain("w")
+    cluster.scheduler.workers.drain_worker("w")
     cluster.scheduler.resume(a.group)
     cluster.scheduler.check()
-    assert cluster.scheduler.num_sequences_on("w") == cluster.stats().num_used_host_blocks == 0
+    assert cluster.scheduler.workers.num_sequences_on("w") == cluster.stats().num_used_host_blocks == 0
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     assert cluster.workers["other"].num_computed_tokens > 0
@@ -295,14 +295,14 @@ def test_no_pin_takes_the_memory_that_a_group_paused_on_a_draining_worker_will_n
         cluster.step()
     pause(cluster, a.group)
     cluster.add_worker("other", num_blocks=20)
-    cluster.scheduler.drain("w")
+    cluster.scheduler.workers.drain_worker("w")
     prefix = cluster.add([7] * 20, 1)
     cluster.step("other")
     assert prefix.is_finished
     with pytest.raises(PinRefusedError):
-        cluster.scheduler.pin("other", "x", prefix.block_hashes[:5])
+        cluster.scheduler.workers.pin_blocks("other", "x", prefix.block_hashes[:5])
     cluster.scheduler.finish_group(a.group)
-    assert cluster.scheduler.pin("other", "x", prefix.block_hashes[:5])
+    assert cluster.scheduler.workers.pin_blocks("other", "x", prefix.block_hashes[:5])
 
 
 def test_a_group_that_is_added_paused_waits_for_its_resumption_in_no_queue() -> None:
@@ -311,7 +311,7 @@ def test_a_group_that_is_added_paused_waits_for_its_resumption_in_no_queue() -> 
     a = cluster.new_group(PROMPT, 3, 5)
     scheduler.add(a, is_paused=True)
     scheduler.check()
-    assert scheduler.queue_size() == (0, 0) and scheduler.stats().num_paused_groups == 1 and cluster.start() is None
+    assert scheduler.waiting.size() == (0, 0) and scheduler.stats().num_paused_groups == 1 and cluster.start() is None
     with pytest.raises(ValueError, match="was added before"):
         scheduler.add(a)
     b = cluster.add(PROMPT, 5)

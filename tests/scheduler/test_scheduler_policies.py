@@ -69,21 +69,21 @@ def test_work_whose_deadline_has_passed_is_not_begun_and_is_named() -> None:
     plan = cluster.scheduler.schedule("w", now_s=4.5)
     assert plan is not None and plan.sequences == [in_time]
     cluster.scheduler.check()
-    assert cluster.scheduler.queue_size() == (1, 1)
+    assert cluster.scheduler.waiting.size() == (1, 1)
     assert cluster.scheduler.expired_groups(4.5) == [passed.group]
     cluster.scheduler.finish_group(passed.group)
     assert cluster.scheduler.expired_groups(4.5) == []
-    assert cluster.scheduler.queue_size() == (0, 0)
+    assert cluster.scheduler.waiting.size() == (0, 0)
 
 
 def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_anew_is_begun() -> None:
     cluster = make_cluster()
-    cluster.scheduler.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=10.0)
+    cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=10.0)
     long = cluster.add(list(range(1, 31)), 1, deadline_s=5.0)  # 3 s at 10 tokens a second
     assert cluster.scheduler.expired_groups(2.0) == []
     assert cluster.scheduler.expired_groups(2.1) == [long.group]
     assert cluster.scheduler.schedule("w", now_s=2.1) is None
-    cluster.scheduler.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=100.0)
+    cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=100.0)
     assert cluster.scheduler.expired_groups(2.1) == []
     plan = cluster.scheduler.schedule("w", now_s=2.1)
     assert plan is not None and plan.sequences == [long]
@@ -92,7 +92,7 @@ def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_a
 def test_what_is_cached_of_a_prompt_takes_no_time() -> None:
     cluster = make_cluster()
     cache_prefix(cluster)
-    cluster.scheduler.record_costs("w", prefill_tokens_per_s=1.0)
+    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1.0)
     cached, other = cluster.add([*SHARED, 2], 1, deadline_s=5.0), cluster.add([9] * 9, 1, deadline_s=5.0)
     assert cluster.scheduler.expired_groups(3.0) == [other.group]  # 1 s is enough for one of them, 9 s are too long
     assert cluster.scheduler.expired_groups(4.5) == [cached.group, other.group]
@@ -104,9 +104,9 @@ def test_the_quickest_worker_decides_what_is_in_time() -> None:
     cluster = make_cluster()
     cluster.add_worker("quick", num_blocks=100)
     long = cluster.add([1] * 30, 1, deadline_s=5.0)
-    cluster.scheduler.record_costs("w", prefill_tokens_per_s=1.0)
+    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1.0)
     assert cluster.scheduler.expired_groups(2.0) == [long.group]
-    cluster.scheduler.record_costs("quick", prefill_tokens_per_s=100.0)
+    cluster.scheduler.workers.record_costs("quick", prefill_tokens_per_s=100.0)
     assert cluster.scheduler.expired_groups(2.0) == []
     cluster.remove_worker("quick")
     assert cluster.scheduler.expired_groups(2.0) == [long.group]
@@ -116,16 +116,16 @@ def test_steps_smaller_than_full_ones_do_not_make_a_long_prompt_hopeless() -> No
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=30))
     cluster.add_worker(num_blocks=100)
     long = cluster.add([1] * 60, 1, deadline_s=5.0)
-    cluster.scheduler.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)  # 0.5 s a step
+    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)  # 0.5 s a step
     assert cluster.scheduler.expired_groups(4.0) == []  # two full steps, if they take no longer
     assert cluster.scheduler.expired_groups(4.1) == [long.group]
-    cluster.scheduler.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=30.0)
+    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=30.0)
     assert cluster.scheduler.expired_groups(3.9) == [long.group]
 
 
 def test_a_shared_prompt_is_estimated_once() -> None:
     cluster = make_cluster()
-    cluster.scheduler.record_costs("w", prefill_tokens_per_s=10.0)
+    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=10.0)
     group = cluster.add_group([1] * 20, 4, 5, deadline_s=5.0)
     assert cluster.scheduler.expired_groups(2.9) == []
     assert cluster.scheduler.expired_groups(3.1) == [group]
@@ -185,25 +185,25 @@ def test_preempted_work_is_not_dropped_for_its_deadline() -> None:
 def test_pinned_blocks_are_not_evicted_and_unpinned_ones_are() -> None:
     cluster = make_cluster(num_blocks=6)
     hashes = cache_prefix(cluster)
-    assert cluster.scheduler.pin("w", "system prompt", hashes)
+    assert cluster.scheduler.workers.pin_blocks("w", "system prompt", hashes)
     cluster.scheduler.check()
     assert (cluster.stats().num_pinned_blocks, cluster.stats().num_used_blocks) == (2, 2)
 
     def fill_the_pool() -> None:
-        cluster.add([1, 2, 3, 4, 5], cluster.scheduler.max_tokens_that_fit() - 5)
+        cluster.add([1, 2, 3, 4, 5], cluster.scheduler.workers.max_tokens_that_fit() - 5)
         cluster.run_until_idle()
 
     fill_the_pool()
     again = cluster.add([*SHARED, 2], 1)
     cluster.run_until_idle()
     assert again.num_cached_tokens == 8
-    cluster.scheduler.unpin("w", "system prompt")
-    cluster.scheduler.unpin("w", "system prompt")
+    cluster.scheduler.workers.unpin_blocks("w", "system prompt")
+    cluster.scheduler.workers.unpin_blocks("w", "system prompt")
     fill_the_pool()
     gone = cluster.add([*SHARED, 3], 1)
     cluster.run_until_idle()
     assert gone.num_cached_tokens == 0
-    assert not cluster.scheduler.pin("w", "tail of it", [b"no such block"])
+    assert not cluster.scheduler.workers.pin_blocks("w", "tail of it", [b"no such block"])
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
 
@@ -211,13 +211,15 @@ def test_pinned_blocks_are_not_evicted_and_unpinned_ones_are() -> None:
 def test_pins_count_against_what_may_be_admitted_and_a_block_of_two_pins_counts_once() -> None:
     cluster = make_cluster(num_blocks=6)
     hashes = cache_prefix(cluster)
-    assert cluster.scheduler.max_tokens_that_fit() == 24
-    assert cluster.scheduler.pin("w", "a", hashes) and cluster.scheduler.pin("w", "b", hashes[:1])
-    assert cluster.scheduler.max_tokens_that_fit() == 16
-    cluster.scheduler.unpin("w", "a")
-    assert cluster.scheduler.max_tokens_that_fit() == 20
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 24
+    assert cluster.scheduler.workers.pin_blocks("w", "a", hashes) and cluster.scheduler.workers.pin_blocks(
+        "w", "b", hashes[:1]
+    )
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 16
+    cluster.scheduler.workers.unpin_blocks("w", "a")
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 20
     with pytest.raises(ValueError, match="b is pinned on worker w already"):
-        cluster.scheduler.pin("w", "b", hashes)
+        cluster.scheduler.workers.pin_blocks("w", "b", hashes)
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -228,12 +230,12 @@ def test_a_pin_that_would_break_a_promise_is_refused(is_running: bool) -> None:
     if is_running:
         cluster.step()
     with pytest.raises(PinRefusedError, match=r"would leave 4 KV blocks on worker w, .* may need 5"):
-        cluster.scheduler.pin("w", "too much", hashes)
+        cluster.scheduler.workers.pin_blocks("w", "too much", hashes)
     assert cluster.stats().num_pinned_blocks == 0
-    assert cluster.scheduler.pin("w", "less", hashes[:1])
+    assert cluster.scheduler.workers.pin_blocks("w", "less", hashes[:1])
     cluster.run_until_idle()
     assert promised.num_output_tokens == 15
-    cluster.scheduler.unpin("w", "less")
+    cluster.scheduler.workers.unpin_blocks("w", "less")
     cluster.assert_idle_and_unleaked()
 
 
@@ -242,7 +244,7 @@ def test_a_waiting_group_that_fits_elsewhere_does_not_stand_in_the_way_of_a_pin(
     hashes = cache_prefix(cluster)
     cluster.add_worker("other", num_blocks=6)
     large = cluster.add([1, 2, 3], 20)
-    assert cluster.scheduler.pin("w", "prefix", hashes)
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", hashes)
     assert cluster.start("w") is None
     assert cluster.start("other") is not None
     assert large.worker_id == "other"
@@ -251,10 +253,10 @@ def test_a_waiting_group_that_fits_elsewhere_does_not_stand_in_the_way_of_a_pin(
 def test_a_group_too_large_beside_a_pin_waits_until_it_is_gone() -> None:
     cluster = make_cluster(num_blocks=6)
     hashes = cache_prefix(cluster)
-    assert cluster.scheduler.pin("w", "prefix", hashes)
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", hashes)
     large = cluster.add([1, 2, 3], 20)
     assert cluster.start() is None
-    cluster.scheduler.unpin("w", "prefix")
+    cluster.scheduler.workers.unpin_blocks("w", "prefix")
     assert cluster.step().sequences == [large]
 
 
@@ -262,9 +264,9 @@ def test_blocks_of_a_step_that_is_not_done_cannot_be_pinned() -> None:
     cluster = make_cluster(depth=2)
     sequence = cluster.add([*SHARED, 1], 5)
     cluster.start()
-    assert not cluster.scheduler.pin("w", "prefix", sequence.block_hashes[:2])
+    assert not cluster.scheduler.workers.pin_blocks("w", "prefix", sequence.block_hashes[:2])
     cluster.complete()
-    assert cluster.scheduler.pin("w", "prefix", sequence.block_hashes[:2])
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", sequence.block_hashes[:2])
     cluster.run_until_idle()
     cluster.remove_worker("w")
     cluster.scheduler.check()

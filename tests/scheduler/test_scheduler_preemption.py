@@ -83,11 +83,11 @@ def test_a_preempted_sequence_comes_back_with_prompt_and_output_as_one_prefill()
 def test_a_group_counts_as_served_each_time_it_leaves_the_queue() -> None:
     cluster = make_cluster(num_blocks=4)
     sequences = add_fours(cluster, 3)
-    assert cluster.scheduler.num_served() == 0
+    assert cluster.scheduler.waiting.num_served == 0
     cluster.run_until_idle()
     num_preemptions = sum(sequence.group.num_preemptions for sequence in sequences)
     assert num_preemptions
-    assert cluster.scheduler.num_served() == len(sequences) + num_preemptions
+    assert cluster.scheduler.waiting.num_served == len(sequences) + num_preemptions
 
 
 def test_nothing_new_starts_while_a_preempted_sequence_waits() -> None:
@@ -126,12 +126,12 @@ def test_a_sequence_preempted_in_flight_keeps_its_token_and_waits_for_it() -> No
     assert (b.num_pending_tokens, b.num_output_tokens) == (1, 0)
     # The blocks of b are in use until the step in flight is done.
     assert cluster.stats().num_used_blocks == 3
-    assert cluster.scheduler.queue_size() == (0, 0)
+    assert cluster.scheduler.waiting.size() == (0, 0)
     assert cluster.scheduler.stats().num_waiting == 1
     assert b in cluster.complete()
     assert (b.num_pending_tokens, b.num_output_tokens) == (0, 1)
     assert cluster.stats().num_used_blocks == 2
-    assert cluster.scheduler.queue_size() == (1, 5)
+    assert cluster.scheduler.waiting.size() == (1, 5)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
 
@@ -169,7 +169,7 @@ def test_admission_leaves_the_watermark_and_growth_uses_it() -> None:
     assert cluster.step().sequences == sequences[:8]
     plan = cluster.step()
     assert len(plan.append_pairs) > 2 * 2  # more than two blocks, at the cost of the last ones
-    assert cluster.scheduler.max_tokens_that_fit() == 8 * 4
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 8 * 4
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
 
@@ -177,7 +177,7 @@ def test_admission_leaves_the_watermark_and_growth_uses_it() -> None:
 def test_the_largest_sequence_that_fits_gets_done_beside_others() -> None:
     cluster = make_cluster(num_blocks=10, watermark=0.1, depth=2, budget=5)
     others = [cluster.add([i + 1, 2, 3], 20) for i in range(4)]
-    largest = cluster.add(list(range(1, 17)), cluster.scheduler.max_tokens_that_fit() - 16)
+    largest = cluster.add(list(range(1, 17)), cluster.scheduler.workers.max_tokens_that_fit() - 16)
     others += [cluster.add([i + 1, 2, 3], 20) for i in range(4)]
     cluster.run_until_idle()
     assert largest.num_output_tokens == 20

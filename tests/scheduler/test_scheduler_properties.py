@@ -86,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=num_host_tokens // self.block_size,
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
-        self.cluster.scheduler.record_costs(
+        self.cluster.scheduler.workers.record_costs(
             worker_id, swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size
         )
 
@@ -190,11 +190,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin_or_unpin(self, data: Any, name: str, num_blocks: int) -> None:
         scheduler = self.cluster.scheduler
         worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
-        scheduler.unpin(worker_id, name)
+        scheduler.workers.unpin_blocks(worker_id, name)
         known = [s.block_hashes[:num_blocks] for s in self.cluster.sequences if s.block_hashes]
         if known:
             try:
-                scheduler.pin(worker_id, name, data.draw(st.sampled_from(known)))
+                scheduler.workers.pin_blocks(worker_id, name, data.draw(st.sampled_from(known)))
             except PinRefusedError:
                 scheduler.check()
 
@@ -217,7 +217,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), undo=st.booleans())
     def drain(self, data: Any, undo: bool) -> None:
         worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
-        change = self.cluster.scheduler.undo_drain if undo else self.cluster.scheduler.drain
+        change = self.cluster.scheduler.workers.undo_drain if undo else self.cluster.scheduler.workers.drain_worker
         change(worker_id)
         change(worker_id)
 
@@ -251,7 +251,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.assert_outputs_are_unconstrained()
         for worker_id in self.cluster.workers:
             for name in "xyz":
-                self.cluster.scheduler.unpin(worker_id, name)
+                self.cluster.scheduler.workers.unpin_blocks(worker_id, name)
         self.cluster.assert_idle_and_unleaked()
 
 

@@ -201,7 +201,7 @@ def test_a_sequence_that_no_present_worker_can_hold_steps_aside_and_waits_for_on
     plan = cluster.start("small")
     assert plan is not None and plan.sequences == [small]
     cluster.scheduler.check()
-    assert cluster.scheduler.queue_size() == (1, 40)
+    assert cluster.scheduler.waiting.size() == (1, 40)
     assert cluster.scheduler.stats().num_waiting == 1
     cluster.add_worker("large", num_blocks=20)
     plan = cluster.start("large")
@@ -220,13 +220,15 @@ def test_a_sequence_is_not_started_where_it_could_not_end() -> None:
     cluster.complete("large")
     assert cluster.start("large") is not None
     assert big.worker_id == "large"
-    assert cluster.scheduler.max_tokens_that_fit() == 8 * 4
+    assert cluster.scheduler.workers.max_tokens_that_fit() == 8 * 4
 
 
 def test_a_worker_computes_no_more_tokens_in_a_step_than_it_can() -> None:
     cluster = make_cluster({}, budget=8)
     for worker_id, limit in [("weak", 3), ("strong", 100)]:
-        cluster.scheduler.add_worker(worker_id, num_blocks=20, block_size=4, num_slots=4, max_num_batched_tokens=limit)
+        cluster.scheduler.workers.add_worker(
+            worker_id, num_blocks=20, block_size=4, num_slots=4, max_num_batched_tokens=limit
+        )
         cluster.scheduler.add(single(Sequence(limit, list(range(1, 21)), 20, 4, frozenset())))
         plan = cluster.scheduler.schedule(worker_id)
         assert plan is not None and plan.num_tokens == [min(limit, 8)]
@@ -237,18 +239,18 @@ def test_a_stranded_sequence_can_be_cancelled() -> None:
     big = cluster.add(list(range(1, 41)), 8)
     assert cluster.start("small") is None
     cluster.scheduler.finish(big)
-    assert cluster.scheduler.queue_size() == (0, 0)
+    assert cluster.scheduler.waiting.size() == (0, 0)
     cluster.assert_idle_and_unleaked()
 
 
 def test_a_worker_is_added_once_and_with_the_block_size_of_the_others() -> None:
     cluster = make_cluster({"a": 10})
     with pytest.raises(ValueError, match="here already"):
-        cluster.scheduler.add_worker("a", num_blocks=10, block_size=4, num_slots=1)
+        cluster.scheduler.workers.add_worker("a", num_blocks=10, block_size=4, num_slots=1)
     with pytest.raises(ValueError, match="has block size 8, worker a has 4"):
-        cluster.scheduler.add_worker("b", num_blocks=10, block_size=8, num_slots=1)
+        cluster.scheduler.workers.add_worker("b", num_blocks=10, block_size=8, num_slots=1)
     with pytest.raises(ValueError, match="0 slots"):
-        cluster.scheduler.add_worker("b", num_blocks=10, block_size=4, num_slots=0)
+        cluster.scheduler.workers.add_worker("b", num_blocks=10, block_size=4, num_slots=0)
     assert list(cluster.workers) == ["a"]
 
 
@@ -373,9 +375,9 @@ def test_who_cannot_be_taken_now_is_ahead_of_nobody() -> None:
     cluster = make_cluster({"large": 20, "small": 5})
     cluster.remove_worker("large")
     cluster.add(list(range(1, 41)), 8)  # 12 blocks
-    assert cluster.scheduler.num_in_order() == cluster.scheduler.num_ahead(0, None) == 1  # nobody has looked yet
+    assert len(cluster.scheduler.waiting) == cluster.scheduler.waiting.num_ahead(0, None) == 1  # nobody has looked yet
     assert cluster.start("small") is None
-    assert cluster.scheduler.num_in_order() == cluster.scheduler.num_ahead(0, None) == 0
-    assert cluster.scheduler.queue_size() == (1, 40)
+    assert len(cluster.scheduler.waiting) == cluster.scheduler.waiting.num_ahead(0, None) == 0
+    assert cluster.scheduler.waiting.size() == (1, 40)
     cluster.add_worker("large", num_blocks=20)
-    assert cluster.scheduler.num_in_order() == cluster.scheduler.num_ahead(0, None) == 1
+    assert len(cluster.scheduler.waiting) == cluster.scheduler.waiting.num_ahead(0, None) == 1

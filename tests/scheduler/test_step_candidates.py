@@ -23,7 +23,7 @@ GOOD = Candidates(token_ids=[7, 3, 9, 1], logprobs=[-0.5, -1.0, -2.0, -math.inf]
 
 def make_scheduler(max_num_batched_tokens: int = 64) -> Scheduler:
     scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, pipeline_depth=1))
-    scheduler.add_worker("w", num_blocks=40, block_size=4, num_slots=16)
+    scheduler.workers.add_worker("w", num_blocks=40, block_size=4, num_slots=16)
     return scheduler
 
 

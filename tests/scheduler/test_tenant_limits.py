@@ -38,11 +38,11 @@ async def busy_worker(site: Site) -> tuple[ScriptedWorker, "asyncio.Task[Any]"]:
 
 async def waiting(site: Site, number: int, tenant: str) -> "list[asyncio.Task[Any]]":
     """So many requests of a tenant in the queue, named by it and their number."""
-    before = site.engine.scheduler.queue_size()[0]
+    before = site.engine.scheduler.waiting.num_groups
     tasks = [
         asyncio.create_task(site.run(counting(20, 2, f"{tenant}-{index}", tenant=tenant))) for index in range(number)
     ]
-    await until(lambda: site.engine.scheduler.queue_size()[0] == before + number)
+    await until(lambda: site.engine.scheduler.waiting.num_groups == before + number)
     return tasks
 
 
@@ -75,11 +75,11 @@ async def test_a_tenants_share_of_the_tokens_that_may_wait_is_bounded_too() -> N
         long = counting(20, 2, tenant="greedy")
         long.token_ids.CopyFrom(prompt)
         greedy.append(asyncio.create_task(site.run(long)))
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 3)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 3)
         await refused(site.run(long), "prompt tokens of this tenant wait")
         long.tenant = "other"
         other = asyncio.create_task(site.run(long))
-        await until(lambda: site.engine.scheduler.queue_size()[0] == 4)
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 4)
         await finished(worker, running, *greedy, other)
 
 

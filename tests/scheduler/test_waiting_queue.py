@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, running_rank, waiting_rank
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sorted_ranks import SortedRanks
@@ -35,23 +36,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = WaitingQueue(policy)
         self.num_groups = 0
         self.in_order: list[SequenceGroup] = []
-        self.aside: list[SequenceGroup] = []
-        self.apart: list[SequenceGroup] = []
+        self.deferred: list[SequenceGroup] = []
+        self.quarantined: list[SequenceGroup] = []
         self.elsewhere: list[SequenceGroup] = []  # running, say
 
     @rule(
         priority=st.sampled_from(PRIORITIES),
         deadline_s=st.sampled_from(DEADLINES_S),
         num_sequences=st.integers(1, 3),
-        is_suspect=st.sampled_from([False, False, True]),
     )
-    def push(self, priority: int, deadline_s: float | None, num_sequences: int, is_suspect: bool) -> None:
+    def push(self, priority: int, deadline_s: float | None, num_sequences: int) -> None:
         self.num_groups += 1
         sequences = [Sequence(3 * self.num_groups + i, [1], 1, 4, frozenset()) for i in range(num_sequences)]
         group = SequenceGroup(sequences, arrival=self.num_groups, priority=priority, deadline_s=deadline_s)
         group.order = running_rank(self.policy, group)
-        if is_suspect:
-            group.cohort = Cohort({group: None})
         self.put(group)
 
     @precondition(lambda self: self.elsewhere)
@@ -62,9 +60,15 @@ class QueueMachine(RuleBasedStateMachine):
             sequence.status = SequenceStatus.PREEMPTED
         self.put(group)
 
+    @precondition(lambda self: self.elsewhere)
+    @rule(rng=st.randoms(use_true_random=False))
+    def suspect_one_that_does_not_wait(self, rng: Random) -> None:
+        group = rng.choice(self.elsewhere)
+        group.cohort = Cohort({group: None})
+
     def put(self, group: SequenceGroup) -> None:
         self.queue.push(group)
-        (self.in_order if group.cohort is None else self.apart).append(group)
+        (self.in_order if group.cohort is None else self.quarantined).append(group)
 
     @precondition(lambda self: self.in_order)
     @rule()
@@ -72,6 +76,7 @@ class QueueMachine(RuleBasedStateMachine):
         group = self.queue.pop()
         assert group is min(self.in_order, key=lambda each: waiting_rank(self.policy, each))
         self.in_order.remove(group)
+        group.move_to(GroupState.RUNNING)
         self.elsewhere.append(group)
 
     @precondition(lambda self: self.in_order)
@@ -81,39 +86,42 @@ class QueueMachine(RuleBasedStateMachine):
         assert group is not None
         self.queue.defer_head()
         self.in_order.remove(group)
-        self.aside.append(group)
+        self.deferred.append(group)
 
     @rule()
     def restore_deferred(self) -> None:
         self.queue.restore_deferred()
-        self.in_order += self.aside
-        self.aside = []
+        self.in_order += self.deferred
+        self.deferred = []
 
-    @precondition(lambda self: self.in_order or self.aside)
+    @precondition(lambda self: self.in_order or self.deferred)
     @rule(rng=st.randoms(use_true_random=False))
     def quarantine(self, rng: Random) -> None:
-        group = self.remove_one(rng, self.in_order, self.aside)
+        group = self.remove_one(rng, self.in_order, self.deferred)
         group.cohort = Cohort({group: None})
         self.queue.quarantine(group)
-        self.apart.append(group)
+        self.quarantined.append(group)
 
-    @precondition(lambda self: self.apart)
+    @precondition(lambda self: self.quarantined)
     @rule(rng=st.randoms(use_true_random=False), is_taken=st.booleans())
-    def rejoin_or_take(self, rng: Random, is_taken: bool) -> None:
-        group = self.remove_one(rng, self.apart)
+    def release_or_pop_quarantined(self, rng: Random, is_taken: bool) -> None:
+        group = self.remove_one(rng, self.quarantined)
         if is_taken:
             self.queue.pop_quarantined(group)
+            group.move_to(GroupState.RUNNING)
             self.elsewhere.append(group)
         else:
             group.cohort = None
             self.queue.release_from_quarantine(group)
             self.in_order.append(group)
 
-    @precondition(lambda self: self.in_order or self.aside or self.apart)
+    @precondition(lambda self: self.in_order or self.deferred or self.quarantined)
     @rule(rng=st.randoms(use_true_random=False))
     def discard(self, rng: Random) -> None:
-        group = self.remove_one(rng, self.in_order, self.aside, self.apart)
+        group = self.remove_one(rng, self.in_order, self.deferred, self.quarantined)
         self.queue.discard(group)
+        group.move_to(GroupState.PAUSED)
+        group.move_to(GroupState.PARKED)  # resumed, and its tokens are still to come
         self.elsewhere.append(group)
 
     @precondition(lambda self: any(len(each.live) > 1 for each in self.queue))
@@ -122,8 +130,8 @@ class QueueMachine(RuleBasedStateMachine):
         group = rng.choice(sorted((g for g in self.queue if len(g.live) > 1), key=lambda each: each.arrival))
         group.live[-1].status = SequenceStatus.FINISHED
         self.queue.resize(group)
-        if group in self.aside:
-            self.aside.remove(group)
+        if group in self.deferred:
+            self.deferred.remove(group)
             self.in_order.append(group)
 
     def remove_one(self, rng: Random, *places: list[SequenceGroup]) -> SequenceGroup:

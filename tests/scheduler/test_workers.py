@@ -399,7 +399,7 @@ async def test_a_drained_worker_gets_nothing_until_it_is_taken_back(site: Site) 
     await other.stop()
     await until(lambda: len(site.workers.members) == 1)
     waiting = asyncio.create_task(site.run(counting(10, 3)))
-    await until(lambda: site.engine.scheduler.queue_size()[0] == 1)
+    await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
     await drain(site, "drained", undo=True)
     assert tokens_in(await waiting) == [11, 12, 13]
     await site.idle()

@@ -93,7 +93,7 @@ class Engine:
         self._is_held_back = False
         self.queue_wait = QueueWait()
         self.latency = RecentLatency()
-        self._slot_releases = SlotReleases(scheduler.slot_use)
+        self._slot_releases = SlotReleases(scheduler.workers.slot_use)
         self._hopeless_sought_s = 0.0
         self._hopeless_timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -235,7 +235,7 @@ class Engine:
 
         A worker that is idle would not ask again by itself: it is woken for that.
         """
-        if not self.scheduler.queue_size()[0]:
+        if not self.scheduler.waiting.num_groups:
             return
         early_s = self._hopeless_sought_s + HOPELESS_EVERY_S - now_s
         if early_s > 0:
@@ -254,7 +254,7 @@ class Engine:
     def note_scheduled(self, plan: StepPlan) -> None:
         """Keeps the moment at which requests first enter a step, and how fast they leave the queue."""
         now_s = time.monotonic()
-        self.queue_wait.note_step(now_s, self.scheduler.num_served(), self.scheduler.num_in_order())
+        self.queue_wait.note_step(now_s, self.scheduler.waiting.num_served, len(self.scheduler.waiting))
         self._slot_releases.note_step(now_s, plan.worker_id, goes_on=len(plan.sequences) > len(plan.whole))
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
@@ -361,7 +361,7 @@ class Engine:
         A request that was alone in the steps that ended workers, too often, is failed.
         """
         guilty = self.scheduler.record_worker_loss(worker_id, time.monotonic())
-        lost = self.scheduler.remove_worker(worker_id)
+        lost = self.scheduler.workers.remove_worker(worker_id)
         for each in guilty:
             times, lone = counted(each.num_losses, "time"), each.num_lone_losses
             last = f"last {lone}" if lone > 1 else "last"

@@ -69,16 +69,16 @@ class PrefixKeeper:
 
     def num_blocks(self) -> int:
         """Of the smallest worker, pinned or not."""
-        return self._scheduler.max_tokens_that_fit(with_pins=False) // self._block_size
+        return self._scheduler.workers.max_tokens_that_fit(with_pins=False) // self._block_size
 
     def num_blocks_too_many(self, prefix: PinnedPrefix, *, with_pins: bool = False) -> int:
         """By how many blocks it is too long for the workers, alone or beside the present pins.
 
         A request that begins with it must fit, too: what is pinned is not counted as its own.
         """
-        num_blocks = self._scheduler.max_tokens_that_fit() // self._block_size
+        num_blocks = self._scheduler.workers.max_tokens_that_fit() // self._block_size
         if not with_pins:
-            num_blocks += self._scheduler.num_pinned_blocks()
+            num_blocks += self._scheduler.workers.num_pinned_blocks()
         return max(0, prefix.num_blocks - max(0, num_blocks - 1) // 2)
 
     def establish(self, prefix: PinnedPrefix) -> None:
@@ -115,7 +115,7 @@ class PrefixKeeper:
             self._engine.on_result = None
         self._rest(prefix)
         for worker_id in prefix.worker_ids:
-            self._scheduler.unpin(worker_id, prefix.key)
+            self._scheduler.workers.unpin_blocks(worker_id, prefix.key)
         prefix.worker_ids.clear()
         prefix.settle(error)
         if prefix.is_kept:
@@ -160,7 +160,7 @@ class PrefixKeeper:
         """Puts every pin to the question again: a request that only the lost worker could hold may need its memory."""
         pinned = [(prefix, worker_id) for prefix in self for worker_id in sorted(prefix.worker_ids)]
         for prefix, worker_id in pinned:
-            self._scheduler.unpin(worker_id, prefix.key)
+            self._scheduler.workers.unpin_blocks(worker_id, prefix.key)
             prefix.worker_ids.discard(worker_id)
         for prefix, worker_id in pinned:
             with suppress(PinRefusedError):
@@ -215,10 +215,10 @@ class PrefixKeeper:
 
         Raises PinRefusedError if the memory is promised to requests, be they in the queue or on their way to it.
         """
-        if not self._scheduler.pin(worker_id, prefix.key, prefix.block_hashes):
+        if not self._scheduler.workers.pin_blocks(worker_id, prefix.key, prefix.block_hashes):
             return False
         if not self._keeps_word():
-            self._scheduler.unpin(worker_id, prefix.key)
+            self._scheduler.workers.unpin_blocks(worker_id, prefix.key)
             raise PinRefusedError(
                 f"the pin would leave worker {worker_id} too few blocks for a request that is being admitted: "
                 "come back when it has finished"

@@ -1,0 +1,194 @@
+"""The workers that are present: arrival and loss, draining, pins, and the largest group that they could hold.
+
+Knows nothing of steps, nor of the order in which groups are served.
+"""
+
+from collections.abc import Sequence as Seq
+
+from scheduler_svc.core import pins, placement
+from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving_workers
+from scheduler_svc.core.group_places import GroupPlaces
+from scheduler_svc.core.pausing import unbind_paused
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.slot_use import SlotUse, slot_use
+from scheduler_svc.core.swapping import drop_host_copy
+from scheduler_svc.core.worker_state import WorkerState
+
+
+class PresentWorkers:
+    """Workers by id, as they come and go."""
+
+    def __init__(self, config: SchedulerConfig, limits: WorkerLimits, places: GroupPlaces) -> None:
+        self._config = config
+        self._limits = limits
+        self._places = places
+        self._workers = places.workers
+        self._absent: WorkerState | None = None  # like the last that was here, while none is
+
+    def add_worker(
+        self,
+        worker_id: str,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_num_batched_tokens: int | None = None,
+        num_host_blocks: int = 0,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Add a worker, empty. `max_num_batched_tokens` bounds its steps, `max_model_len` each of its sequences.
+
+        Raises ValueError for an id in use, and for a block size other than that of the present workers.
+        """
+        if worker_id in self._workers:
+            raise ValueError(f"worker {worker_id} is here already: remove it first")
+        if num_slots < 1 or block_size < 1:
+            raise ValueError(f"worker {worker_id} has {num_slots} slots, block size {block_size}: both are >= 1")
+        for other in self._workers.values():
+            if other.block_size != block_size:
+                raise ValueError(
+                    f"worker {worker_id} has block size {block_size}, worker {other.worker_id} has "
+                    f"{other.block_size}: start all workers with the same"
+                )
+        max_num_batched_tokens = min(
+            self._config.max_num_batched_tokens, max_num_batched_tokens or self._config.max_num_batched_tokens
+        )
+        self._workers[worker_id] = WorkerState(
+            worker_id,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            num_watermark_blocks=int(num_blocks * self._config.watermark),
+            enable_prefix_cache=self._config.enable_prefix_cache,
+            num_host_blocks=num_host_blocks,
+            preemption=self._config.preemption,
+            max_model_len=max_model_len,
+        )
+        self._absent = None
+        self._places.waiting.restore_deferred()
+        if len(self._workers) == 1:
+            for group in [*self._places.waiting, *self._places.paused]:  # their hashes may be of another block size
+                group.shares = None
+                for sequence in group.sequences:
+                    sequence.block_hashes.clear()
+        self._places.move_from_draining()
+
+    def remove_worker(self, worker_id: str) -> list[Sequence]:
+        """Remove a worker that is gone, with its KV and the tokens in flight. Return what ran there; it waits again."""
+        worker = self._workers.pop(worker_id)
+        if not self._workers:
+            self._absent = worker.empty_copy()
+        for step in worker.in_flight:
+            beams = [step.plan.sequences[row] for row in step.plan.candidate_rows]
+            for sequence in [*step.plan.sampled_sequences, *beams]:
+                sequence.num_pending_tokens = 0
+        running = [sequence.group for sequence in worker.running]
+        for group in dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused]):
+            drop_host_copy(worker, group)
+            for sequence in group.unfinished:
+                sequence.leave_worker()
+                sequence.lose_computed_tokens()
+            if group.is_paused:
+                unbind_paused(worker, group)
+            else:
+                self._places.queue_again(group)
+        return worker.running
+
+    def drain_worker(self, worker_id: str) -> None:
+        """Give a worker nothing new, and move its groups to workers that can hold them. Idempotent.
+
+        A group that has run and fits nowhere else ends there.
+        """
+        self._workers[worker_id].is_draining = True
+        self._places.move_from_draining()
+
+    def undo_drain(self, worker_id: str) -> None:
+        """Have a worker serve as before. Idempotent."""
+        self._workers[worker_id].is_draining = False
+        self._places.waiting.restore_deferred()
+        self._places.move_from_draining()
+
+    def record_costs(
+        self,
+        worker_id: str,
+        *,
+        prefill_tokens_per_s: float,
+        prefill_step_tokens: float | None = None,
+        swap_blocks_per_s: float | None = None,
+    ) -> None:
+        """Record what was measured of a worker, as in `PreemptionCosts`. Called when it has changed, not in each step.
+
+        Before the first call `auto` recomputes, and only a deadline that has passed keeps a group from being started.
+        """
+        self._workers[worker_id].costs = PreemptionCosts(
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            prefill_step_tokens=prefill_step_tokens,
+            swap_blocks_per_s=swap_blocks_per_s,
+        )
+        self._places.waiting.restore_deferred()  # a group that seemed too late may be in time
+
+    def num_sequences_on(self, worker_id: str) -> int:
+        """Count the sequences that run on a worker, and those that are preempted and still bound to it."""
+        return num_sequences_on(self._workers[worker_id])
+
+    def pin_blocks(self, worker_id: str, name: str, block_hashes: Seq[bytes]) -> bool:
+        """Keep the cached blocks with these hashes on a worker until `unpin_blocks`. False: some are not there.
+
+        Raises PinRefusedError if a group that was admitted might then not fit, ValueError for a name in use.
+        """
+        worker = self._workers[worker_id]
+        if name in worker.pins:
+            raise ValueError(f"{name} is pinned on worker {worker_id} already: unpin it first")
+        blocks = pins.pinned_blocks(worker, block_hashes)
+        if blocks is None:
+            return False
+        paused = [g for g in self._places.paused if g.worker_id is None or self._places.worker_of(g).is_draining]
+        elsewhere = [*self._places.waiting, *paused, *leaving_groups(self._workers.values())]
+        pins.check_promises(worker, blocks, serving_workers(self._workers.values()), elsewhere, self._limits)
+        pins.add_pin(worker, name, blocks)
+        return True
+
+    def unpin_blocks(self, worker_id: str, name: str) -> None:
+        """Let the blocks of a pin be evicted again; no-op if there is no such pin."""
+        pins.remove_pin(self._workers[worker_id], name)
+        self._places.waiting.restore_deferred()  # a group that was too large may fit now
+
+    def num_pinned_blocks(self) -> int:
+        """Return the pinned blocks of the worker that has the most."""
+        return max((worker.num_pinned_blocks for worker in self._workers.values()), default=0)
+
+    def max_tokens_that_fit(self, num_prompt_tokens: int = 0, num_sequences: int = 1, *, with_pins: bool = True) -> int:
+        """Return the most tokens, prompt and output, of each sequence of a group that every worker could hold alone.
+
+        `num_prompt_tokens` are those that its `num_sequences` share. Without `with_pins`: if nothing were pinned.
+        Draining workers count if there is no other; while none is present, the last that was. 0 before the first.
+        """
+        return min(
+            (
+                placement.max_tokens_of_each(
+                    worker, self._limits, num_prompt_tokens, num_sequences, with_pins=with_pins
+                )
+                for worker in self._measured_workers()
+            ),
+            default=0,
+        )
+
+    def max_sequences_that_fit(self) -> int:
+        """Return the most sequences of a group that the workers of `max_tokens_that_fit` could each hold alone."""
+        most = self._limits.max_num_seqs
+        return min(
+            (min(most, worker.num_slots, worker.capacity_blocks) for worker in self._measured_workers()),
+            default=0,
+        )
+
+    def slot_use(self) -> list[SlotUse]:
+        """Return the use of slots on each worker that new groups are given to."""
+        return slot_use(self._workers.values(), self._limits)
+
+    def _measured_workers(self) -> list[WorkerState]:
+        """Return the workers that a new group must fit on."""
+        return serving_workers(self._workers.values()) or ([self._absent] if self._absent is not None else [])
