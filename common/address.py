@@ -1,4 +1,4 @@
-"""Addresses of our own servers: where others reach one, from where it listens."""
+"""The address that a server advertises to others, from the address that it listens on."""
 
 import socket
 

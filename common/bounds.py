@@ -20,7 +20,7 @@ MOST_SLOTS = 65_536  # of one worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What one field may hold; None: its type bounds it. Of a list, what is said of text holds for each item."""
+    """Bounds of one field; None: only its type bounds it. For a list, the bounds on text hold for each item."""
 
     max_chars: int | None = None
     max_bytes: int | None = None  # of UTF-8, of a string
@@ -73,12 +73,12 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.StepRequest.whole": Bound(max_items=MOST_SLOTS),
 }
 
-# Messages whose arrays are bounded by the message as a whole, and whose every number is checked before it counts: a
-# step is on the way of every token, and `worker_svc.steps.step_check` compares each entry with what the worker has.
+# Messages whose arrays are bounded by the size of the message. Every token waits for a step, so the edge does not check
+# it: `worker_svc.steps.step_check` compares each entry with the worker's state before it is used.
 CHECKED_BY_HANDLER = frozenset({"quire.v1.StepRequest"})
 
-# Of requests to services that are not ours, health and reflection.
+# For requests to health and reflection, whose messages are not ours.
 FOREIGN = Bound(max_chars=1024, max_bytes=4096, max_items=64)
 
-# Fields of a session's message that wrap what the user gave: left out of the path to a field.
+# Fields of a session's message that wrap the user's request: left out of the path to a field.
 WRAPPERS = frozenset({"quire.v1.SessionRequest.submit", "quire.v1.SessionRequest.attach"})

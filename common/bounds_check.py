@@ -1,7 +1,7 @@
 """Applies the table of bounds to requests at the edge: parses what is within bounds, and drops unknown fields.
 
-A refusal names each field by its path and its bound, and repeats nothing of the value. It costs a
-few microseconds for a usual request, and nothing for messages whose handler checks them (`CHECKED_BY_HANDLER`).
+A refusal names each field by its path and its bound, and never repeats the value. The check costs a few microseconds
+for a usual request, and nothing for messages whose handler checks them (`CHECKED_BY_HANDLER`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,13 +33,13 @@ _NUMBERS = frozenset(
 
 
 class OutOfBoundsError(InvalidRequestError):
-    """A request with fields beyond their bounds. `numbers`: its own (not nested) integers, by field name."""
+    """A request with fields beyond their bounds. `numbers`: its top-level integers, by field name."""
 
     numbers: Mapping[str, int]
 
     @classmethod
     def of_message(cls, error: InvalidRequestError, numbers: Mapping[str, int]) -> "OutOfBoundsError":
-        """The same refusal, with what tells which message it was."""
+        """Copy of the refusal, with the integers that identify the message."""
         made = cls(error.message, error.violations)
         made.numbers = numbers
         return made
@@ -58,7 +58,7 @@ class RequestCheck:
         }
 
     def parse(self, data: bytes, deserialize: Callable[[bytes], Any]) -> Any:
-        """The message within bounds, without unknown fields.
+        """Parse a message that is within bounds, and drop its unknown fields.
 
         Raises OutOfBoundsError, InvalidRequestError, and what `deserialize` raises.
         """
@@ -82,7 +82,7 @@ class RequestCheck:
             raise OutOfBoundsError.of_message(error, numbers) from None
 
     def scan(self, data: bytes) -> None:
-        """Raises OutOfBoundsError for lists too long to be parsed, InvalidRequestError for what is no message."""
+        """Raises OutOfBoundsError for lists too long to be parsed, InvalidRequestError for bytes that are none."""
         if len(data) <= SCANNED_FROM_BYTES:
             return
         scan = WireScan()
@@ -104,7 +104,7 @@ def check_of(descriptor: Descriptor) -> RequestCheck:
 
 
 def check_of_method(method: str) -> RequestCheck | None:
-    """The check of what an RPC takes, by its path "/package.Service/Method"; None if its service has no descriptor."""
+    """The check of an RPC's request, by its path "/package.Service/Method"; None if its service has no descriptor."""
     try:
         found = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", "."))
     except KeyError:
@@ -115,12 +115,12 @@ def check_of_method(method: str) -> RequestCheck | None:
 def no_such_message() -> InvalidRequestError:
     """The refusal of bytes that cannot be parsed."""
     return InvalidRequestError(
-        "the bytes sent are not the message that this method takes; regenerate the client's stubs"
+        "the request's bytes are not the message that this method takes; regenerate the client's stubs"
     )
 
 
 def bounded_fields(descriptor: Descriptor) -> dict[int, BoundedField]:
-    """What is to be looked at, by number. Of a recursive message, which none of ours is, the first level."""
+    """Fields to check, by number. A recursive message (we have none) is checked at its first level only."""
     return _fields_below(descriptor, frozenset())
 
 
@@ -142,7 +142,7 @@ def _fields_below(descriptor: Descriptor, above: frozenset[str]) -> dict[int, Bo
 
 
 def _scanned(fields: Mapping[int, BoundedField]) -> dict[int, ScannedField]:
-    """Of these, lists of what is length-delimited, and what has such lists."""
+    """The fields that are lists of length-delimited items, or messages that contain such lists."""
     made = {}
     for number, each in fields.items():
         below = _scanned(each.fields)

@@ -1,7 +1,8 @@
 """Watches what a server's connections hold in memory, and cuts those that hold too much.
 
-gRPC gathers a message until it is whole, so what peers send and never finish is memory. How much that is, is what the
-kernel received over a connection less the messages that came out of it. It is looked at when the process grows.
+gRPC buffers a message until it is complete, so a message that a peer never finishes keeps its memory. Its size is the
+bytes that the kernel received over the connection, less the messages that were delivered. It is looked at when the
+process grows.
 """
 
 import asyncio
@@ -15,23 +16,23 @@ from common.peer_limits import Connection, EdgeLimits, PeerLimits
 LOOK_EVERY_S = 0.1
 GROWTH_BYTES = 32 << 20  # of the process, after which its connections are looked at
 TIDY_EVERY_S = 20.0
-TIDY_SOON_S = 1.0  # after a connection was cut: when gRPC has freed what it had of it
+TIDY_SOON_S = 1.0  # after a connection was cut: by then gRPC has freed its buffers
 
 log = structlog.get_logger()
 
 
 class ConnectionWatch:
-    """The limits of one server, and what they mean for its connections while `run` runs."""
+    """Applies the limits of one server to its connections while `run` runs."""
 
     def __init__(self, limits: EdgeLimits) -> None:
         self.peers = PeerLimits(limits, cut=self._to_cut)
         self._doomed: dict[str, str] = {}  # reasons by key
         self._wanted = asyncio.Event()
-        self._calm_bytes = 0  # of the process, when nothing was amiss
+        self._calm_bytes = 0  # memory of the process at the last look that found nothing to cut
         self._tidy_s = 0.0  # when to tidy up next, by the loop's clock
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Watch the connections until cancelled."""
         loop = asyncio.get_running_loop()
         self._tidy_s = loop.time() + TIDY_EVERY_S
         while True:
@@ -78,7 +79,7 @@ class ConnectionWatch:
 
 
 def _give_back() -> None:
-    """What was freed goes back to the system: the allocator keeps it, where it lies in small pieces."""
+    """Give freed memory back to the system: the allocator keeps small pieces."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
-"""Which of its pollers gRPC uses in our services. Import it before anything of gRPC, in a service's `__main__` alone.
+"""Selects gRPC's poller for our services. Import it before anything of gRPC, and only in a service's `__main__`.
 
-gRPC reads the choice once, when it is loaded; what the environment says already is left as it is. The SDK does not
-import this: a user's process is not ours to settle.
+gRPC reads the choice once, when it is loaded; a value that the environment already has is kept. The SDK does not import
+this, because a user's process may use gRPC otherwise.
 """
 
 import os

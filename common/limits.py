@@ -1,7 +1,7 @@
-"""The interceptor in front of a server's edge: which calls are let in, by the connection and host that they come from.
+"""The interceptor in front of a server's edge: admits or refuses calls by their connection and host.
 
-Its own answers have the same form as those of the edge behind it. A call whose request is one message is read here,
-since only then is its peer known before its bytes are.
+Its answers have the same form as those of the edge behind it. A call with a single request message is read here, so
+that its peer is known before its bytes arrive.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Behaviour = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]
 
 
 def limit_options(limits: EdgeLimits) -> list[Option]:
-    """Options of a server for what only gRPC itself can bound."""
+    """Server options for the limits that only gRPC itself can enforce."""
     options: list[Option] = [("grpc.server_handshake_timeout_ms", _HEADER_TIMEOUT_MS)]
     if limits.max_connections:
         options.append(("grpc.max_allowed_incoming_connections", limits.max_connections))
@@ -32,7 +32,7 @@ def limit_options(limits: EdgeLimits) -> list[Option]:
 
 
 class LimitsInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses with RESOURCE_EXHAUSTED and a delay what is beyond the limits. To be the first of a server."""
+    """Refuses calls beyond the limits with RESOURCE_EXHAUSTED and a retry delay. Must be the server's first one."""
 
     def __init__(self, peers: PeerLimits) -> None:
         self._peers = peers
@@ -98,12 +98,12 @@ class _Call:
             async with asyncio.timeout(timeout_s):
                 request = await context.read()
         except TimeoutError:
-            error = f"the request did not arrive whole within {timeout_s:g} s; send it again"
+            error = f"the request did not arrive completely within {timeout_s:g} s; send it again"
             return await _refuse(context, UnavailableError(error))
         if request is not grpc.aio.EOF:
             return request
         await asyncio.sleep(_CANCEL_GRACE_S)
-        return await _refuse(context, InvalidRequestError("the call brought no message; send one"))
+        return await _refuse(context, InvalidRequestError("the call carried no message; send one"))
 
 
 async def _refuse(context: "grpc.aio.ServicerContext[Any, Any]", error: QuireError) -> Any:

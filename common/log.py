@@ -1,4 +1,4 @@
-"""Logging set-up: structlog on standard error or in a file, with what is bound to the current context.
+"""Logging set-up: structlog on standard error or in a file, with the values bound to the current context.
 
 On a terminal an entry is a line to read, elsewhere a JSON object. Bind `request_id` with structlog.contextvars where
 a request's work begins, or pass it by name. No password of a URL is ever written.
@@ -24,7 +24,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class LogSettings(Protocol):
-    """The settings of every service that are about its log."""
+    """The log settings that every service has."""
 
     @property
     def log_level(self) -> str: ...
@@ -39,9 +39,9 @@ class LogSettings(Protocol):
 def set_up_service_logging(
     service: str, settings: LogSettings, status: Status, names: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """As `set_up_logging`, for a service's `__main__`; a file that cannot be written ends the process.
+    """Call `set_up_logging` for a service's `__main__`; a file that cannot be written ends the process.
 
-    `names`: how whoever set the settings called them, for that end.
+    `names`: the flag, variable or key by which each setting was set, for the error message.
     """
     try:
         set_up_logging(
@@ -71,9 +71,9 @@ def set_up_logging(
         service: name on every line.
         level: "debug", "info", "warning" or "error".
         form: "console" (lines to read), "json", or "auto": console where standard error is a terminal.
-        file: where to write instead of to standard error; it takes the place of standard output and error.
-        max_bytes: size from which the file is set aside, and begun anew.
-        status: told of warnings, and of what is said when the service is ready, whatever the level.
+        file: file to write instead of standard error; it replaces standard output and standard error.
+        max_bytes: size at which the file is rotated.
+        status: receives warnings and the events of a start, whatever the level.
 
     Raises:
         OSError: the file cannot be written.
@@ -120,7 +120,7 @@ class _Console:
 
 
 class _Telling:
-    """Shows each entry to the supervisor, and drops those below the level of the log."""
+    """Passes each entry to the supervisor, then drops those below the log's level."""
 
     def __init__(self, status: Status, level: int) -> None:
         self._status = status

@@ -1,6 +1,6 @@
-"""Where a service's log goes: standard error, or a file of bounded size that takes the place of it.
+"""The output of a service's log: standard error, or a file of bounded size that replaces it.
 
-What cannot be written, because a disk is full or a terminal has gone, is lost, and nothing fails for it.
+Lines that cannot be written, because a disk is full or a terminal is gone, are lost; the service goes on.
 """
 
 import os
@@ -16,7 +16,7 @@ class LogStream:
         self._fd = sys.stderr.fileno()
 
     def write(self, text: str) -> int:
-        """Writes the text. What does not go out is dropped."""
+        """Writes the text, or drops it where it cannot be written."""
         data = memoryview(text.encode(errors="backslashreplace"))
         try:
             while data:
@@ -30,10 +30,10 @@ class LogStream:
 
 
 class RotatingLog(LogStream):
-    """A log file that is set aside as NAME.1 when it has grown beyond `max_bytes`, which replaces an older one.
+    """A log file that is rotated to NAME.1 when it exceeds `max_bytes`; an older NAME.1 is replaced.
 
-    Standard output and standard error are the file, so that tracebacks and what libraries print are in it too; the
-    process needs nobody else to rotate it.
+    Standard output and standard error go to the file, so tracebacks and output of libraries are in it too. The process
+    rotates the file itself.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -45,13 +45,13 @@ class RotatingLog(LogStream):
         self._open()
 
     def write(self, text: str) -> int:
-        """As LogStream, into a file that has room."""
+        """Write the text as LogStream does, after rotating a full file."""
         with self._lock:
             try:
                 if os.fstat(self._fd).st_size >= self._max_bytes:
                     self._path.replace(f"{self._path}.1")
                     self._open()
-            except OSError:  # the folder has gone, or may not be written: what is open is written on
+            except OSError:  # the folder is gone, or may not be written: go on writing to the open file
                 pass
             return super().write(text)
 

@@ -1,7 +1,7 @@
-"""The TCP connections of this process as the kernel has them: how much came in over each, and how to end one.
+"""The TCP connections of this process as the kernel has them: bytes received over each, and a way to end one.
 
-gRPC has no handle on its connections: they are found among the open files by the address of their peer. A file is
-duplicated before it is looked at, so that it stays the same one meanwhile. Without /proc none are found.
+gRPC exposes no handle to its connections, so they are found among the open files by their peer's address. A file is
+duplicated before it is inspected, so that it stays the same file meanwhile. Without /proc none are found.
 """
 
 import os
@@ -17,7 +17,7 @@ _TCP_INFO_BYTES = 256
 
 
 def bytes_received() -> dict[str, int]:
-    """Of every TCP connection that is open, by its peer's address and port."""
+    """Bytes received over every open TCP connection, by its peer's address and port."""
     found = {}
     for key, each in _connections():
         info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -37,7 +37,7 @@ def shut_down(keys: Collection[str]) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory that this process has in use; 0 where the system does not say."""
+    """Resident memory of this process; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
-"""What one connection, one host and all of them together may have open at a server, and how fast they may open it.
+"""Limits on the calls, cancellations and unread bytes of one connection, of one host, and of all together.
 
-Counts calls, cancellations and bytes by connection. It knows no gRPC and no socket: it is told of calls and messages,
-says which call is refused, and which connections are to be cut.
+Counts calls, cancellations and bytes by connection, and decides which calls are refused and which connections are cut.
+It knows no gRPC and no socket: its caller reports calls and messages.
 """
 
 import time
@@ -21,7 +21,7 @@ CANCEL_BURST_S = 10.0  # of the rate of cancellations
 SHORT_BURST = 8  # part of that burst which a host has left after a cut
 REMEMBER_CUT_S = 60.0
 RETRY_S = 1.0
-# What the bytes that came in over a connection are beside the messages in them.
+# Bytes that come in over a connection beside those of its messages.
 CALL_BYTES = 1024  # headers
 MESSAGE_BYTES = 64  # frames and prefixes
 IDLE_BYTES_PER_S = 4096.0  # pings, acknowledgements, windows
@@ -44,7 +44,7 @@ class EdgeLimits:
 
 
 class Connection:
-    """What is known of one connection, from its first call on."""
+    """State of one connection, from its first call on."""
 
     __slots__ = (
         "calls",
@@ -72,19 +72,19 @@ class Connection:
         self.cancels = TokenBucket(limits.max_cancel_rate, cancel_burst, now_s)
 
     def note_message(self, num_bytes: int) -> None:
-        """A whole message has been handed over."""
+        """Count a complete message that was handed over."""
         self.num_messages += 1
         self.num_bytes += num_bytes
 
     def num_unread(self, num_received: int, now_s: float) -> int:
-        """Bytes of messages that are not whole, at most, where so many bytes came in over the connection in all."""
+        """Upper bound of the bytes in incomplete messages, given all bytes received over the connection."""
         overhead = self.num_begun * CALL_BYTES + self.num_messages * MESSAGE_BYTES
         overhead += round((now_s - self.known_s) * IDLE_BYTES_PER_S)
         return max(0, num_received - self.num_bytes - overhead)
 
 
 class PeerLimits:
-    """One per server. `cut` is told of a connection that goes on beyond its limits, and why."""
+    """The limits and connections of one server. `cut` receives a connection that goes on beyond its limits, and why."""
 
     def __init__(
         self,
@@ -103,12 +103,15 @@ class PeerLimits:
         self._cuts: dict[str, float] = {}  # by host, when
 
     def enter(self, peer: str, method: str) -> Connection:
-        """A call begins. Raises OverloadedError, and then it has not; else `leave` is to be called at its end."""
+        """Admit a call; the caller then calls `end_call` at its end. Raises OverloadedError if it is refused."""
         now_s = self._clock()
         connection = self._connection(peer, now_s)
         connection.num_begun += 1
         if connection.is_cut:
-            raise OverloadedError("this connection went beyond the limits of the server and is being cut", RETRY_S)
+            raise OverloadedError(
+                "this connection exceeded the server's limits and is being closed; open another, and send more slowly",
+                RETRY_S,
+            )
         self._check_rate(connection, now_s)
         self._check_open(connection, method)
         connection.num_open += 1
@@ -118,7 +121,7 @@ class PeerLimits:
         return connection
 
     def leave(self, connection: Connection, method: str, *, is_cancelled: bool) -> None:
-        """The call has ended; `is_cancelled`: by its client, before its end."""
+        """Count the end of a call; `is_cancelled`: its client cancelled it."""
         connection.num_open -= 1
         self._num_open -= 1
         _decrease(self._num_open_of_host, connection.host)
@@ -129,14 +132,14 @@ class PeerLimits:
                 self.cut(connection, f"more than {self.limits.max_cancel_rate:g} calls cancelled per second")
 
     def cut(self, connection: Connection, reason: str) -> None:
-        """It goes; again is harmless."""
+        """Mark a connection as cut and report it; repeating is harmless."""
         if not connection.is_cut:
             connection.is_cut = True
             self._cuts[connection.host] = self._clock()
             self._cut(connection, reason)
 
     def forget_all_but(self, present: Iterable[str]) -> None:
-        """Connections that are not there any more, by their keys, and have no call left."""
+        """Forget closed connections without open calls; `present`: keys of the connections that are still open."""
         kept = set(present)
         self.connections = {
             key: each for key, each in self.connections.items() if each.num_open or (key in kept and not each.is_cut)
@@ -145,9 +148,9 @@ class PeerLimits:
         self._cuts = {host: cut_s for host, cut_s in self._cuts.items() if now_s - cut_s < REMEMBER_CUT_S}
 
     def hoarders(self, num_received: Mapping[str, int]) -> list[tuple[Connection, int]]:
-        """Who has to go for what is unread, with how much that is; `num_received` are bytes that came in, by key.
+        """Connections to cut for their unread bytes, with those bytes; `num_received`: bytes received, by key.
 
-        Each that has too much alone; and while all together have too much, the one that has the most.
+        Each connection above its own limit; and, while all together exceed theirs, the one with the most.
         """
         now_s = self._clock()
         unread = [
@@ -203,7 +206,7 @@ class PeerLimits:
 
 
 def connection_key(peer: str) -> str:
-    """Address and port of a peer as gRPC names it; its socket has the same in `own_sockets`."""
+    """Address and port of a peer as gRPC names it; `own_sockets` uses the same key."""
     scheme, _, rest = unquote(peer).partition(":")
     return rest.replace("[", "").replace("]", "") if scheme in ("ipv4", "ipv6") else peer
 

@@ -1,4 +1,4 @@
-"""The life of a service's process: when to end, what to give up then, and how to end.
+"""The life of a service's process: stop signals, cancelled work, and the exit.
 
 Knows nothing of what the process does.
 """
@@ -32,7 +32,7 @@ def end_after(main: Callable[[], None]) -> NoReturn:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
-    except BaseException:  # whatever it is, it is the end
+    except BaseException:  # any other exception ends the process too
         traceback.print_exc()
     finally:
         logging.shutdown()
@@ -43,7 +43,7 @@ def end_after(main: Callable[[], None]) -> NoReturn:
 
 
 def run_service(work: Coroutine[Any, Any, T]) -> T:
-    """Does the work on an event loop, for a process that `end_after` ends.
+    """Runs the work on an event loop, for a process that `end_after` ends.
 
     The loop is not closed: that would wait for its threads, and those of gRPC.
     """
@@ -75,7 +75,7 @@ def _supervisor_gone(loop: asyncio.AbstractEventLoop, fd: int, event: asyncio.Ev
 
 
 async def unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
-    """Does the work, or gives it up and raises when one of the others fails."""
+    """Runs the work; if one of the others fails first, cancels it and raises that failure."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Tells in about a microsecond that a message is within its bounds, which nearly all are; it never says so wrongly.
+"""Shows in about a microsecond that a message is within its bounds, as nearly all are. It is never wrong in that.
 
-A message of so many bytes cannot hold a longer string or list: most fields need no look. What it cannot tell is for
-`bounds_check` to look at, which also finds the words.
+A message of N bytes cannot hold a longer string or list, so most fields need no look. Messages that it cannot decide
+go to `bounds_check`, which also writes the refusal.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class BoundedField:
 
     @property
     def most_chars(self) -> int | None:
-        """A text of so many characters is within the bound, whichever they are."""
+        """Number of characters that is within the bound whichever characters they are."""
         if not self.is_text:
             return None
         if self.bound.max_chars is not None:
@@ -34,7 +34,7 @@ class BoundedField:
 
     @property
     def least_bytes(self) -> int | None:
-        """The fewest bytes on the wire that may be beyond it; None: nothing is."""
+        """Fewest bytes on the wire that may exceed the bound; None: the field is unbounded."""
         found = [least for each in self.fields.values() if (least := each.least_bytes) is not None]
         if self.most_chars is not None:
             found.append(self.most_chars + 1)
@@ -44,7 +44,7 @@ class BoundedField:
 
 
 class QuickBounds:
-    """The quick look at one type of message."""
+    """The quick check of one type of message."""
 
     def __init__(self, fields: Mapping[int, BoundedField]) -> None:
         self._texts: list[tuple[int, str, int]] = []
@@ -62,7 +62,7 @@ class QuickBounds:
                 self._texts.append((least, each.name, each.most_chars))
 
     def allow(self, message: Any, num_bytes: int) -> bool:
-        """Whether a message that was so long on the wire is surely within its bounds."""
+        """True if a message of `num_bytes` on the wire is surely within its bounds."""
         for least, name, most_chars in self._texts:
             if num_bytes >= least and len(getattr(message, name)) > most_chars:
                 return False
@@ -75,7 +75,7 @@ class QuickBounds:
         )
 
     def allow_each(self, messages: Any, num_bytes: int) -> bool:
-        """As `allow`, for a list."""
+        """True if each message of a list is surely within its bounds, as `allow` decides."""
         if self._messages or self._lists:
             return all(self.allow(each, num_bytes) for each in messages)
         return all(

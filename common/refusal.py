@@ -14,9 +14,9 @@ def refuse_to_start(service: str, message: str, names: Mapping[str, str] = Mappi
     """Ends the process with one line on standard error, and the exit code of a configuration error.
 
     Args:
-        service: who refuses.
-        message: with settings by their flags.
-        names: how whoever set them called them, by field.
+        service: name of the service that does not start.
+        message: the reason, with settings by their flags.
+        names: the flag, variable or key by which each setting was set, by field.
     """
     line = without_passwords(as_typed(" ".join(message.splitlines()), names))
     print(f"{service}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - for the person who started it

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keepalive:
-    """When a server asks a silent client whether it is there, and how long it waits for the answer."""
+    """Keepalive of a server: the silence after which it pings a client, and the time that the client has to answer."""
 
     time_s: float
     timeout_s: float
@@ -61,19 +61,19 @@ def server_options(max_message_bytes: int, keepalive: Keepalive = QUICK_KEEPALIV
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands in for a request whose bytes are not the message that the method takes, and says why."""
+    """Placeholder for a request whose bytes are not the message that the method takes, with the reason."""
 
     error: QuireError
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
-    """Between the wire and the handlers: handlers just raise.
+    """Interceptor between the wire and the handlers: handlers just raise.
 
-    Our exceptions become statuses with details. Any other, a BaseException of a native library included, is logged and
-    becomes INTERNAL without any. Undecodable bytes, and requests beyond their bounds, become INVALID_ARGUMENT, or what
-    their deserialiser raises, before a handler sees them; what a handler does see has no unknown fields. Within a
-    stream of requests they are raised to the handler that reads it, which may go on: see `CheckedRequests`.
-    A stream whose reader takes nothing for `slow_reader_timeout_s` is cut; None: never.
+    Our exceptions become statuses with details. Any other exception, a BaseException of a native library included, is
+    logged and becomes INTERNAL without details. Undecodable bytes and requests beyond their bounds become
+    INVALID_ARGUMENT, or the exception of their deserialiser, before a handler sees them. Requests that reach a handler
+    have no unknown fields. Within a stream of requests the refusal is raised to the handler that reads it, which may go
+    on: see `CheckedRequests`. A stream whose reader takes nothing for `slow_reader_timeout_s` is cut; None: never.
     """
 
     def __init__(self, slow_reader_timeout_s: float | None = None) -> None:
@@ -164,7 +164,7 @@ async def _write_all(
     context: grpc.aio.ServicerContext[Any, Any],
     slow_reader_timeout_s: float | None,
 ) -> None:
-    """Sends what a handler yields, and closes it as soon as the client is gone, or takes nothing for too long.
+    """Sends a handler's responses, and closes the handler when the client is gone or reads nothing for too long.
 
     Left to gRPC, a handler whose response cannot be written stays suspended at its `yield` until it is collected.
     One response at most waits for the client, besides what the connection's windows hold.
@@ -175,23 +175,23 @@ async def _write_all(
                 async with asyncio.timeout(slow_reader_timeout_s):
                     await context.write(response)
             except TimeoutError:
-                waited = f"nothing was read for {slow_reader_timeout_s:g} s"
+                waited = f"the client read nothing for {slow_reader_timeout_s:g} s"
                 raise SlowReaderError(f"{waited}; attach again from the last position that you have") from None
             except Exception as error:  # gRPC has no public name for it
                 raise asyncio.CancelledError from error
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException) -> None:
-    """Ends the call with the status of what the handler raised.
+    """Ends the call with the status of the handler's exception.
 
-    gRPC keeps the abort, and with it all frames of its traceback, in a cycle until the next full collection: nothing
-    in them may hold the request, which can have many megabytes.
+    gRPC keeps the abort, and all frames of its traceback, in a cycle until the next full collection. No frame may hold
+    the request, which can have many megabytes.
     """
     if isinstance(error, grpc.aio.AbortError):  # the handler's own, which has been sent
         raise error
     if not isinstance(error, QuireError):
         log.error("call of %s failed", method, exc_info=error)
-        error = QuireError("the server failed; its log says why")
+        error = QuireError("the server failed on an internal error; its log has the reason")
     error.__traceback__ = None
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
@@ -205,7 +205,7 @@ def _checked(request: Any, request_streaming: bool) -> Any:
 
 
 class CheckedRequests:
-    """The requests of a stream. One that was refused at the edge is raised in its turn; the stream goes on after it."""
+    """The requests of a stream. The refusal of one is raised in its place; the stream goes on after it."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._given = requests

@@ -1,6 +1,6 @@
-"""Checksums of the public service at a server's edge: answers are sealed, requests that are sealed are checked.
+"""Checksums of the public service at a server's edge: answers get one, and requests that have one are checked.
 
-Which methods those are follows from their messages: the field `checksum` of a message of the Inference service.
+Methods are recognised by their messages: a message of the Inference service with the field `checksum`.
 Workers' streams have their own, in `step_wire`.
 """
 
@@ -31,14 +31,14 @@ def seals_of_method(method: str) -> tuple[int | None, int | None]:
 
 
 def sealing(tag: int) -> Callable[[Any], bytes]:
-    """What makes an answer bytes."""
+    """Serialiser of an answer that appends its checksum."""
     return partial(sealed, tag=tag)
 
 
 def checking(deserialize: Callable[[bytes], Any], tag: int) -> Callable[[bytes], Any]:
-    """What makes bytes a request, whose checksum is optional: one that is there must fit.
+    """Deserialiser of a request with an optional checksum, which must match if it is there.
 
-    Bytes that only look as if they ended with one are told apart by the field.
+    Bytes that only look as if they ended with a checksum are recognised by the field.
     """
 
     def parse(data: bytes) -> Any:

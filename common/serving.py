@@ -1,6 +1,6 @@
-"""A gRPC server as every service of ours runs it: one edge, health by service name, reflection.
+"""The gRPC server of every service: one edge, health by service name, reflection.
 
-Knows no service but those that every one has.
+Knows no service but health and reflection.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ class ListenError(OSError):
 class GrpcServer:
     """A server on one port, with health for `services` by their full names, all NOT_SERVING until set.
 
-    For `slow_reader_timeout_s` see `EdgeInterceptor`; `keepalive` suits a port that services of ours alone dial.
-    `limits`: of what peers may have open; None where all of them are ours.
+    For `slow_reader_timeout_s` see `EdgeInterceptor`; the default `keepalive` suits a port that only our services dial.
+    `limits`: limits on calls of peers; None where all peers are ours.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GrpcServer:
     def bind(self, listen: str) -> str:
         """Binds host:port and returns the address bound. Raises ListenError."""
         try:
-            _probe(listen)  # gRPC would say no as well, but on standard error and without the reason
+            _probe(listen)  # gRPC would fail as well, but report it on standard error and without the reason
             port = self.grpc.add_insecure_port(listen)
         except (OSError, RuntimeError, ValueError) as error:
             raise ListenError(f"cannot listen on {listen}: {error}; choose another with --listen host:port") from error
@@ -71,12 +71,12 @@ class GrpcServer:
             self._watching = asyncio.create_task(self._watch.run())
 
     async def set_serving(self, service: str, serving: bool) -> None:
-        """Health of one service."""
+        """Set the health of one service."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Everything unhealthy, no new calls, the open ones have `grace_s` to end."""
+        """Report all services unhealthy, refuse new calls, and give the open ones `grace_s` to end."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
         if self._watching is not None:

@@ -1,4 +1,4 @@
-"""Settings of a service's process: as `quire.settings` settles them, or its end."""
+"""Settings of a service's process, settled by `quire.settings`; a bad one ends the process."""
 
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def settings_or_exit(service: str, kind: type[S], arguments: list[str]) -> S:
-    """As `parse`, for a service's `__main__`: a bad setting ends the process with its sentence."""
+    """Call `parse` for a service's `__main__`; a bad setting ends the process with one sentence."""
     try:
         return parse(kind, arguments)
     except ValueError as error:

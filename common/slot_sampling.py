@@ -1,7 +1,7 @@
-"""What a worker must know to sample for one slot.
+"""Sampling parameters of one slot on a worker.
 
-The scheduler settles it once per sequence from the client's parameters; it crosses the wire with the slot.
-It knows nothing of stop strings, tenants or text.
+The scheduler settles them once per sequence from the client's parameters and sends them with the slot's state.
+They hold nothing of stop strings, tenants or text.
 """
 
 from array import array
@@ -14,7 +14,7 @@ class SlotSampling:
     """Sampling parameters of one slot, in the order in which they act on a row of logits.
 
     Allowed and suppressed ids, then bias, penalties, temperature, min-p, top-k, top-p, noise.
-    Allowed ids are kept as int32, however they are given: there may be 65,536 of them, for each of 128 samples.
+    Allowed ids are always stored as int32: there may be 65,536 of them for each of 128 samples.
     """
 
     seed: int  # uint64
@@ -44,5 +44,5 @@ class SlotSampling:
 
     @property
     def needs_history(self) -> bool:
-        """Whether penalties are on, so that the worker needs the tokens so far."""
+        """True if penalties are on, so that the worker needs the tokens so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

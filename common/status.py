@@ -1,4 +1,4 @@
-"""What a service tells the supervisor that started it: how far its start is, and what a person should know of it.
+"""Status lines from a service to the supervisor that started it: the phase of its start, notices and warnings.
 
 One JSON object a line, on a pipe that the supervisor reads: {"phase": …, "part": …}, {"about": …, "notice": …},
 {"event": …}, {"warning": …, "reason": …}. Nothing waits for the reader, and nothing fails without one.
@@ -9,12 +9,12 @@ import os
 from contextlib import suppress
 from typing import Any
 
-EVENTS = ("listening", "ready", "leading")  # of the log; told to the supervisor whatever the level of the log is
+EVENTS = ("listening", "ready", "leading")  # of the log; reported to the supervisor whatever the log's level
 _MAX_BYTES = 4096  # what a pipe takes whole or not at all
 
 
 class Status:
-    """The writing end of the pipe; without one, everything said is dropped."""
+    """The writing end of the pipe; without one, all lines are dropped."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
@@ -23,15 +23,15 @@ class Status:
             os.set_inheritable(fd, False)
 
     def phase(self, name: str, part: float | None = None) -> None:
-        """Tells what is done now, and which part of it is done, from 0 to 1, where that is known."""
+        """Report the phase of the start and, where known, the part of it that is done, from 0 to 1."""
         self._tell(phase=name, **({} if part is None else {"part": round(part, 3)}))
 
     def notice(self, about: str, text: str) -> None:
-        """Tells something that the greeting shows, such as a choice that was made and why, under a short name."""
+        """Report a line for the greeting, such as a choice and its reason, under the short name `about`."""
         self._tell(about=about, notice=text)
 
     def note_log_entry(self, entry: dict[str, Any]) -> None:
-        """Tells what the log says, as far as the supervisor has to know it: warnings, and that we are ready."""
+        """Report the entries of the log that the supervisor needs: warnings, and the events in `EVENTS`."""
         event = str(entry.get("event"))
         if event in EVENTS:
             self._tell(event=event)

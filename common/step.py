@@ -1,6 +1,6 @@
-"""A step as scheduler and worker speak of it inside: plain data, no protobuf.
+"""A step and its result inside scheduler and worker: plain data, no protobuf.
 
-`step_codec` carries it over the wire; the fields are those of `protos/quire/v1/worker.proto`, which is their manual.
+`step_codec` encodes them for the wire; `protos/quire/v1/worker.proto` documents the fields.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Floats = Sequence[float]
 
 
 class StepStatus(IntEnum):
-    """How a step ended; the numbers are those of the wire."""
+    """Outcome of a step; the numbers are those of the wire."""
 
     OK = 1
     NEED_SNAPSHOT = 2
@@ -25,7 +25,7 @@ class StepStatus(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class SlotState:
-    """All that a worker knows of a sequence."""
+    """The whole state of a sequence on a worker."""
 
     slot: int
     position: int

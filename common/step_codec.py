@@ -1,6 +1,6 @@
 """Steps and their results to protobuf and back.
 
-Decoding raises ValueError where the bytes cannot be what the field says; meaning is checked by the worker.
+Decoding raises ValueError where bytes cannot be the field's type; the worker checks what they mean.
 """
 
 from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32

@@ -1,6 +1,6 @@
-"""Steps and their answers as bytes on a StepStream, each with its checksum behind it.
+"""Steps and their results as bytes on a StepStream, each followed by its checksum.
 
-It knows bytes, not what a step means.
+Knows bytes, not the meaning of a step.
 """
 
 import grpc
@@ -10,7 +10,7 @@ from quire.checksum import is_intact, sealed, tag_of
 from quire.errors import DataLossError
 from quire.v1 import worker_pb2 as pb
 
-STEP_KEY = "quire-step-key"  # metadata: the secret that a worker told the schedulers that it registers with
+STEP_KEY = "quire-step-key"  # metadata: the secret that the worker gave the schedulers at its registration
 STEP_STREAM = f"/{pb.DESCRIPTOR.services_by_name['Worker'].full_name}/StepStream"
 
 _STEP_CHECK = check_of(pb.StepRequest.DESCRIPTOR)
@@ -18,17 +18,17 @@ REQUEST_TAG, RESPONSE_TAG = tag_of(pb.StepRequest.DESCRIPTOR), tag_of(pb.StepRes
 
 
 def seal_request(message: pb.StepRequest) -> bytes:
-    """The bytes of a step that has no checksum yet, with it."""
+    """Serialise a step and append its checksum."""
     return sealed(message, REQUEST_TAG)
 
 
 def seal_response(message: pb.StepResponse) -> bytes:
-    """The bytes of an answer that has no checksum yet, with it."""
+    """Serialise a result and append its checksum."""
     return sealed(message, RESPONSE_TAG)
 
 
 def open_request(data: bytes) -> pb.StepRequest:
-    """The step that was sealed. Raises DataLossError if these are not the bytes, DecodeError if they are none.
+    """Check and parse a sealed step. Raises DataLossError if the checksum does not match, DecodeError if it is no step.
 
     Raises InvalidRequestError for more slots than any worker has.
     """
@@ -38,13 +38,13 @@ def open_request(data: bytes) -> pb.StepRequest:
 
 
 def open_response(data: bytes) -> pb.StepResponse:
-    """The answer that was sealed. Raises as `open_request`."""
+    """Check and parse a sealed result. Raises as `open_request`."""
     _check(data, RESPONSE_TAG)
     return pb.StepResponse.FromString(data)
 
 
 def open_any_request(data: bytes) -> pb.StepRequest:
-    """A step that need not be sealed: a checksum is checked if it is there. Raises as `open_request`."""
+    """Parse a step, and check its checksum if it has one. Raises as `open_request`."""
     _STEP_CHECK.scan(data)
     message = pb.StepRequest.FromString(data)
     if message.checksum:
@@ -55,7 +55,7 @@ def open_any_request(data: bytes) -> pb.StepRequest:
 def open_step_stream(
     channel: grpc.aio.Channel, step_key: str = ""
 ) -> "grpc.aio.StreamStreamCall[pb.StepRequest, bytes]":
-    """A stream of steps to a worker, with the key that it asks for. Its answers come as bytes, for `open_response`."""
+    """Open a stream of steps to a worker, with the worker's key. Results come as bytes, for `open_response`."""
     return channel.stream_stream(STEP_STREAM, request_serializer=seal_request)(metadata=((STEP_KEY, step_key),))
 
 

@@ -1,8 +1,8 @@
-"""A rate with a burst, counted as tokens that come back with time. Pure: it is told the time."""
+"""A rate limit with a burst, as a token bucket. Pure: callers pass the time."""
 
 
 class TokenBucket:
-    """Holds at most `burst` tokens, of which `rate` come back every second. It may owe as many as it may hold."""
+    """Holds at most `burst` tokens, and gains `rate` per second. Its debt is at most `burst` tokens, too."""
 
     __slots__ = ("_burst", "_num_tokens", "_rate", "_seen_s")
 
@@ -14,16 +14,16 @@ class TokenBucket:
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether it owes all that it may: whoever takes goes on although nothing is left."""
+        """True once the debt is at its maximum: the caller goes on although no tokens are left."""
         return self._num_tokens <= -self._burst
 
     def take(self, now_s: float) -> bool:
-        """Takes a token. False: there was none, and one is owed."""
+        """Take a token. False: none was left, and the debt grows by one."""
         self._num_tokens = min(self._burst, self._num_tokens + (now_s - self._seen_s) * self._rate)
         self._seen_s = now_s
         self._num_tokens = max(self._num_tokens - 1, -self._burst)
         return self._num_tokens >= 0
 
     def wait_s(self) -> float:
-        """Seconds until there is a token again, as of the last `take`."""
+        """Seconds until a token is available, as of the last `take_token`."""
         return max(0.0, (1 - self._num_tokens) / self._rate)

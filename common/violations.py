@@ -1,6 +1,6 @@
-"""Collects all that is wrong with a request, so that its sender learns everything at once.
+"""Collects the violations of a request, so that its sender learns of all of them at once.
 
-Bounded: however long a bad request is, few violations are listed and nothing of it is repeated. It knows no field.
+Lists a bounded number of violations however long the request is, and repeats none of its values. Knows no field.
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ class Violations:
         self._num_found = 0
 
     def add(self, field: str, description: str) -> None:
-        """Notes one; `description` says what the field is and what to change."""
+        """Add a violation; `description` says what the field is and what to change."""
         self._num_found += 1
         if len(self._listed) < MOST_LISTED:
             self._listed.append(FieldViolation(field, description))
 
     def add_each(self, found: Iterable[tuple[str, str]]) -> None:
-        """Notes pairs of field and description, and stops to look for more once there are too many to list."""
+        """Add pairs of field and description; stops once there are too many to list."""
         for field, description in islice(found, MOST_LISTED + 1):
             self.add(field, description)
 
     def raise_if_any(self) -> None:
-        """Raises InvalidRequestError if anything was noted."""
+        """Raises InvalidRequestError if there are violations."""
         if not self._listed:
             return
         error = InvalidRequestError.of(self._listed)

@@ -1,13 +1,13 @@
 """Counts the items of lists in a serialised message before it is parsed.
 
-Parsed, an empty message of two bytes takes fifty: 16 MB of them would take half a gigabyte. What is counted here is
-refused while it is still bytes. It knows the wire format and a plan of fields, and no message of ours.
+An empty message of 2 bytes takes 50 once it is parsed: 16 MB of them would take half a gigabyte. Lists that are too
+long are refused here as bytes. Knows the wire format and a plan of fields, and no message of ours.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MOST_RECORDS = 262_144  # that are looked at, in a tenth of a second; packed lists are one each
+MOST_RECORDS = 262_144  # scanned in 0.1 s; a packed list is one record
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
@@ -35,7 +35,7 @@ class TooManyRecordsError(ValueError):
 
 @dataclass(slots=True)
 class WireScan:
-    """One message's scan: what was counted, and the top level's numbers (of varint fields, by number)."""
+    """The scan of one message: item counts, and the top level's integers (of varint fields, by number)."""
 
     numbers: dict[int, int] = field(default_factory=dict)
     excess: Excess | None = None
@@ -43,7 +43,7 @@ class WireScan:
     _num_records: int = 0
 
     def look_at(self, data: bytes, fields: Mapping[int, ScannedField]) -> None:
-        """Counts until a list has too many items; then only the top level is looked at further, for its numbers.
+        """Count until a list has too many items; from then on read only the top level, for its integers.
 
         Raises TooManyRecordsError, and IndexError or ValueError for bytes that are no message.
         """

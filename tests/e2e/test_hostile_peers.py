@@ -70,7 +70,7 @@ async def test_a_message_that_is_never_finished_is_given_up() -> None:
                 connection.send(call, message(b"x", length=1000))
                 return connection.until_ended(call)["grpc-message"]
 
-        assert "did not arrive whole within 0.5 s" in await asyncio.to_thread(attack)
+        assert "did not arrive completely within 0.5 s" in await asyncio.to_thread(attack)
         assert site.neighbour.failures == []
 
 
