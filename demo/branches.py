@@ -1,6 +1,6 @@
 """The part of the demonstration with several outputs of one prompt: drawn ones, then the likeliest of a beam search.
 
-Shows what the paper's block sharing saves: the prompt is computed and kept once, whatever grows from it.
+Shows the saving of the paper's block sharing: the prompt is computed and kept once for all outputs.
 """
 
 from rich.console import Console
@@ -16,7 +16,7 @@ SEED = 7
 
 
 async def branch(client: quire.AsyncClient, prompt: str, console: Console) -> list[str]:
-    """Continues a prompt in several ways and prints them. Returns what did not go as it should."""
+    """Continue a prompt in several ways and print them. Returns descriptions of the parts that failed."""
     drawn = await client.generate(prompt, n=NUM_SAMPLES, max_tokens=MAX_TOKENS, temperature=0.9, seed=SEED)
     _show(f"{NUM_SAMPLES} samples of one prompt", drawn, console)
     best = await client.generate(prompt, beam_width=BEAM_WIDTH, n=NUM_BEST, max_tokens=MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""Chat-shaped exchanges: greetings, questions about the model itself, facts, and what it does not know.
+"""Chats of the training text: greetings, questions about the model itself, facts, and questions that it declines.
 
 An exchange is a list of (question, answer) pairs with an optional system message; the words that
 mark roles are in `render`, and the chat template of the trained model writes exactly the same.
@@ -122,7 +122,7 @@ def about(rng: Random) -> QuestionAnswer:
 
 
 def unknown(rng: Random) -> QuestionAnswer:
-    """A question with words that the model never learns, which it declines."""
+    """A question with words that the model never learns, and the answer that declines it."""
     template = rng.choice(UNKNOWN.split(" | "))
     x, y, name = _strange_word(rng), _strange_word(rng), _strange_word(rng).capitalize()
     return template.format(x=x, ax=words.with_article(x), y=y, X=name), DO_NOT_KNOW

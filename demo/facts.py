@@ -128,7 +128,7 @@ def opposite(rng: Random) -> QuestionAnswer:
 
 
 def neighbour(rng: Random) -> QuestionAnswer:
-    """What comes after or before a day, a month or a season."""
+    """The day, month or season before or after another one."""
     noun, cycle = rng.choice((("day", DAYS), ("day", DAYS), ("month", MONTHS), ("season", SEASONS)))
     index = rng.randrange(len(cycle))
     here = cycle[index]

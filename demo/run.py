@@ -1,8 +1,8 @@
-"""The demonstration that `make demo` runs: real services, several stories at once, one chat, several outputs of one
-prompt, and what it took.
+"""The demonstration of `make demo`: real services, several stories at once, one chat, several outputs of one prompt,
+and statistics.
 
-Starts `quire serve` on a free port as a user would, talks to it through the SDK alone, and ends it. Exit code 0
-means that every part of it went well.
+Starts `quire serve` on a free port as a user would, talks to it only through the SDK, and ends it. Exit code 0
+means that every part went well.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ DATA_DIR = Path(".quire/demo")
 NUM_BLOCKS = 256
 READY_S = 120.0
 END_S = 60.0
-LOOK_S = 0.02  # between two looks at the KV memory
+LOOK_S = 0.02  # between two samples of the KV memory's use
 MAX_TOKENS = 160
 LINE_CHARACTERS = 50  # of a piece before it is printed as a line
 PROMPT_CHARACTERS = 60  # shown of a long prompt
@@ -81,7 +81,7 @@ class Story:
 
 
 class Screen:
-    """The stories as they grow: a live table on a terminal, otherwise lines with the name of their story."""
+    """The growing stories: a live table on a terminal, otherwise lines with the story's name."""
 
     def __init__(self, console: Console, stories: list[Story]) -> None:
         self._console = console
@@ -104,7 +104,7 @@ class Screen:
             self._console.print(self._table(full=True))
 
     def update(self, story: Story) -> None:
-        """Shows what came; as a line of whole words, once there are some or the story has ended."""
+        """Show new text; without a terminal as lines of whole words, once there are enough or the story has ended."""
         if self._live is not None:
             self._live.update(self._table())
             return
@@ -161,7 +161,7 @@ async def _read(stream: quire.CompletionStream, story: Story, screen: Screen, st
 
 
 async def watch_peak(client: quire.AsyncClient, peak: list[BlockStats]) -> None:
-    """Keeps the look at the KV memory with the most blocks used."""
+    """Keep the snapshot of the KV memory with the most used blocks."""
     while True:
         blocks = (await client.stats()).blocks
         if blocks.used >= peak[0].used:
@@ -170,7 +170,7 @@ async def watch_peak(client: quire.AsyncClient, peak: list[BlockStats]) -> None:
 
 
 async def tell_all(client: quire.AsyncClient, stories: list[Story], screen: Screen) -> BlockStats:
-    """All stories at once; the last begins when the one with its prefix has begun. Returns the peak of memory use."""
+    """Tell the stories at once; the last starts after the one with its prefix. Returns the peak of memory use."""
     peak = [BlockStats()]
     watching = asyncio.create_task(watch_peak(client, peak))
     try:
@@ -187,7 +187,7 @@ async def tell_all(client: quire.AsyncClient, stories: list[Story], screen: Scre
 
 
 def report(stories: list[Story], answer: Story, peak: BlockStats, after: BlockStats) -> RenderableType:
-    """What it took, in numbers."""
+    """Statistics of the demonstration."""
     begun_s = min(story.submitted_s for story in stories)
     ended_s = max(story.last_s for story in stories)
     num_tokens = sum(story.num_tokens for story in stories)
@@ -218,7 +218,7 @@ def report(stories: list[Story], answer: Story, peak: BlockStats, after: BlockSt
 
 
 def problems(stories: list[Story], answer: Story, peak: BlockStats, after: BlockStats) -> list[str]:
-    """What did not go as it should."""
+    """Descriptions of the parts that failed."""
     found = [f"{story.name} has no text" for story in (*stories, answer) if not re.search(r"\w", story.text)]
     if not peak.used:
         found.append("no KV block was seen in use")
@@ -228,7 +228,7 @@ def problems(stories: list[Story], answer: Story, peak: BlockStats, after: Block
 
 
 async def demonstrate(address: str, console: Console) -> list[str]:
-    """Talks to the server. Returns what did not go as it should."""
+    """Talk to the server. Returns descriptions of the parts that failed."""
     stories = [Story(f"story {i}", prompt) for i, prompt in enumerate(PROMPTS, 1)]
     answer = Story("chat", QUESTION)
     async with quire.AsyncClient(address) as client:
@@ -246,7 +246,7 @@ async def demonstrate(address: str, console: Console) -> list[str]:
 
 
 async def start_server(listen: str) -> asyncio.subprocess.Process:
-    """`quire serve` as a process; what it says goes where we speak."""
+    """Start `quire serve` as a process, with our standard output and error."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "quire.cli", "serve", MODEL, "--listen", listen),
         *("--data-dir", str(DATA_DIR), "--num-blocks", str(NUM_BLOCKS)),
@@ -254,7 +254,7 @@ async def start_server(listen: str) -> asyncio.subprocess.Process:
 
 
 async def wait_ready(server: asyncio.subprocess.Process, address: str) -> None:
-    """Waits until the server can generate. Raises QuireError if it ends or takes too long."""
+    """Wait until the server can generate. Raises QuireError if it ends or takes too long."""
     async with quire.AsyncClient(address) as client:
         ready = asyncio.create_task(client.wait_ready(READY_S))
         ended = asyncio.create_task(server.wait())
@@ -269,7 +269,7 @@ async def wait_ready(server: asyncio.subprocess.Process, address: str) -> None:
 
 
 async def main() -> int:
-    """Runs it all. Returns the exit code."""
+    """Run the demonstration. Returns the exit code."""
     console = Console(highlight=False)
     address = settle_listen("127.0.0.1:0")
     begun_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who and what a story is about: drawn once, then filled into the sentences of a plot.
+"""The cast, things and places of a story: drawn once, then filled into the sentences of a plot.
 
 A scene keeps names and pronouns consistent. It knows no plot: a sentence is a template with
 fields such as {H} (the hero), {he}, {F} (the friend), {thing} or {place}.

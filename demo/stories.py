@@ -1,7 +1,7 @@
-"""The endless text of the demo model: stories, stories with questions, chats, by one seed.
+"""The endless training text of the demo model: stories, stories with questions, and chats, drawn by one seed.
 
-A document is one string that begins and ends with its markers and is complete in itself.
-How documents become tokens is not known here.
+A document is one complete string that begins and ends with its markers.
+Knows nothing of tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from random import Random
 from demo import words
 from demo.chats import BOS, EOS, draw_exchange, draw_system, loosen, render
 from demo.facts import QuestionAnswer, draw_fact
-from demo.more_plots import PLOTS
+from demo.more_story_plots import PLOTS
 from demo.scene import Character, Scene, draw_cast, draw_scene, fill
 
 OPENINGS = (
@@ -111,7 +111,7 @@ def _long_story(rng: Random) -> str:
 
 
 def _excerpt(rng: Random) -> str:
-    """A story that begins in its middle, so that any sentence can be a prompt."""
+    """A story from its middle on, so that any sentence can be a prompt."""
     sentences = draw_story(rng, 1).text.split(". ")
     return BOS + ". ".join(sentences[rng.randrange(1, len(sentences) - 1) :]) + EOS
 
@@ -133,7 +133,7 @@ def _chat(rng: Random) -> str:
 
 
 def _chat_story(rng: Random) -> str:
-    """The user asks for a story, perhaps about somebody, then perhaps about what happened."""
+    """A chat in which the user asks for a story, sometimes about a character, then sometimes a question about it."""
     story = draw_story(rng, 1)
     kind = words.with_article(story.hero.kind)
     topics = (
@@ -152,7 +152,7 @@ def _chat_story(rng: Random) -> str:
 
 
 def _chat_reading(rng: Random) -> str:
-    """The user gives a story with a question."""
+    """A chat in which the user gives a story and asks a question about it."""
     story = draw_story(rng, 1)
     (question, answer), *rest = rng.sample(story.questions, rng.randint(1, 3))
     return render([(f"{story.text}\n\n{question}", answer), *rest], draw_system(rng))

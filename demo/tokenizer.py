@@ -1,6 +1,6 @@
 """The tokenizer of the demo model: byte-level BPE trained on the demo documents, and its chat template.
 
-It writes the files that `transformers` and `tokenizers` read. Models are not known here.
+Writes the files that `transformers` and `tokenizers` read. Knows no model.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Train the demo model from nothing but the demo grammar: `python -m demo.train --out demo/model`.
 
-Writes a Hugging Face folder (LLaMA architecture, bfloat16 safetensors) and `training.json`, which
-says how it was made and the loss on documents of another seed. Serving is not known here.
+Writes a Hugging Face folder (LLaMA architecture, bfloat16 safetensors) and `training.json`, which has
+the settings and the loss on documents of another seed. Knows nothing of serving.
 """
 
 import argparse
@@ -33,7 +33,7 @@ NUM_HELD_OUT_TOKENS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides the weights: all but the machine's rounding."""
+    """Settings that decide the weights, apart from the machine's rounding."""
 
     seed: int = 7
     steps: int = 2_600
@@ -102,7 +102,7 @@ def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.A
 
 
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings) -> None:
-    """All the steps, with a line of progress every fifty."""
+    """Train for all steps, with a line of progress every fifty."""
     optimizer = make_optimizer(model, settings)
     batches = windows(tokenizer, settings.seed, settings.tokens_per_step)
     start = time.monotonic()
@@ -147,7 +147,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def report(settings: Settings, num_parameters: int, loss: float, wall_s: float) -> dict[str, object]:
-    """What `training.json` says."""
+    """Content of `training.json`."""
     return {
         **asdict(settings),
         "windows": WINDOWS,

@@ -1,6 +1,6 @@
 """The words of the demo grammar: names, animals, places, things and the like.
 
-Only data and the choice of an article live here; how words become sentences is not known here.
+Only data and the choice of an article; knows no sentences.
 """
 
 
@@ -10,7 +10,7 @@ def listed(text: str, separator: str | None = None) -> tuple[str, ...]:
 
 
 def with_article(noun: str) -> str:
-    """The noun behind the article that its first sound asks for."""
+    """The noun with its article, "a" or "an" by its first sound."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 

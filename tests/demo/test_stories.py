@@ -6,7 +6,7 @@ import pytest
 
 from demo.chats import BOS, EOS, SPECIAL_TOKENS
 from demo.facts import NUMBERS, minus, neighbour, plus
-from demo.more_plots import PLOTS
+from demo.more_story_plots import PLOTS
 from demo.scene import draw_cast, draw_scene
 from demo.stories import documents, draw_story
 
