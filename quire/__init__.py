@@ -4,8 +4,8 @@
     >>> with quire.Client() as client:
     ...     print(client.generate("Once upon a time", max_tokens=32).text)
 
-Knows only the wire: its first use brings grpcio and protobuf, neither torch nor redis. Until then nothing is loaded, so
-that services and the command line, which need modules beside the SDK, start without it.
+Knows only the wire. Its first use loads grpcio and protobuf, never torch or redis. Until then nothing is loaded, so
+that services and the command line, which import other modules of this package, start without the SDK.
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def _attribute(name: str) -> Any:
-    """A module of ours, or a public name: at the first of these all are loaded."""
+    """A submodule, or a public name; the first public name loads them all."""
     if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     if not name.startswith("__") or name == "__all__":  # others are what the interpreter and tools look for anywhere
@@ -26,7 +26,7 @@ def _attribute(name: str) -> Any:
 
 
 def _names() -> list[str]:
-    """What completion shows."""
+    """The names that completion shows."""
     return sorted({*_attribute("__all__"), *(each for each in globals() if each.startswith("__"))})
 
 

@@ -1,4 +1,4 @@
-"""What a client says of a server that does not answer, or that has forgotten what it had accepted."""
+"""Errors of a client whose server does not answer, does not lead, or no longer knows a request."""
 
 import re
 
@@ -6,13 +6,13 @@ import grpc
 
 from quire.errors import NotLeaderError, RequestFailedError, UnavailableError
 
-_BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before, we name ours
-# Both resolvers of gRPC, the system's and c-ares, name the host again, and what they asked for.
+_BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before it; we name ours
+# Both resolvers of gRPC, the system's and c-ares, repeat the host and the kind of record that they asked for.
 _LOOKUP = re.compile(r"(?:address lookup|DNS resolution) failed for \S+: (?:C-ares status [^:]*: )?([^\[\]]+)")
 
 
 def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
-    """Says that no server answers, where, and what to do about it."""
+    """The error for addresses at which no server answers."""
     details = (error.details() if error is not None else None) or "it closed the connection"
     lookup = _LOOKUP.search(details)
     why = lookup[1] if lookup is not None else details.rpartition(_BEFORE_THE_REASON)[2]
@@ -20,13 +20,13 @@ def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> Unavailable
 
 
 def leaderless(address: str, error: NotLeaderError) -> UnavailableError:
-    """Says that servers answer, and that none of them leads."""
-    return UnavailableError(f"no Quire server at {address} leads at the moment ({error.message}); come back soon")
+    """The error for servers that answer, while none of them leads."""
+    return UnavailableError(f"no Quire server at {address} leads at the moment ({error.message}); try again soon")
 
 
 def lost(request_id: str, num_tokens: int) -> RequestFailedError:
-    """Says that a request ended with the server that had accepted it."""
+    """The error for a request that ended with the server that had accepted it."""
     return RequestFailedError(
-        f"request {request_id}, after {num_tokens} tokens of output: the server was started anew and no longer knows "
-        "it; submit it again"
+        f"request {request_id}, after {num_tokens} tokens of output: the server was restarted and no longer "
+        "knows it; submit it again"
     )

@@ -1,4 +1,4 @@
-"""Addresses of servers: what can be one, and all that a written list stands for."""
+"""Addresses of servers: checks them, splits lists of them, and resolves their host names."""
 
 import asyncio
 import ipaddress
@@ -13,7 +13,7 @@ _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port
 
 
 def check_address(address: str) -> str:
-    """The address, if it can be one, or several with commas between.
+    """The given text, if it is an address or several with commas between.
 
     Raises ValueError if it is neither host:port nor a gRPC target.
     """
@@ -27,9 +27,9 @@ def check_address(address: str) -> str:
 
 
 def check_host(address: str) -> str:
-    """The host, with a port or without, if it can be one. Raises ValueError."""
+    """The given text, if it is a host with or without a port. Raises ValueError."""
     if not any(_HOST_AND_PORT.fullmatch(each) for each in (address, f"{address}:1")):
-        raise ValueError(f"{address!r} is no host; write host or host:port, such as worker-1 or 10.0.0.7:7850")
+        raise ValueError(f"{address!r} is not a host; write host or host:port, such as worker-1 or 10.0.0.7:7850")
     return address
 
 
@@ -39,7 +39,7 @@ def split_addresses(text: str) -> list[str]:
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """All IP addresses of a host. Raises OSError or UnicodeError."""
+    """IP addresses of a host. Raises OSError or UnicodeError."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted({str(info[4][0]) for info in infos})
 
@@ -47,7 +47,7 @@ async def look_up(host: str, port: int) -> list[str]:
 async def resolve(addresses: Sequence[str], look_up: Callable[[str, int], Awaitable[list[str]]] = look_up) -> list[str]:
     """The addresses, with each host name that has several addresses replaced by all of them.
 
-    What cannot be resolved here, and localhost, stays as it is: whoever dials it says what is wrong with it.
+    Names that cannot be resolved here, and localhost, stay as they are: dialling them raises the error.
     """
     found = await asyncio.gather(*(_resolve(each, look_up) for each in addresses))
     return list(dict.fromkeys(address for several in found for address in several))

@@ -1,6 +1,6 @@
 """The client for asyncio. All requests of a client travel over one stream, so make one client and share it.
 
-Knows how to ask and what comes back; how requests survive a broken connection is the session's business.
+Knows the calls and their results; the session makes requests survive a broken connection.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ class AsyncClient:
 
     The address may be several with commas between, or a name that has several: the client finds which server leads.
 
-    What a call raises is a `quire.QuireError`: its class says what kind of thing went wrong, its message what to
-    do about it. TypeError and ValueError are for what no server would have to be asked.
+    Calls raise a `quire.QuireError`: its class tells the kind of failure, its message what to do about it. TypeError
+    and ValueError are for arguments that are wrong without asking a server.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
@@ -68,7 +68,7 @@ class AsyncClient:
             return await stream.completion()
 
     def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> CompletionStream:
-        """Submits a prompt now and gives its output as it is made, of several samples by turns."""
+        """Submits a prompt now and streams its output; chunks of several samples alternate."""
         return self._submit(prompt, params)
 
     async def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
@@ -77,44 +77,44 @@ class AsyncClient:
             return await stream.completion()
 
     def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> CompletionStream:
-        """Submits a conversation now and gives the answer as it is made."""
+        """Submits a conversation now and streams the answer."""
         return self._submit(chat_to_pb(messages), params)
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
-        """Reads a request that was submitted before, here or elsewhere, from a position of its output on.
+        """Reads a request that was submitted before, here or elsewhere, from a position of its output onwards.
 
-        One position is that of its first sample; several are one for each, and what is missing begins at 0.
+        A single position is for the first sample; a list has one for each sample. Missing ones are 0.
         """
         positions = [from_position] if isinstance(from_position, int) else list(from_position)
         if min(positions, default=0) < 0:
-            raise ValueError(f"from_position counts from 0, it cannot be {from_position}")
+            raise ValueError(f"from_position is {from_position}: give 0 or more")
         request = OpenRequest(request_id, from_positions=positions, buffer_tokens=self._options.buffer_tokens)
         entry = Entry(request=request, submission=None, deadline_s=None, holds_when_behind=True)
         return self._open(entry, cancels_on_close=False)
 
     async def cancel(self, request_id: str) -> RequestState:
-        """Ends a request; one that has ended stays as it is. Says where it stands now."""
+        """Cancels a request and returns its state; one that has ended stays as it is."""
         connection = self._connect()
         answer = await connection.call(connection.inference.Cancel, pb.CancelRequest(request_id=request_id))
         return state_from_pb(answer.state)
 
     async def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
-        """Takes a request off its worker until `resume`, also over restarts; returns once that is durable.
+        """Takes a request off its worker until `resume`, also across restarts; returns once the pause is durable.
 
-        Its stream waits meanwhile; its deadline and its on_disconnect go on counting. Again is harmless. Raises
-        NotFoundError, FailedPreconditionError if it has ended.
+        Its stream waits meanwhile; its deadline and its on_disconnect go on counting. Repeating it is harmless. Raises
+        NotFoundError, FailedPreconditionError if the request has ended.
 
         Args:
-            request_id: of the request.
-            keep: "auto" moves its memory to the worker's host pool if there is room; "tokens" keeps the tokens alone,
-                and the rest is computed again.
+            request_id: id of the request.
+            keep: "auto" moves its KV to the worker's host pool if there is room; "tokens" keeps only the tokens, and
+                the KV is computed again.
         """
         connection = self._connect()
         answer = await connection.call(connection.inference.Pause, pause_to_pb(request_id, keep))
         return state_from_pb(answer.state)
 
     async def resume(self, request_id: str) -> RequestState:
-        """Lets a paused request go on exactly where it was, in the order of its arrival. Raises as `pause`."""
+        """Continues a paused request exactly where it was, in the order of its arrival. Raises as `pause`."""
         connection = self._connect()
         answer = await connection.call(connection.inference.Resume, pb.ResumeRequest(request_id=request_id))
         return state_from_pb(answer.state)
@@ -136,17 +136,17 @@ class AsyncClient:
         """Requests that have not ended, in the order of their arrival, and what each waits for.
 
         Args:
-            tenant: whose requests; None: of all tenants.
+            tenant: tenant whose requests are listed; None: all tenants.
             state: one state or several, such as "queued"; None: all.
-            page_size: how many at most, up to 1,000.
-            page_token: the `next_page_token` of the page before, for the same tenant and states.
+            page_size: at most this many, up to 1,000.
+            page_token: the `next_page_token` of the previous page, for the same tenant and states.
         """
         connection = self._connect()
         request = list_requests_to_pb(tenant, state, page_size, page_token)
         return request_page_from_pb(await connection.call(connection.inference.ListRequests, request))
 
     async def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
-        """Text or a conversation as the model would see it as a prompt."""
+        """Token ids of a text or a conversation, as the model would see it in a prompt."""
         connection = self._connect()
         answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(text, add_special_tokens))
         return Tokens(tuple(answer.token_ids), tuple(answer.tokens))
@@ -169,8 +169,8 @@ class AsyncClient:
     ) -> PinnedPrefix:
         """Computes a prefix, given as text, token ids or messages, and keeps it; returns once a worker has it.
 
-        Requests of the same tenant and salt whose prompts begin with it find it computed. The same name and prefix
-        again gives the pin that is there. Raises AlreadyExistsError if the name is of another prefix, OverloadedError
+        Requests of the same tenant and salt whose prompts begin with it reuse its blocks. The same name and prefix
+        again returns the existing pin. Raises AlreadyExistsError if the name belongs to another prefix, OverloadedError
         if its memory is promised to requests.
         """
         connection = self._connect()
@@ -198,27 +198,27 @@ class AsyncClient:
         return model_from_pb(await connection.call(connection.inference.GetModel, pb.GetModelRequest()))
 
     async def stats(self) -> Stats:
-        """What runs, what waits and how the KV memory is used, at this moment."""
+        """Snapshot of running and waiting requests and of the use of the KV memory."""
         connection = self._connect()
         return stats_from_pb(await connection.call(connection.inference.GetStats, pb.GetStatsRequest()))
 
     async def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
-        """Takes a worker out of service, or with `undo` back into it. Returns how many sequences are still there.
+        """Takes a worker out of service, or with `undo` back into it. Returns the number of sequences still on it.
 
-        It gets nothing new, and what runs there moves to other workers, or ends there if there is no other. When it is
-        restarted it serves again. Raises NotFoundError if no such worker is here.
+        The worker gets nothing new. Its sequences move to other workers, or end there if there is no other. It serves
+        again after a restart. Raises NotFoundError if no such worker is registered.
         """
         connection = self._connect()
         request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, undo=undo)
         return (await connection.call(connection.cluster.DrainWorker, request)).num_running
 
     async def health(self, service: str = INFERENCE_SERVICE) -> Health:
-        """Whether the service can serve now. Raises UnavailableError if nothing answers."""
+        """Health of the service. Raises UnavailableError if nothing answers."""
         return await self._connect().health(service)
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Waits until the server can generate. Raises UnavailableError after `timeout_s`."""
-        why = f"the server at {self.address} answers but is not ready: it has no worker yet"
+        why = f"the server at {self.address} answers, but has no worker yet"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -230,10 +230,10 @@ class AsyncClient:
                         why = error.message
                     await asyncio.sleep(READY_POLL_S)
         except TimeoutError:
-            raise UnavailableError(f"not ready after {timeout_s} s: {why}") from None
+            raise UnavailableError(f"the server is not ready after {timeout_s} s: {why}") from None
 
     async def close(self) -> None:
-        """Detaches from every open request, each of which goes on by its on_disconnect."""
+        """Detaches from every open request; its on_disconnect decides whether it goes on."""
         self._is_closed = True
         if self._connection is not None:
             await self._connection.close()

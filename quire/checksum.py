@@ -1,7 +1,7 @@
 """Checksums within messages: CRC-32 of a message's bytes as its last field on the wire.
 
-It is appended to the serialised message and looked for in the raw bytes, so that nothing is serialised twice and
-nothing damaged is parsed. CRC-32 finds every single flipped bit. Knows messages by their field `checksum` alone.
+The checksum is appended to the serialised message and read from the raw bytes, so that nothing is serialised twice and
+nothing damaged is parsed. CRC-32 finds every single flipped bit. Knows messages only by their field `checksum`.
 """
 
 import struct
@@ -20,17 +20,17 @@ def tag_of(descriptor: Descriptor) -> int:
 
 
 def sealed(message: Any, tag: int) -> bytes:
-    """The bytes of a message that has no checksum yet, with it."""
+    """Serialise a message that has no checksum yet, and append it."""
     data: bytes = message.SerializeToString()
     return data + _CHECKSUM.pack(tag, crc32(data))
 
 
 def has_seal(data: bytes, tag: int) -> bool:
-    """Whether these bytes end as a sealed message does; those of another message may, too."""
+    """True if the bytes end as a sealed message does; bytes of an unsealed message may, too."""
     return len(data) >= _CHECKSUM.size and data[-_CHECKSUM.size] == tag
 
 
 def is_intact(data: bytes, tag: int) -> bool:
-    """Whether these are the bytes of a message that was sealed."""
+    """True if the bytes are a sealed message with the right checksum."""
     covered = len(data) - _CHECKSUM.size
     return covered >= 0 and _CHECKSUM.unpack_from(data, covered) == (tag, crc32(memoryview(data)[:covered]))

@@ -62,7 +62,7 @@ class LoopThread:
 
 
 async def _end_other_tasks() -> None:
-    """Cancels what still runs in the loop, as `asyncio.run` does at its end."""
+    """Cancels the loop's remaining tasks, as `asyncio.run` does at its end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -70,7 +70,7 @@ async def _end_other_tasks() -> None:
 
 
 class Stream:
-    """Chunks of one request, those of its samples by turns, each position once; see `CompletionStream`."""
+    """Chunks of one request, each position once; those of several samples alternate; see `CompletionStream`."""
 
     def __init__(self, thread: LoopThread, inner: CompletionStream) -> None:
         self._thread = thread
@@ -94,11 +94,11 @@ class Stream:
         return chunk
 
     def completion(self) -> Completion:
-        """Reads what is left and gives the whole, from where the stream began."""
+        """Reads to the end and returns the whole output, from where the stream began."""
         return self._thread.run(self._inner.completion())
 
     def close(self) -> None:
-        """Lets the request go: cancels it if this stream submitted it and it has not ended."""
+        """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
         self._thread.run(self._inner.aclose())
 
     def __enter__(self) -> "Stream":
@@ -130,7 +130,7 @@ class Client:
         return self._thread.run(self._client.generate(prompt, **params))
 
     def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Stream:
-        """Submits a prompt now and gives its output as it is made, of several samples by turns."""
+        """Submits a prompt now and streams its output; chunks of several samples alternate."""
 
         async def submit() -> CompletionStream:
             return self._client.stream(prompt, **params)
@@ -142,7 +142,7 @@ class Client:
         return self._thread.run(self._client.chat(messages, **params))
 
     def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Stream:
-        """Submits a conversation now and gives the answer as it is made."""
+        """Submits a conversation now and streams the answer."""
 
         async def submit() -> CompletionStream:
             return self._client.stream_chat(messages, **params)
@@ -158,15 +158,15 @@ class Client:
         return Stream(self._thread, self._thread.run(attach()))
 
     def cancel(self, request_id: str) -> RequestState:
-        """Ends a request; one that has ended stays as it is. Says where it stands now."""
+        """Cancels a request and returns its state; one that has ended stays as it is."""
         return self._thread.run(self._client.cancel(request_id))
 
     def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
-        """Takes a request off its worker until `resume`, also over restarts; see `AsyncClient.pause`."""
+        """Takes a request off its worker until `resume`, also across restarts; see `AsyncClient.pause`."""
         return self._thread.run(self._client.pause(request_id, keep))
 
     def resume(self, request_id: str) -> RequestState:
-        """Lets a paused request go on exactly where it was."""
+        """Continues a paused request exactly where it was."""
         return self._thread.run(self._client.resume(request_id))
 
     def get(self, request_id: str) -> RequestRecord:
@@ -186,7 +186,7 @@ class Client:
         return self._thread.run(listing)
 
     def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
-        """Text or a conversation as the model would see it as a prompt."""
+        """Token ids of a text or a conversation, as the model would see it in a prompt."""
         return self._thread.run(self._client.tokenize(text, add_special_tokens=add_special_tokens))
 
     def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
@@ -219,7 +219,7 @@ class Client:
         return self._thread.run(self._client.model())
 
     def stats(self) -> Stats:
-        """What runs, what waits and how the KV memory is used, at this moment."""
+        """Snapshot of running and waiting requests and of the use of the KV memory."""
         return self._thread.run(self._client.stats())
 
     def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
@@ -227,7 +227,7 @@ class Client:
         return self._thread.run(self._client.drain_worker(worker_id, undo=undo))
 
     def health(self, service: str = INFERENCE_SERVICE) -> Health:
-        """Whether the service can serve now. Raises UnavailableError if nothing answers."""
+        """Health of the service. Raises UnavailableError if nothing answers."""
         return self._thread.run(self._client.health(service))
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
@@ -235,7 +235,7 @@ class Client:
         self._thread.run(self._client.wait_ready(timeout_s))
 
     def close(self) -> None:
-        """Detaches from every open request, each of which goes on by its on_disconnect."""
+        """Detaches from every open request; its on_disconnect decides whether it goes on."""
         self._finalizer()
 
     def __enter__(self) -> "Client":
@@ -248,6 +248,6 @@ class Client:
 
 
 def _close(client: AsyncClient, thread: LoopThread) -> None:
-    """Runs at `close`, or when a client that was not closed is collected, at exit at the latest."""
+    """Runs at `close`, or when an unclosed client is garbage-collected, at exit at the latest."""
     thread.run(client.close())
     thread.stop()

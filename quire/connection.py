@@ -1,4 +1,4 @@
-"""A client's way to its servers: made in the running loop at first use, with calls that retry what may pass.
+"""A client's connection to its servers: made in the running loop at first use, with calls that retry passing failures.
 
 Knows addresses, statuses and deadlines of calls; nothing of requests.
 """
@@ -56,11 +56,11 @@ class Connection:
     async def call(
         self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float | None = None
     ) -> Response:
-        """Makes one idempotent call; tries again what is refused for now, and what finds no server that leads at first.
+        """Makes one idempotent call; retries it where it is refused for now or no server leads yet.
 
         Args:
-            method: of a stub.
-            request: its argument.
+            method: method of a stub.
+            request: the method's argument.
             timeout_s: longest wait for each answer; None: `call_timeout_s` of the client.
         """
         timeout_s = self._options.call_timeout_s if timeout_s is None else timeout_s
@@ -94,14 +94,14 @@ class Connection:
             await asyncio.sleep(delay_s)
 
     async def look_for_leader(self) -> None:
-        """Asks the current server for anything that only a leader answers, and goes where it says that one is."""
+        """Asks the current server for anything that only a leader answers, and follows its hint to the leader."""
         try:
             await self.inference.GetStats(pb.GetStatsRequest(), timeout=self._options.connect_timeout_s)
         except grpc.aio.AioRpcError as rpc_error:
             self._servers.failed(self._error_of(rpc_error), was_reached=bool(rpc_error.trailing_metadata()))
 
     async def health(self, service: str) -> Health:
-        """Asks every server once: one that serves is enough.
+        """Asks every server once; one that serves is enough.
 
         Raises UnavailableError if nothing answers, NotFoundError on an unknown name.
         """

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions, and how each looks as a gRPC status.
+"""Exceptions of services and SDK, and their gRPC statuses.
 
 One table for all services and the SDK: a service raises, `rpc.EdgeInterceptor` answers with the status, the SDK
 turns the status back into the same exception.
@@ -13,12 +13,12 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "quire"
-MAX_RETRY_AFTER_S = 300.0  # whatever a server says
+MAX_RETRY_AFTER_S = 300.0  # longer delays of a server are cut to this
 _LEADER = "leader"  # in the metadata of an ErrorInfo
 
 
 class QuireError(Exception):
-    """Base of all refusals and failures that a caller can see. The message says what is wrong and what to do."""
+    """Base of all refusals and failures that a caller can see. The message says what happened and what to do."""
 
     code = grpc.StatusCode.INTERNAL
     reason = "INTERNAL"
@@ -51,7 +51,7 @@ class InvalidRequestError(QuireError):
 
     @classmethod
     def of(cls, violations: Sequence[FieldViolation]) -> "InvalidRequestError":
-        """Makes one error of all that is wrong."""
+        """One error for all violations."""
         return cls(_listed(violations), violations)
 
     def renamed(self, name_of: Callable[[str], str]) -> "InvalidRequestError":
@@ -89,7 +89,7 @@ class FailedPreconditionError(QuireError):
 
 
 class NotLeaderError(FailedPreconditionError):
-    """Another scheduler leads, or none does just now; `leader` is its address, if it is known."""
+    """The scheduler does not lead; `leader` is the address of the one that does, if it is known."""
 
     reason = "NOT_LEADER"
 
@@ -121,14 +121,14 @@ class UnavailableError(RetryableError):
 
 
 class DataLossError(QuireError):
-    """A message was damaged on its way: nothing in it is believed."""
+    """A message was damaged in transit; nothing in it is used."""
 
     code = grpc.StatusCode.DATA_LOSS
     reason = "DATA_LOSS"
 
 
 class SlowReaderError(UnavailableError):
-    """The reader of a stream took nothing for too long: it may come back, and go on from where it is."""
+    """The reader of a stream read nothing for too long; it may attach again and continue from its position."""
 
     reason = "SLOW_READER"
 
@@ -225,7 +225,7 @@ def _unpack(
     status: status_pb2.Status,
     into: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
 ) -> bool:
-    """Whether the status has a detail of this kind, which is then in `into`. One that cannot be read is none."""
+    """True if the status has a readable detail of this kind, which is then in `into`."""
     for detail in status.details:
         try:
             if detail.Unpack(into):

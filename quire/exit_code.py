@@ -1,3 +1,3 @@
-"""The exit code by which a process says that its configuration cannot be used, and that trying again will not help."""
+"""The exit code of a process whose configuration cannot be used, so that a restart will not help."""
 
 EXIT_CONFIGURATION = 2

@@ -1,4 +1,4 @@
-"""What a caller of the SDK typed, from a field's path in a message: errors name the keyword.
+"""Keywords of the SDK by the paths of fields in messages: errors name the keyword that the caller typed.
 
 `sampling.top_p` is the keyword `top_p`, `token_ids.ids[3]` the fourth token of the prompt.
 """
@@ -9,7 +9,7 @@ from quire.errors import InvalidRequestError
 
 _GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam)\.)?")
 _PROMPTS = re.compile(r"^(text|token_ids\.ids|chat\.messages|chat|prompt|prefix)(?=\[|\.|$)")
-_KEYWORDS = {"timeout_ms": "timeout_s"}  # where they differ otherwise
+_KEYWORDS = {"timeout_ms": "timeout_s"}  # fields whose keyword has another name
 
 
 def keyword_of(path: str, prompt: str | None = None) -> str:
@@ -21,10 +21,10 @@ def keyword_of(path: str, prompt: str | None = None) -> str:
 
 
 def in_keywords(error: InvalidRequestError, prompt: str | None = None) -> InvalidRequestError:
-    """The same error, which names keywords instead of fields."""
+    """The same error with keywords instead of fields."""
     return error.renamed(lambda path: keyword_of(path, prompt))
 
 
 def _prompt_keyword(form: str, prompt: str) -> str:
-    """A conversation is a keyword of its own, except as a prefix."""
+    """The keyword of a prompt: a conversation has its own, except as a prefix."""
     return "messages" if form.startswith("chat") and prompt == "prompt" else prompt

@@ -1,4 +1,4 @@
-"""Settings of the scheduler that bound what peers and tenants may take of it: connections, calls, queue, memory."""
+"""Settings of the scheduler that limit peers and tenants: connections, calls, queue, memory."""
 
 from pydantic import Field
 
@@ -8,8 +8,8 @@ from quire.settings import Settings
 class LimitSettings(Settings):
     """Limits by connection (an address with its port), by host (the address without) and by tenant.
 
-    Whoever is beyond one is told which, with RESOURCE_EXHAUSTED and when to come back. Of what may be 0, that is no
-    limit. Behind a proxy all clients are one host.
+    Calls beyond a limit are answered with RESOURCE_EXHAUSTED, the name of the limit and a retry delay. Where 0 is
+    allowed it means no limit. Behind a proxy all clients are one host.
     """
 
     max_connections: int = Field(4096, ge=0, description="connections open at once; more are closed as they come")

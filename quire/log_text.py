@@ -1,4 +1,4 @@
-"""An entry of a log as a line that a person reads: time, level, service, what happened, and the rest as name=value."""
+"""A log entry as a line to read: time, level, service, event, and the rest as name=value."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def readable(entry: Mapping[str, Any], *, colours: bool = False) -> str:
 
 
 def readable_line(line: str, *, colours: bool = False) -> str:
-    """A line of a log file as text; one that is no entry stays as it is."""
+    """A line of a log file as text; a line that is no entry stays as it is."""
     try:
         entry = json.loads(line) if line.startswith("{") else None
     except ValueError:
@@ -30,7 +30,7 @@ def readable_line(line: str, *, colours: bool = False) -> str:
 
 
 def _time(timestamp: object) -> str:
-    """Of the day, where the reader is, to the millisecond."""
+    """Local time of day, to the millisecond."""
     try:
         moment = datetime.fromisoformat(str(timestamp)).astimezone()
     except ValueError:
@@ -45,7 +45,7 @@ def _value(value: object) -> str:
 
 
 def _printable(text: str, keep: str = "") -> str:
-    """The text with nothing in it that steers a terminal."""
+    """The text without characters that control a terminal."""
     return "".join(
         each if each.isprintable() or each in f"\n\t{keep}" else "\N{REPLACEMENT CHARACTER}" for each in text
     )

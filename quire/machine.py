@@ -1,7 +1,7 @@
-"""What this machine, or container, lets a process have: processors, and memory that is free.
+"""Processors and free memory that this machine or container gives a process.
 
-Reads what Linux says under /proc and /sys: a limit of a container (cgroup, version 1 or 2) counts as the machine's own.
-Where neither is there, everything is taken as it is.
+Reads /proc and /sys of Linux: a limit of a container (cgroup, version 1 or 2) counts as the machine's own.
+Without these files there are no limits.
 """
 
 import os
@@ -13,9 +13,9 @@ _KIB = 1024
 
 
 def num_processors(root: Path = _ROOT) -> int:
-    """How many threads can compute at once: processors that this process may use, within the container's quota.
+    """Number of threads that can compute at once: processors of this process, within the container's quota.
 
-    A quota's fraction is left out: threads that use it up all stand still until the next period.
+    A quota's fraction is rounded down: threads that exhaust a quota all stand still until its next period.
     """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [*_quotas(root)]
@@ -23,17 +23,17 @@ def num_processors(root: Path = _ROOT) -> int:
 
 
 def free_memory_bytes(root: Path = _ROOT) -> int:
-    """Memory that could be taken now, within the container's limits; file cache that may be dropped counts as free."""
+    """Memory that can be allocated now, within the container's limits; droppable file cache counts as free."""
     return min(_available_bytes(root), *_left_bytes(root), _total_bytes(root))
 
 
 def has_memory_limit(root: Path = _ROOT) -> bool:
-    """Whether a container's limit bounds the memory: what it leaves is for this container alone."""
+    """True if a container's limit bounds the memory, so that no other process can take what it leaves."""
     return any(limit < _total_bytes(root) for limit, _ in _memory_limits(root))
 
 
 def own_memory_bytes(root: Path = _ROOT) -> int:
-    """Memory of this process that nothing else can use: without files that are mapped."""
+    """Resident memory of this process, without mapped files."""
     for line in _lines(root / "proc/self/status"):
         if line.startswith("RssAnon"):
             return int(line.split()[1]) * _KIB
@@ -61,7 +61,7 @@ def _left_bytes(root: Path) -> Iterator[int]:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit, and use without droppable file cache, of each cgroup that this process is in and that has a limit."""
+    """Limit, and use without droppable file cache, of each cgroup of this process that has a limit."""
     for folder in _folders(root, ""):
         yield from _memory_limit(folder, "memory.max", "memory.current", "inactive_file")
     for folder in _folders(root, "memory"):
@@ -77,7 +77,7 @@ def _memory_limit(folder: Path, limit_file: str, use_file: str, droppable: str) 
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Processors that each cgroup may use, of those that bound it."""
+    """Processors that each cgroup with a quota may use."""
     for folder in _folders(root, ""):
         quota, period = [*"".join(_lines(folder / "cpu.max")).split(), "", ""][:2]
         if quota.isdigit() and period.isdigit():
@@ -89,7 +89,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Of this process's cgroup and those above it, as far as they are to be seen here; "": of version 2."""
+    """Folders of this process's cgroup and its parents, where they are visible; `controller` "": version 2."""
     mounted = root / "sys/fs/cgroup" / controller
     for line in _lines(root / "proc/self/cgroup") or ["0::/"]:
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
-"""One open request of a client: what the session puts in and a stream takes out, with a bounded buffer between.
+"""One open request of a client: a bounded buffer that the session fills and a stream reads.
 
-The session holds it from its submission until it has ended or was let go; its stream until it is read. Positions
-are the whole protocol of resuming: `next_positions` are, of each sample, the first not yet in the buffer or beyond it.
+The session holds it from its submission until it has ended or was detached; its stream until it is read. Resuming
+needs positions only: `next_positions` has, for each sample, the first position that was not received.
 Knows no wire and no clock.
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from quire.errors import QuireError
 from quire.results import Accepted, Chunk, Outcome
 
-MAX_SAMPLES = 128  # that a request may ask for
-MAX_POSITION = 2**31 - 1  # no context is as long
+MAX_SAMPLES = 128  # most that a request may ask for
+MAX_POSITION = 2**31 - 1  # longer than any context
 
 
 class OpenRequest:
-    """A request and what of its output is here but unread."""
+    """A request and its output that was received but not read."""
 
     def __init__(self, request_id: str, *, from_positions: Sequence[int], buffer_tokens: int) -> None:
         self.request_id = request_id
@@ -25,7 +25,7 @@ class OpenRequest:
         self.accepted: Accepted | None = None
         self.outcome: Outcome | None = None
         self.error: QuireError | None = None
-        # Output was left out because the buffer was full; it is fetched again, from next_positions, once read empty.
+        # True if output was dropped because the buffer was full; it is fetched from next_positions once all is read.
         self.is_behind = False
         self._buffer_tokens = buffer_tokens  # of all samples together
         self._chunks: deque[Chunk] = deque()
@@ -39,25 +39,25 @@ class OpenRequest:
 
     @property
     def next_positions(self) -> list[int]:
-        """By sample; those missing at its end are 0."""
+        """Next position of each sample; missing ones are 0."""
         num_samples = max(self._positions, default=-1) + 1
         return [self._positions.get(index, 0) for index in range(num_samples)]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all samples that are known here, or that the reader had before."""
+        """Tokens of all samples that were received here or that the reader had before."""
         return sum(self._positions.values())
 
     def accept(self, accepted: Accepted) -> None:
-        """Notes the acceptance; that of a later attachment says nothing new."""
+        """Store the acceptance; later ones, from attaching again, are ignored."""
         if self.accepted is None:
             self.accepted = accepted
             self._wake()
 
     def push(self, chunk: Chunk) -> None:
-        """Takes a chunk, unless it is known already or there is no room for it.
+        """Buffer a chunk, unless it is known already or the buffer is full.
 
-        Raises QuireError if the positions cannot be right: that would be a fault of the server.
+        Raises QuireError if the positions are impossible, which is a fault of the server.
         """
         if self.is_behind or chunk.index in self._ended_samples or self.has_ended:
             return
@@ -65,7 +65,7 @@ class OpenRequest:
         end = chunk.position + chunk.num_tokens
         if chunk.index >= MAX_SAMPLES or end > MAX_POSITION:
             raise QuireError(
-                f"request {self.request_id}: the server sent position {end} of sample {chunk.index}, which cannot be"
+                f"request {self.request_id}: the server sent position {end} of sample {chunk.index}, beyond any output"
             )
         if chunk.num_tokens and end <= due:
             return
@@ -89,21 +89,21 @@ class OpenRequest:
         self._wake()
 
     def end(self, outcome: Outcome) -> None:
-        """Notes the terminal state, after all output."""
+        """Store the terminal state, after all output."""
         self.outcome = outcome
         self._wake()
 
     def fail(self, error: QuireError) -> None:
-        """Ends the request here, whatever becomes of it on the server."""
+        """End the request for its reader, whatever becomes of it on the server."""
         if not self.has_ended:
             self.error = error
             self._wake()
 
     async def next_chunk(self, on_drained: Callable[["OpenRequest"], None]) -> Chunk | None:
-        """The next chunk; None after the last. Raises what `fail` was given, after what came before it.
+        """The next chunk; None after the last. Raises the error of `fail`, after the output before it.
 
         Args:
-            on_drained: called when the buffer is empty although output was left out.
+            on_drained: called when the buffer is empty and output was dropped.
         """
         while not self._chunks:
             if self.error is not None:
@@ -119,7 +119,7 @@ class OpenRequest:
         return chunk
 
     async def wait_accepted(self) -> Accepted:
-        """The acceptance, as soon as it is here. Raises what `fail` was given."""
+        """The acceptance, once it has arrived. Raises the error of `fail`."""
         while self.accepted is None:
             if self.error is not None:
                 raise self.error

@@ -1,4 +1,4 @@
-"""How long a client pauses between attempts to open its session: little while another server may be about to lead."""
+"""Backoff between a client's attempts to open its session: short while another server may be about to lead."""
 
 import random
 
@@ -6,22 +6,22 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 FAILOVER_S = 5.0  # after a break, attempts are made at least every FAILOVER_BACKOFF_S
 FAILOVER_BACKOFF_S = 0.15
-SETTLED_S = 3.0  # a stream that lived longer than this was no attempt but a connection
+SETTLED_S = 3.0  # a stream that lived longer counts as a connection, not as a failed attempt
 
 
 class Pace:
-    """The pauses of one session."""
+    """The backoff of one session."""
 
     def __init__(self, now_s: float) -> None:
         self._backoff_s = FIRST_BACKOFF_S
         self._quick_until_s = now_s + FAILOVER_S
 
     def note_reached(self, now_s: float) -> None:
-        """A server answered."""
+        """Reset the backoff: a server answered."""
         self._quick_until_s = now_s + FAILOVER_S
 
     def pause_s(self, now_s: float, *, lived_s: float, leader_is_known: bool) -> float:
-        """Before the next attempt, after a stream that lived so long."""
+        """Pause before the next attempt, after a stream that lived `lived_s`."""
         if leader_is_known or lived_s > SETTLED_S:
             self._backoff_s = FIRST_BACKOFF_S
         else:

@@ -1,6 +1,6 @@
-"""What a caller can ask for: parameters of a request, in groups and as flat keywords, and the options of a client.
+"""Parameters of a request, in groups and as flat keywords, and the options of a client.
 
-The values are those of `protos/quire/v1/inference.proto`, which is their manual; the server checks them. Knows no wire.
+`protos/quire/v1/inference.proto` documents the values, and the server checks them. Knows no wire.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ PauseKeep = Literal["auto", "tokens"]
 
 
 class OnDisconnect(Enum):
-    """What becomes of a request when its last reader is gone."""
+    """Fate of a request when its last reader is gone."""
 
     CANCEL = "cancel"  # after the server's grace period, unless a reader attaches
-    CONTINUE = "continue"  # it runs to its end; `attach` or `get` reads it
+    CONTINUE = "continue"  # run to the end; `attach` or `get` reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How each next token is chosen. None: the server's default."""
+    """Choice of each next token. None: the server's default."""
 
     temperature: float | None = None  # 0 is greedy
     top_k: int | None = None
@@ -53,7 +53,7 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopParams:
-    """When the output ends. None: the server's default."""
+    """Conditions that end the output. None: the server's default."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -65,7 +65,7 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParams:
-    """What comes back besides text."""
+    """Output to return besides text."""
 
     token_ids: bool = True
     logprobs: int | None = None  # 0: of the sampled token alone; k: and of the k most likely
@@ -75,7 +75,7 @@ class OutputParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParams:
-    """All parameters of one request."""
+    """Parameters of one request."""
 
     sampling: SamplingParams = SamplingParams()
     stopping: StopParams = StopParams()
@@ -131,7 +131,7 @@ class GenerateParams(TypedDict, total=False):
 
 
 def gather(keywords: GenerateParams) -> RequestParams:
-    """Sorts keywords into their groups. Raises TypeError on an unknown one, ValueError on half a beam search."""
+    """Sort keywords into groups. Raises TypeError if one is unknown, ValueError for beam options without beam_width."""
     loose: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     groups = {
         "sampling": _group(SamplingParams, "sampling", loose),
@@ -159,7 +159,7 @@ def _group(kind: type[Any], name: str, loose: dict[str, Any]) -> object:
 
 
 def _beam(loose: dict[str, Any]) -> object:
-    """As `_group`, of a group that is there only if it was asked for."""
+    """Take the beam group and its flat fields out of `loose`; None if it was not asked for."""
     flat = [field.name for field in dataclasses.fields(BeamParams) if field.name in loose]
     if flat and "beam" not in loose:
         if "beam_width" not in flat:
@@ -186,7 +186,7 @@ Messages = Sequence[ChatMessage | Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """How a client behaves towards its server."""
+    """Timeouts, retries and buffers of a client."""
 
     timeout_s: float | None = None  # of requests that name none of their own; None: no bound
     connect_timeout_s: float = 3.0  # to reach a server that this client has not reached yet

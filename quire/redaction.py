@@ -1,4 +1,4 @@
-"""Passwords taken out of what is shown: of URLs, wherever in a text they stand. Pure."""
+"""Removes the passwords of URLs from texts that are shown. Pure."""
 
 import re
 
@@ -10,7 +10,7 @@ _QUERY = re.compile(r"(?P<name>[?&](?:password|passwd|auth)=)[^&\s'\"]*", re.IGN
 def without_passwords(text: str) -> str:
     """The text with *** for each password of a URL, before its @ or in its query.
 
-    All up to the last @ of a word counts as password, so that one with unescaped characters does not show in part.
+    Everything up to the last @ of a word counts as password, so that one with unescaped characters is hidden whole.
     """
     if "://" not in text:
         return text
@@ -18,5 +18,5 @@ def without_passwords(text: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether there is something to hide."""
+    """True if the URL has a password."""
     return without_passwords(url) != url

@@ -1,20 +1,20 @@
-"""What a listing of requests gives: those that have not ended, as plain frozen data."""
+"""A listing of requests that have not ended, as plain frozen data."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class LiveState(Enum):
-    """Where a request stands that has not ended."""
+    """State of a request that has not ended."""
 
-    ENTERING = "entering"  # not accepted before the journal has it
+    ENTERING = "entering"  # not accepted until the journal has it
     QUEUED = "queued"  # has not run yet
     RUNNING = "running"
-    PREEMPTED = "preempted"  # it ran, lost its place, and is computed again later
-    SWAPPED = "swapped"  # it ran, lost its place, and its KV is in its worker's host pool
+    PREEMPTED = "preempted"  # it ran, was preempted, and is computed again later
+    SWAPPED = "swapped"  # it ran, was preempted, and its KV is in its worker's host pool
     PAUSED = "paused"
-    RECOVERING = "recovering"  # of an earlier scheduler, not taken up again yet
-    ENDING = "ending"  # its end is not told before the journal has it
+    RECOVERING = "recovering"  # accepted by an earlier scheduler, not resumed yet
+    ENDING = "ending"  # its end is not reported until the journal has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What comes back: plain frozen data. Knows no wire."""
+"""Results of calls: plain frozen data. Knows no wire."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class FinishReason(Enum):
-    """Why an output ended."""
+    """Reason why an output ended."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's context
@@ -16,7 +16,7 @@ class FinishReason(Enum):
 
 
 class RequestState(Enum):
-    """Where a request stands."""
+    """State of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,7 +32,7 @@ class RequestState(Enum):
 
 
 class Health(Enum):
-    """What grpc.health.v1 says of a service."""
+    """Health of a service, as in grpc.health.v1."""
 
     SERVING = "SERVING"
     NOT_SERVING = "NOT_SERVING"
@@ -41,7 +41,7 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCause:
-    """What stopped an output; exactly one is set."""
+    """Token or string that stopped an output; exactly one is set."""
 
     eos_token_id: int | None = None
     stop_token_id: int | None = None
@@ -80,7 +80,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMemory:
-    """What a request takes, or took as its first sample ended, of the KV memory, and what was done for it."""
+    """KV memory of a request, now or when its first sample ended, and the copies and swaps made for it."""
 
     blocks: int = 0  # on the device
     shared_blocks: int = 0  # of them, those that several of its samples hold
@@ -116,7 +116,7 @@ class Accepted:
     num_prompt_tokens: int
     max_tokens: int
     seed: int
-    attached: bool  # it was known before
+    attached: bool  # the server knew the request before
     num_samples: int  # that will come back; a beam search may find fewer
 
 
@@ -261,7 +261,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What a request has for sampling parameters that it leaves out; None: the server's own default."""
+    """Values of sampling parameters that a request leaves out; None: the server's own default."""
 
     temperature: float | None = None
     top_k: int | None = None

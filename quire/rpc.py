@@ -1,6 +1,6 @@
-"""gRPC plumbing of whoever calls: options of a channel, and the exception that a failed call stands for.
+"""gRPC plumbing of callers: options of a channel, and the exception for a failed call.
 
-Knows no service. What the options are for was measured: see ARCHITECTURE.md, "The wire".
+Knows no service. ARCHITECTURE.md, "The wire", has the measured reasons for the options.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Option = tuple[str, int]
 
 
 def channel_options(max_message_bytes: int) -> list[Option]:
-    """Options of a client channel: a frozen peer is seen within 2 s, a returning one dialled within 0.5 s."""
+    """Options of a client channel: a frozen peer is noticed within 2 s, a returning one dialled within 0.5 s."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -33,7 +33,7 @@ def channel_options(max_message_bytes: int) -> list[Option]:
 
 
 def error_of(rpc_error: grpc.RpcError) -> QuireError:
-    """The exception that a failed call stands for, with its details where the server sent any."""
+    """The exception for a failed call, with the details that the server sent."""
     said = said_by_server(rpc_error)
     if said is not None:
         return said
@@ -43,7 +43,7 @@ def error_of(rpc_error: grpc.RpcError) -> QuireError:
 
 
 def said_by_server(rpc_error: grpc.RpcError) -> QuireError | None:
-    """The exception that a Quire server gave as the call's end; None: gRPC's own words, or damaged ones."""
+    """The exception that a Quire server sent; None if the status is gRPC's own, or damaged."""
     call: Any = rpc_error
     try:
         status = rpc_status.from_call(call) if call.trailing_metadata() else None

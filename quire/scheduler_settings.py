@@ -1,4 +1,4 @@
-"""Settings of the scheduler process; here, below it, because `quire serve` takes, checks and prints them too."""
+"""Settings of the scheduler process; in this package because `quire serve` takes, checks and prints them too."""
 
 from pathlib import Path
 from typing import ClassVar, Literal

@@ -1,6 +1,6 @@
-"""Which of a deployment's servers to talk to: the one that leads, as far as that is known.
+"""Chooses the server of a deployment to talk to: the leader, as far as it is known.
 
-Knows addresses and channels. What a call is for, and whether to make it again, is its maker's business.
+Knows addresses and channels. The caller decides what to call, and whether to retry.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from quire.errors import NotLeaderError, QuireError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 
 _CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
-_DOWN_S = 3.0  # so long a server that was not reached is tried after the others, unless it is reached again
-_RETIRED_S = 130.0  # for the calls of a channel that was given up; longer than any waits for its answer
-_RESOLVE_S = 1.0  # between two looks at what the names stand for, while none of it leads
+_DOWN_S = 3.0  # for this time a server that was not reached is tried after the others, unless it is reached again
+_RETIRED_S = 130.0  # time for the last calls of a channel that was given up; longer than any call waits
+_RESOLVE_S = 1.0  # between two lookups of the names, while no server leads
 
 
 class Servers:
     """The addresses of one client and a channel to each that was tried. Belongs to one event loop."""
 
     def __init__(self, address: str) -> None:
-        """One address, or several with commas between; a host name stands for all of its addresses."""
+        """Take one address, or several with commas between; a host name stands for all of its addresses."""
         self._given = [address] if address.startswith(SCHEMES) else split_addresses(address)
-        self._known: Sequence[str] = self._given  # what the given ones stand for
+        self._known: Sequence[str] = self._given  # the given ones, resolved
         self._current = self._given[0]
         self._is_resolved = False
         self._may_resolve_s = 0.0
@@ -36,21 +36,21 @@ class Servers:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """For stubs: each call goes to the server that is the current one when it is made."""
+        """Channel for stubs: each call goes to the server that is current when it is made."""
         return cast(grpc.aio.Channel, _CurrentChannel(lambda: self.current_channel))
 
     @property
     def current_channel(self) -> grpc.aio.Channel:
-        """To the current server as of now."""
+        """Channel to the server that is current now."""
         return self._channel_to(self._current)
 
     @property
     def all_channels(self) -> list[grpc.aio.Channel]:
-        """To every server."""
+        """Channels to every server."""
         return [self._channel_to(address) for address in dict.fromkeys([*self._known, self._current])]
 
     async def find(self) -> None:
-        """Makes one that can be reached the current one, if there are several. Waits for none that says nothing."""
+        """Make a reachable server current, if there are several. Does not wait for silent ones."""
         await self._resolve()
         for _ in self._known if self._has_choice else ():
             if await _is_ready(self.current_channel):
@@ -58,9 +58,9 @@ class Servers:
             self._pass_over()
 
     def failed(self, error: QuireError, *, was_reached: bool) -> bool:
-        """Says what a call met, so that the next one goes elsewhere if that is better.
+        """Record the failure of a call, so that the next call goes to another server if that is better.
 
-        Returns whether it is known where the leader is.
+        Returns True if the leader's address is known.
         """
         if isinstance(error, NotLeaderError):
             self._is_resolved = False
@@ -71,10 +71,10 @@ class Servers:
         return False
 
     def renew(self, channel: grpc.aio.Channel) -> None:
-        """Makes a connection of its own for later calls, if the one that this channel has still stands.
+        """Open a new connection for later calls, if this channel's connection is still open.
 
-        For whoever saw a call fail without a word of the server. A bit that flipped in settings, in a window's size or
-        in a header that both ends remember spoils every later call of a connection, and pings are still answered.
+        For callers whose call failed without an answer of the server. A flipped bit in settings, in a window's size or
+        in a header that both ends remember breaks every later call of a connection, although pings are still answered.
         """
         address = next((each for each, known in self._channels.items() if known is channel), None)
         if address is None or channel.get_state() is not grpc.ChannelConnectivity.READY:
@@ -117,14 +117,14 @@ class Servers:
             self._current = self._next()
 
     def _next(self) -> str:
-        """The one behind the current one that may answer; the one behind it if none may."""
+        """The next address that is not down; simply the next one if all are."""
         known = list(self._known)
         start = known.index(self._current) + 1 if self._current in known else 0
         ring = [*known[start:], *known[:start]]
         return next((address for address in ring if not self._is_down(address)), ring[0])
 
     def _is_down(self, address: str) -> bool:
-        """Whether a server was not reached lately and has not been since, which its channel goes on trying."""
+        """True if a server was not reached lately; its channel goes on trying."""
         if asyncio.get_running_loop().time() >= self._down_until_s.get(address, 0.0):
             return False
         return self._channel_to(address).get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY
@@ -141,7 +141,7 @@ class Servers:
 
 
 class _CurrentChannel:
-    """What a stub needs of a channel."""
+    """The part of a channel's interface that stubs use."""
 
     def __init__(self, current: Callable[[], grpc.aio.Channel]) -> None:
         self._current = current
@@ -157,7 +157,7 @@ class _CurrentChannel:
 
 
 async def _is_ready(channel: grpc.aio.Channel) -> bool:
-    """Whether the server at its end can be reached now, or soon."""
+    """True if the channel's server can be reached now or soon."""
     try:
         async with asyncio.timeout(_CONNECT_S):
             state = channel.get_state(try_to_connect=True)

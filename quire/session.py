@@ -1,8 +1,8 @@
-"""All requests of a client over one `Session` stream: submitting, dispatching, and resuming after a break.
+"""The `Session` stream that carries all requests of a client: submits, dispatches, and resumes after a break.
 
 One task reads the stream and hands each event to its request; nothing here waits for a reader. When the stream
-breaks, it is opened again with backoff, and every open request is attached from the position it has. A request
-goes by a fresh handle each time, so that late events of an old handle find nobody.
+breaks, it is opened again with backoff, and every open request is attached from its position. A request gets a
+fresh handle each time, so that late events of an old handle are dropped.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, o
 
 log = logging.getLogger(__name__)
 
-DEADLINE_SLACK_S = 1.0  # the server says itself that a deadline passed; this long after it we say so
+DEADLINE_SLACK_S = 1.0  # the server reports a passed deadline itself; this long after it the client does
 CLOSE_S = 0.5
 
-MAX_UNREADABLE = 8  # messages in a row that cannot be taken, before that is not the connection's fault
-LISTEN_S = 0.5  # between two looks for requests of which nothing is heard
-MAX_FATAL = 3  # streams in a row that end with one of these, since a bit that flips on the way can bring it about, too
-# Statuses that end a stream because of what we are, not because of a broken connection.
+MAX_UNREADABLE = 8  # unreadable messages in a row, after which the connection is not to blame
+LISTEN_S = 0.5  # between two checks for silent requests
+MAX_FATAL = 3  # streams in a row that end with one of these; one alone may be due to a flipped bit
+# Statuses that refuse this client, and are not signs of a broken connection.
 FATAL_CODES = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -71,9 +71,9 @@ class Session:
         self._was_reached = False
         self._pace = Pace(self._loop.time())
         self._is_closing = False
-        self._num_unreadable = 0  # messages, one after another, that could not be taken
-        self._num_fatal = 0  # streams, one after another, that ended as if because of what we are
-        self._look: asyncio.TimerHandle | None = None  # the next one for requests of which nothing is heard
+        self._num_unreadable = 0  # unreadable messages in a row
+        self._num_fatal = 0  # streams in a row that ended with a fatal status
+        self._look: asyncio.TimerHandle | None = None  # the next check for silent requests
 
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
@@ -89,7 +89,7 @@ class Session:
             self._task = self._loop.create_task(self._run(), name="quire-session")
 
     def cancel(self, request: OpenRequest) -> None:
-        """Cancels a request whose output nobody wants any more."""
+        """Cancels a request whose output nobody reads any more."""
         entry = self._entries.get(request)
         if entry is None:
             return
@@ -103,7 +103,7 @@ class Session:
             self._introduce(entry)
 
     def detach(self, request: OpenRequest) -> None:
-        """Stops reading a request, which goes on by its on_disconnect."""
+        """Stops reading a request; its on_disconnect decides whether it goes on."""
         entry = self._entries.get(request)
         if entry is None:
             return
@@ -113,12 +113,12 @@ class Session:
         self._forget(entry)
 
     def catch_up(self, request: OpenRequest) -> None:
-        """Attaches again from where the reader is, after output was left out for lack of room."""
+        """Attaches again from the reader's position, after output was dropped because the buffer was full."""
         entry = self._entries.get(request)
         if entry is None or self._outgoing is None:
             return
         late = entry.handle
-        self._introduce(entry)  # first, so that the request never is without a reader
+        self._introduce(entry)  # first, so that the request always has a reader
         if late is not None:
             self._by_handle.pop(late, None)
             self._send(late, detach=pb.Detachment())
@@ -148,7 +148,7 @@ class Session:
             raise
 
     async def _keep_open(self) -> None:
-        """Keeps a stream open as long as there are requests, or until it breaks without any."""
+        """Keeps a stream open while there are requests, or until it breaks without any."""
         while self._entries and not self._is_closing:
             started_s = self._loop.time()
             error = await self._converse()
@@ -166,7 +166,7 @@ class Session:
             await asyncio.sleep(self._pace.pause_s(now_s, lived_s=lived_s, leader_is_known=leader_is_known))
 
     async def _converse(self) -> grpc.aio.AioRpcError | None:
-        """Carries all requests over one stream until it ends. Returns why it did; None: the server closed it."""
+        """Carries all requests over one stream until it ends. Returns the cause; None: the server closed it."""
         await self._servers.find()
         channel = self._servers.current_channel
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
@@ -184,14 +184,14 @@ class Session:
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take_response(reader.read(data))
         except TimeoutError:
-            log.debug("a request was not answered; attaching again, from where we are, over another connection")
+            log.debug("a request was not answered; attaching again from its position over a new connection")
         except grpc.aio.AioRpcError as rpc_error:
             error = rpc_error
         except (DataLossError, LookupError, ValueError) as unreadable:  # damaged, or in words that we do not know
             self._num_unreadable += 1
             if self._num_unreadable > MAX_UNREADABLE:
                 raise
-            log.warning("an answer could not be read (%s); attaching again from where we are", unreadable)
+            log.warning("an unreadable server message (%s); attaching again from the last position", unreadable)
         finally:
             if self._look is not None:
                 self._look.cancel()
@@ -204,7 +204,7 @@ class Session:
         return error
 
     def _look_for_silent(self, limit: asyncio.Timeout) -> None:
-        """Attaches again to requests of which nothing is heard; ends the stream at `limit` if that is not answered."""
+        """Attaches again to silent requests; ends the stream by `limit` if that is not answered either."""
         now_s = self._loop.time()
         for entry in list(self._by_handle.values()):
             if entry.request.is_behind:
@@ -224,7 +224,7 @@ class Session:
             self._dispatch(event)
 
     def _introduce(self, entry: Entry) -> None:
-        """Makes a request known on the current stream under a fresh handle."""
+        """Submits a request, or attaches to it, on the current stream under a fresh handle."""
         entry.handle = handle = next(self._handles)
         self._by_handle[handle] = entry
         entry.was_sent = True
@@ -285,7 +285,7 @@ class Session:
                 entry.request.fail(error)
                 self.detach(entry.request)
             else:
-                log.warning("%s; attaching again from where we are", error)
+                log.warning("%s; attaching again from the last position", error)
                 self.catch_up(entry.request)
             return
         entry.num_misfits = self._num_unreadable = 0
@@ -306,7 +306,7 @@ class Session:
         entry.timers.append(self._loop.call_later(delay_s, self._retry, entry))
 
     def _retry_delay_s(self, entry: Entry, error: QuireError) -> float | None:
-        """When to try again what was refused; None: never."""
+        """Delay until a refused request is tried again; None: never."""
         if entry.is_cancelled or not isinstance(error, RetryableError):
             return None
         now_s = self._loop.time()
@@ -327,7 +327,7 @@ class Session:
             self._introduce(entry)
 
     def _lose(self, entry: Entry, error: grpc.aio.AioRpcError | None, lived_s: float) -> None:
-        """What a broken stream means for one request."""
+        """Resume one request after a broken stream, or fail it."""
         entry.handle = None
         if error is not None and self._num_fatal >= MAX_FATAL:
             self._give_up(entry, error_of(error))
@@ -347,7 +347,7 @@ class Session:
             )
 
     def _expire(self, entry: Entry) -> None:
-        """The deadline passed and the server did not say so."""
+        """Fail a request whose deadline passed without word from the server."""
         request = entry.request
         if entry.handle is not None:
             self._send(entry.handle, cancel=pb.Cancellation())

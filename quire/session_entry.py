@@ -1,4 +1,4 @@
-"""What a session knows of an open request beside its output. Written by the session alone."""
+"""State of an open request in its session, beside its output. Written by the session only."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from quire.v1 import inference_pb2 as pb
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
-    """What the session knows of an open request."""
+    """The session's state of an open request."""
 
     request: OpenRequest
-    submission: pb.GenerateRequest | None  # None: attached to, submitted elsewhere
+    submission: pb.GenerateRequest | None  # None: submitted elsewhere, attached to here
     deadline_s: float | None  # on the loop's clock
     holds_when_behind: bool  # stays attached while its reader is slow, since the server cancels what has no reader
     handle: int | None = None  # on the current stream

@@ -1,4 +1,4 @@
-"""A client's side of a `Session` stream as bytes: numbered and sealed when they are sent, checked when they come."""
+"""The client's side of a `Session` stream: messages are numbered and sealed when sent, and checked when received."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,33 +19,30 @@ _RESPONSE_TAG = tag_of(pb.SessionResponse.DESCRIPTOR)
 def open_session(
     channel: grpc.aio.Channel, requests: AsyncIterator[pb.SessionRequest]
 ) -> "grpc.aio.StreamStreamCall[pb.SessionRequest, bytes]":
-    """A stream of numbered and sealed requests. Its answers come as bytes, for a `ResponseReader`."""
+    """Open a stream of numbered and sealed requests. Its answers come as bytes, for a `ResponseReader`."""
     return channel.stream_stream(SESSION, request_serializer=_seal_request)(_numbered(requests))
 
 
 class ResponseReader:
-    """The answers of one stream. A server that has sealed one seals all; one of an earlier version seals none.
-
-    So it is with their numbers.
-    """
+    """Reader of one stream's answers. A server seals and numbers all of them, or, in an earlier version, none."""
 
     def __init__(self) -> None:
         self._is_sealed = False
         self._num_read = 0
 
     def read(self, data: bytes) -> pb.SessionResponse:
-        """Raises DataLossError if these are not the bytes that were sent, or not the next ones."""
+        """Check and parse an answer. Raises DataLossError if it is damaged, or not the next one."""
         if self._is_sealed or has_seal(data, _RESPONSE_TAG):
             if not is_intact(data, _RESPONSE_TAG):
-                raise DataLossError(f"an answer of {len(data):,} bytes does not match its checksum")
+                raise DataLossError(f"a message of {len(data):,} bytes does not match its checksum")
             self._is_sealed = True
         try:
             response = pb.SessionResponse.FromString(data)
         except DecodeError as error:
-            raise DataLossError(f"an answer of {len(data):,} bytes cannot be read") from error
+            raise DataLossError(f"a message of {len(data):,} bytes cannot be parsed") from error
         self._num_read += 1
         if response.number and response.number != self._num_read:
-            raise DataLossError(f"answer {self._num_read} was due and {response.number} came")
+            raise DataLossError(f"message {self._num_read} was due and {response.number} came")
         return response
 
 

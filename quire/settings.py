@@ -1,7 +1,7 @@
 """Base of every process's settings: flag, `QUIRE_…` variable or TOML file, in this order of precedence.
 
-A process's `__main__` reads them once; nothing else looks at the environment. What is misspelt, as a flag, a variable
-or a key of the file, is refused with the name that is nearest to it.
+A process's `__main__` reads them once; nothing else looks at the environment. A misspelt flag, variable or key is
+refused with the nearest right name.
 """
 
 import difflib
@@ -23,16 +23,16 @@ from quire.typed_names import as_typed, flag_of
 S = TypeVar("S", bound="Settings")
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
-INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "status_fd"})  # of a process's start
+INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "status_fd"})  # for starting a process
 TABLES = ("serve", "scheduler", "worker")
-# What Kubernetes sets for services called quire-worker and the like, in each pod beside them.
+# Variables that Kubernetes sets in each pod for services called quire-worker and the like.
 _LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 
 
 class Settings(BaseSettings):
     """Frozen settings of one process. `section` is its table in the TOML file named by `QUIRE_CONFIG`.
 
-    A variable that is empty counts as not set.
+    An empty variable counts as not set.
     """
 
     section: ClassVar[str]
@@ -65,7 +65,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def prefix(cls) -> str:
-        """What the names of its variables begin with."""
+        """Prefix of its variables."""
         return str(cls.model_config["env_prefix"])
 
 
@@ -86,26 +86,26 @@ class _TableSource(PydanticBaseSettingsSource):
 def read_tables(config: Path) -> dict[str, dict[str, Any]]:
     """The tables of a settings file.
 
-    Raises ValueError if there is none, if it is no TOML, or if it has a table that no process would read.
+    Raises ValueError if there is no file, if it is no TOML, or if it has a table that no process reads.
     """
     try:
         if not config.is_file():
-            raise ValueError(f"there is no settings file {config}")
+            raise ValueError(f"there is no settings file {config}; name one that exists, or leave it out")
         text = config.read_bytes()
     except OSError as error:
         raise ValueError(f"the settings file {config} cannot be read: {error.strerror}") from error
     try:
         tables = tomllib.loads(text.decode())
     except ValueError as error:  # also what is no UTF-8
-        raise ValueError(f"{config} is no TOML: {error}") from error
+        raise ValueError(f"{config} is not valid TOML: {error}") from error
     for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
-            raise ValueError(f"{config}: {name!r} is none of the tables [serve], [scheduler] and [worker]")
+            raise ValueError(f"{config}: there is no table {name!r}; use [serve], [scheduler] and [worker]")
     return tables
 
 
 def parse(kind: type[S], arguments: list[str]) -> S:
-    """Settles settings from command-line flags over everything else.
+    """Settings of a process; command-line flags win over all other sources.
 
     Raises ValueError with one sentence; --help is left to argparse, which ends the process.
     """
@@ -119,12 +119,12 @@ def parse(kind: type[S], arguments: list[str]) -> S:
 
 
 def settle(kind: type[S], given: Mapping[str, Any], named: Mapping[str, str]) -> S:
-    """Settles settings from values over the kind's own variables and table of the file.
+    """Settings from given values, which win over the kind's own variables and table of the file.
 
     Args:
-        kind: what they are settings of.
+        kind: class of the settings.
         given: values by the names of fields.
-        named: what to call the given ones in an error.
+        named: names of the given settings in errors, by field.
 
     Raises:
         ValueError: with one sentence.
@@ -137,7 +137,7 @@ def settle(kind: type[S], given: Mapping[str, Any], named: Mapping[str, str]) ->
 
 
 def names_given(kind: type[Settings], arguments: Sequence[str] = ()) -> dict[str, str]:
-    """How whoever gave each setting called it, by field: a flag, a variable, or a key of the file.
+    """Name under which each setting was given, by field: a flag, a variable, or a key of the file.
 
     Raises ValueError for a file that cannot be read.
     """
@@ -163,13 +163,13 @@ def check_variables(environment: Mapping[str, str], prefix: str, names: Collecti
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:
-    """The name that was probably meant."""
+    """The known name closest to a misspelt one; None if none is close."""
     found = difflib.get_close_matches(name, [each for each in names if each not in INTERNAL], n=1)
     return found[0] if found else None
 
 
 def explained(errors: Sequence[ErrorDetails], kind: type[Settings], named: Mapping[str, str]) -> str:
-    """What is wrong with settings, each called as whoever set it called it."""
+    """Description of bad settings, each by the name under which it was given."""
     return "; ".join(_explained(each, kind, named) for each in errors)
 
 
@@ -186,7 +186,7 @@ def _explained(error: ErrorDetails, kind: type[Settings], named: Mapping[str, st
 
 
 def sentence(error: ErrorDetails) -> str:
-    """What is wrong with one value, which is shown without its password."""
+    """Description of one bad value, which is shown without its password."""
     message = error["msg"].removeprefix("Value error, ")
     shown = without_passwords(repr(error["input"]))
     return message if shown in message else f"{message}, not {shown}"
@@ -198,7 +198,7 @@ def _flags_of(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _argument_error(message: str, kind: type[Settings]) -> str:
-    """What argparse says, without its name for it, and with the nearest flag."""
+    """The message of argparse without its prefix, and with the nearest flag."""
     message = message.removeprefix("error parsing CLI: ").strip()
     unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
     near = nearest(unknown[1][2:].replace("-", "_"), kind.model_fields) if unknown else None
@@ -207,9 +207,9 @@ def _argument_error(message: str, kind: type[Settings]) -> str:
 
 
 def to_toml(settings: Settings, exclude: Collection[str] = ()) -> str:
-    """The settled settings as the TOML table that would set them; what is None is left out.
+    """The settings as the TOML table that would set them; None values are left out.
 
-    A value with a password stands there as a comment, without it.
+    A value with a password is written as a comment, without the password.
     """
     values = settings.model_dump(mode="json", exclude={*INTERNAL, *exclude}, exclude_none=True)
     lines = []

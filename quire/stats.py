@@ -1,16 +1,16 @@
-"""What the scheduler says of itself at a moment: workers, blocks, queue, journal. Knows no wire."""
+"""A snapshot of the scheduler: workers, blocks, queue, journal. Knows no wire."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSplit:
-    """What a KV pool is taken up with, as parts of its token slots that sum to 1 (the paper's Fig. 2)."""
+    """Use of a KV pool, as parts of its token slots that sum to 1 (the paper's Fig. 2)."""
 
     token_states: float  # hold the KV of a token
     reservation: float  # for tokens that exist and are yet to be computed
     internal_fragmentation: float  # rest of last blocks
-    free: float  # blocks that no sequence or pin holds; cached ones are among them, they can be had at once
+    free: float  # blocks that no sequence or pin holds; includes cached ones, which can be reused at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class BlockStats:
 
     @property
     def total_slots(self) -> int:
-        """Tokens for which there is room."""
+        """Capacity in tokens."""
         return self.total * self.block_size
 
     @property
@@ -56,7 +56,7 @@ class BlockStats:
 
     @property
     def split(self) -> SlotSplit | None:
-        """What the pool is taken up with; None without a pool."""
+        """Use of the pool by kind; None without a pool."""
         if not self.total_slots:
             return None
         allocated = self.filled_slots + self.wasted_slots
@@ -129,7 +129,7 @@ class JournalStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyStats:
-    """How quick the output of requests was that ended within the last minute, from the scheduler's side."""
+    """Latencies of the requests that ended within the last minute, as the scheduler saw them."""
 
     num_requests: int = 0  # with output; the others do not count
     first_token_p50_s: float | None = None  # from a request's arrival; None: no request counts

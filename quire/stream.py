@@ -14,16 +14,15 @@ from quire.session import Session
 
 
 class CompletionStream:
-    """Chunks of one request, in the order of their arrival; of each sample in order, each position once.
+    """Chunks of one request as they arrive: those of a sample are in order, and each position comes once.
 
-    With several samples their chunks alternate as the server makes them, told apart by `Chunk.index`; a sample ends
-    with the chunk that has a `finish`, the iteration with the request. Samples that are ranked (beams, and `best_of`
-    beyond `n`) come at the end; of beams, what all have in common streams before, in sample 0.
+    Chunks of several samples alternate; `Chunk.index` names the sample. A sample ends with the chunk that has a
+    `finish`, the iteration with the request. Ranked samples (beams, and `best_of` beyond `n`) come at the end; the
+    prefix that all beams share is streamed before, in sample 0.
 
-    Iterate over it, as a context manager where the loop may be left early. Iteration raises
-    RequestCancelledError, RequestExpiredError or RequestFailedError, after the output so far, if the request
-    ended so; OverloadedError or UnavailableError if it was refused or the server stayed away;
-    InvalidRequestError if it can never be served.
+    Use it as a context manager where the loop may be left early. Iteration raises RequestCancelledError,
+    RequestExpiredError or RequestFailedError, after the output so far, if the request ended so; OverloadedError or
+    UnavailableError if it was refused or the server stayed away; InvalidRequestError if it can never be served.
     """
 
     def __init__(self, session: Session, request: OpenRequest, *, cancels_on_close: bool) -> None:
@@ -53,7 +52,7 @@ class CompletionStream:
         return chunk
 
     async def completion(self) -> Completion:
-        """Reads what is left and gives the whole, from where the stream began."""
+        """Reads to the end and returns the whole output, from where the stream began."""
         async for _ in self:
             pass
         accepted = await self.accepted()
@@ -61,7 +60,7 @@ class CompletionStream:
         return _assemble(accepted, self._chunks, self._request.outcome)
 
     async def aclose(self) -> None:
-        """Lets the request go: cancels it if this stream submitted it and it has not ended."""
+        """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
         self._let_go()
 
     async def __aenter__(self) -> "CompletionStream":
@@ -73,7 +72,7 @@ class CompletionStream:
         self._let_go()
 
     def __del__(self) -> None:
-        """Lets the request go where a loop over the stream was left early."""
+        """Closes the stream where a loop over it was left early."""
         if not self._request.has_ended and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._let_go_of, self._session, self._request, self._cancels_on_close)
 

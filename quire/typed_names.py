@@ -1,6 +1,6 @@
-"""Settings in a message as whoever set them called them: a variable or a key of the file, where no flag was typed.
+"""Names of settings in messages: the variable or the key of the file that set one, instead of its flag.
 
-Messages are written with flags, which is also how a setting that nobody set is spoken of. Loads nothing.
+Messages are written with flags, which also name settings that nobody set. Loads nothing.
 """
 
 import re
@@ -15,5 +15,5 @@ def flag_of(name: str) -> str:
 
 
 def as_typed(message: str, names: Mapping[str, str]) -> str:
-    """The message with what `names` has, by field, in place of each flag; other flags stay as they are."""
+    """The message with each flag replaced by its name in `names` (by field); other flags stay as they are."""
     return _FLAG.sub(lambda found: names.get(found[1].replace("-", "_"), found[0]), message)

@@ -32,7 +32,7 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }  # what a field of the kind can hold
-_FRAME_BYTES = 1024  # room for what surrounds a request in its message
+_FRAME_BYTES = 1024  # room for the fields around a request in its message
 
 
 def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: RequestParams) -> pb.GenerateRequest:
@@ -74,7 +74,7 @@ def chat_to_pb(messages: Messages, add_generation_prompt: bool | None = None) ->
 
 
 def tokenize_to_pb(text: str | Messages, add_special_tokens: bool) -> pb.TokenizeRequest:
-    """Encodes what to tokenise."""
+    """Encodes a text or conversation to tokenise."""
     message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
     if isinstance(text, str):
         _set(message, "", "text", text)
@@ -86,7 +86,7 @@ def tokenize_to_pb(text: str | Messages, add_special_tokens: bool) -> pb.Tokeniz
 def pin_to_pb(
     name: str, prefix: str | Sequence[int] | Messages, tenant: str | None, cache_salt: str | None
 ) -> pb.PinPrefixRequest:
-    """Encodes a prefix to keep."""
+    """Encodes a prefix to pin."""
     message = pb.PinPrefixRequest()
     _set(message, "", "name", name)
     _set_prompt(message, _prompt_of(prefix))
@@ -97,7 +97,7 @@ def pin_to_pb(
 
 
 def unpin_to_pb(name: str, tenant: str | None) -> pb.UnpinPrefixRequest:
-    """Encodes which pin to let go."""
+    """Encodes the name of a pin to remove."""
     message = pb.UnpinPrefixRequest()
     _set(message, "", "name", name)
     _set(message, "", "tenant", tenant)
@@ -105,14 +105,14 @@ def unpin_to_pb(name: str, tenant: str | None) -> pb.UnpinPrefixRequest:
 
 
 def pause_to_pb(request_id: str, keep: PauseKeep) -> pb.PauseRequest:
-    """Encodes which request to pause. Raises ValueError for another `keep`."""
+    """Encodes the pause of a request. Raises ValueError for an unknown `keep`."""
     if keep not in _PAUSE_KEEP:
         raise ValueError(f"keep is {keep!r}: give one of {', '.join(map(repr, _PAUSE_KEEP))}")
     return pb.PauseRequest(request_id=request_id, keep=_PAUSE_KEEP[keep])
 
 
 def list_prefixes_to_pb(tenant: str | None) -> pb.ListPrefixesRequest:
-    """Encodes whose pins to list."""
+    """Encodes the tenant whose pins to list."""
     message = pb.ListPrefixesRequest()
     _set(message, "", "tenant", tenant)
     return message
@@ -124,7 +124,7 @@ def list_requests_to_pb(
     page_size: int,
     page_token: str | None,
 ) -> pb.ListRequestsRequest:
-    """Encodes which requests to list. Raises ValueError for a state that is none."""
+    """Encodes the filter of a listing of requests. Raises ValueError for an unknown state."""
     message = pb.ListRequestsRequest()
     _set(message, "", "tenant", tenant)
     _set(message, "", "page_size", page_size)
@@ -140,13 +140,13 @@ def list_requests_to_pb(
 
 
 def _prompt_of(prefix: str | Sequence[int] | Messages) -> "str | Sequence[int] | pb.ChatPrompt":
-    """Tells a conversation from token ids."""
+    """The prefix, with a conversation encoded as such."""
     if isinstance(prefix, (str, bytes, bytearray)) or not isinstance(prefix, Iterable):
         return prefix
     turns = [each for each in prefix if isinstance(each, (ChatMessage, Mapping))]
     token_ids = [each for each in prefix if not isinstance(each, (ChatMessage, Mapping))]
     if turns and token_ids:
-        raise TypeError("a prefix is a text, token ids or messages, not some of each")
+        raise TypeError("a prefix is a text, token ids or messages, not a mixture: give one of them")
     return chat_to_pb(turns) if turns else token_ids
 
 
@@ -188,7 +188,7 @@ def _set_prompt(
 
 
 def _set(message: Message, path: str, name: str, value: Any) -> None:
-    """Sets one field of whatever kind; None leaves it absent."""
+    """Sets one field of any kind; None leaves it absent."""
     if value is None:
         return
     if name == "stop" and isinstance(value, str):
@@ -205,9 +205,9 @@ def _set(message: Message, path: str, name: str, value: Any) -> None:
 
 
 def _why_not(message: Message, name: str, value: Any, error: Exception) -> str:
-    """What is wrong with a value that its field does not take, and what it takes."""
+    """Description of a value that its field does not take, and of the values that it takes."""
     if isinstance(error, UnicodeError):
-        return "holds what UTF-8 cannot encode, as text read with a wrong encoding does: give valid text"
+        return "has characters that UTF-8 cannot encode, as text read with a wrong encoding has: give valid text"
     field = message.DESCRIPTOR.fields_by_name.get(name)
     bounds = _INTEGERS.get(field.cpp_type) if field is not None else None
     if bounds is not None and isinstance(value, int):
@@ -237,5 +237,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _invalid(field: str, description: str) -> InvalidRequestError:
-    """Of a field by its path; the error names the keyword."""
+    """The error for a field by its path; it names the keyword."""
     return InvalidRequestError.of([FieldViolation(keyword_of(field, "prompt"), description)])

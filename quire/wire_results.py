@@ -1,4 +1,4 @@
-"""Answers from protobuf into plain data."""
+"""Decodes answers from protobuf into plain data."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -108,7 +108,7 @@ def error_from_pb(message: pb.Error) -> QuireError:
 
 
 def _known(words: Mapping[Number, Word], number: Number, what: str) -> Word:
-    """What a number of an enum means. Raises DataLossError."""
+    """Meaning of a number of an enum. Raises DataLossError for an unknown one."""
     try:
         return words[number]
     except KeyError:

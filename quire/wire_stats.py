@@ -1,4 +1,4 @@
-"""The scheduler's statistics from protobuf into plain data."""
+"""Decodes the scheduler's statistics from protobuf into plain data."""
 
 from quire.stats import BlockStats, JournalStats, LatencyStats, Stats, WorkerStats
 from quire.v1 import inference_pb2 as pb

@@ -1,4 +1,4 @@
-"""Settings of the worker process; here, below it, because `quire serve` takes, checks and prints them too."""
+"""Settings of the worker process; in this package because `quire serve` takes, checks and prints them too."""
 
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -10,7 +10,7 @@ from quire.address import check_address, check_host
 from quire.settings import Settings
 from quire.typed_names import flag_of
 
-MOST_BLOCKS = 1 << 22  # of either pool; the scheduler believes no more
+MOST_BLOCKS = 1 << 22  # of either pool; the scheduler accepts no more
 
 
 class WorkerSettings(Settings):

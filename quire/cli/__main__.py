@@ -1,4 +1,4 @@
-"""Entry point of the console script `quire`: works without the extra `cli` as far as saying that it is missing."""
+"""Entry point of the console script `quire`. Without the extra `cli` it says how to install it."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C raises KeyboardInterrupt once all is loaded, before that it ends the process."""
+    """Runs the command line. Ctrl-C raises KeyboardInterrupt once all is loaded; before that it ends the process."""
     _hide_password()
     _open_missing_streams()
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its remarks on connections tell a user nothing
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its messages on connections are of no use to a user
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun that would have to be ended
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing runs yet that needs cleaning up
     try:
         from quire.cli.app import run  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Puts the null device in place of standard streams that are closed: else a socket takes such a place."""
+    """Replaces closed standard streams by the null device: else a socket would get their descriptor."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - open as long as the process lives
     if sys.stdout is None:
@@ -40,7 +40,7 @@ def _open_missing_streams() -> None:
 
 
 def _hide_password() -> None:
-    """Begins again with a password in a variable, which its owner alone can read, and no longer in the arguments."""
+    """Starts the process again with a URL's password in a variable: everybody can read arguments."""
     words = sys.orig_argv[1:]
     if sys.argv[1:2] != ["serve"] or _value(words, "--store")[0] not in ("", "auto"):
         return
@@ -50,7 +50,7 @@ def _hide_password() -> None:
 
 
 def _value(words: list[str], flag: str) -> tuple[str, list[str]]:
-    """What a flag was given, "" for nothing, and the words without it."""
+    """The value of a flag, "" if it was not given, and the words without it."""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == flag:

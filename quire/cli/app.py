@@ -1,4 +1,4 @@
-"""The commands, put together, and how what is typed wrongly is told."""
+"""The command line: its commands, and errors for mistyped ones."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ import typer
 from quire.cli.command_table import CommandGroup
 from quire.cli.output import EXIT_FAILED, EXIT_INTERRUPTED
 
-# Which module has it differs by typer's version.
+# Its module differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 
-# By what writing to a file, pipe or terminal fails that cannot take it.
+# Errors of writing to a file, pipe or terminal that cannot take the output.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 app = typer.Typer(
@@ -38,11 +38,11 @@ def quire(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Serve a language model, and talk to one that is served."""
+    """Serve a language model, and use one that is served."""
 
 
 def run() -> None:
-    """Runs the command that was typed, and ends the process; what is typed wrongly is one line and exit code 2."""
+    """Runs the given command and ends the process; a mistyped command is one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -62,12 +62,12 @@ def run() -> None:
 
 
 def _give_up_output(error: OSError) -> None:
-    """Says that what was written went nowhere, unless its reader left; nothing is tried again as the process ends."""
+    """Reports output that could not be written, unless its reader has left; drops the rest of it."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     try:
         if error.errno != errno.EPIPE:
-            sys.stderr.write(f"quire: the output cannot be written: {error.strerror}\n")
+            sys.stderr.write(f"quire: the output could not be written: {error.strerror}\n")
             sys.stderr.flush()
     except OSError:
         os.dup2(null, sys.stderr.fileno())

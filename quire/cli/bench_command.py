@@ -1,4 +1,4 @@
-"""`quire bench`: an open-loop load on a running server, and a table of what came of it."""
+"""`quire bench`: an open-loop load on a running server, and a table of the measurements."""
 
 import asyncio
 import json
@@ -29,27 +29,31 @@ def bench(
     address: options.Address = DEFAULT_ADDRESS,
     rate: Annotated[float, typer.Option("--rate", "-r", help="Requests per second; inf sends all at once.")] = 4.0,
     num_requests: Annotated[
-        int | None, typer.Option("--num-requests", min=1, help="How many requests; 100 unless --duration is given.")
+        int | None, typer.Option("--num-requests", min=1, help="Number of requests; 100 unless --duration is given.")
     ] = None,
     duration_s: Annotated[
-        float | None, typer.Option("--duration", "--duration-s", help="Seconds during which they arrive.")
+        float | None, typer.Option("--duration", "--duration-s", help="Seconds during which requests arrive.")
     ] = None,
     prompt_len: Annotated[
-        str | None, typer.Option(help="Tokens: 128, 64-256 or normal:128:32. Default: 32-128.")
+        str | None, typer.Option(help="Tokens of a prompt: 128, 64-256 or normal:128:32. Default: 32-128.")
     ] = None,
-    output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "32-128",
-    prompt: Annotated[str | None, typer.Option(help="This text, instead of random tokens.")] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals, lengths, prompts and sampling.")] = 0,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: 1, with beams none.")] = None,
+    output_len: Annotated[str, typer.Option(help="Tokens of an output, in the same forms.")] = "32-128",
+    prompt: Annotated[str | None, typer.Option(help="Text of every prompt, instead of random tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy. Default: 1, with beams none.")
+    ] = None,
     n: options.N = None,
     beam_width: options.BeamWidth = None,
     ignore_eos: Annotated[bool, typer.Option(help="Generate every output to its full length.")] = True,
     timeout_s: options.TimeoutS = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file as well.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the summary to this file, as JSON.")
+    ] = None,
 ) -> None:
     """Measure a server under an open-loop Poisson load.
 
-    Prompts share prefixes in the cache within a run, never with those of an earlier run.
+    Prompts share cached prefixes within a run, never with those of an earlier run.
     """
     params = options.request_params(
         temperature=temperature, n=n, beam_width=beam_width, ignore_eos=ignore_eos, timeout_s=timeout_s
@@ -59,7 +63,7 @@ def bench(
         _check(rate, duration_s, json_file)
         if prompt is not None and prompt_len is not None:
             fail(
-                "--prompt-len is the length of random prompts, and --prompt gives one: leave one of them out",
+                "--prompt-len is for random prompts and --prompt gives a text: leave one of them out",
                 EXIT_USAGE,
             )
         load = Load(
@@ -80,13 +84,13 @@ def bench(
 
 
 def _check(rate: float, duration_s: float | None, json_file: Path | None) -> None:
-    """Ends the command if it could not do what it was asked."""
+    """Ends the command if an option cannot be used."""
     if not rate > 0:
         fail(f"--rate must be above 0, not {rate}", EXIT_USAGE)
     if duration_s is not None and not duration_s > 0:
         fail(f"--duration must be above 0, not {duration_s}", EXIT_USAGE)
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        fail(f"--json: {json_file} cannot be written; name a file in a folder that is there", EXIT_USAGE)
+        fail(f"--json: {json_file} cannot be written; name a file in an existing folder", EXIT_USAGE)
 
 
 def _lengths(flag: str, text: str) -> Lengths:
@@ -113,7 +117,7 @@ async def run_load(
     params: GenerateParams,
     on_end: Callable[[], None],
 ) -> Summary:
-    """Makes every request when it is due, without waiting for any other."""
+    """Sends every request when it is due, without waiting for any other."""
     start_s = asyncio.get_running_loop().time()
 
     async def make(request: PlannedRequest) -> Measurement:
@@ -169,13 +173,13 @@ def report(summary: Summary) -> RenderableType:
     totals.add_row("completed", f"{summary.num_completed} of {summary.num_requests} in {summary.duration_s:.1f} s")
     totals.add_row("output", f"[bold]{summary.output_tokens_per_s:.1f} tokens/s[/bold]")
     totals.add_row("requests", f"{summary.requests_per_s:.2f}/s")
-    totals.add_row("tokens", f"{summary.output_tokens} made, {summary.prompt_tokens} in prompts")
+    totals.add_row("tokens", f"{summary.output_tokens} generated, {summary.prompt_tokens} in prompts")
     totals.add_row("prefix cache", f"{summary.cached_tokens} prompt tokens found")
     if summary.saving:
         totals.add_row("sharing", f"{summary.saving:.1%} of the blocks of a request saved, on average")
     for failure, count in summary.failures.items():
         kind = "refused" if failure == quire.OverloadedError.__name__ else "failed"
-        totals.add_row(f"[red]{kind}[/red]", f"{count}, such as: {escape(summary.reasons[failure])}")
+        totals.add_row(f"[red]{kind}[/red]", f"{count}, for example: {escape(summary.reasons[failure])}")
     return Group(totals, "", _latencies(summary)) if summary.num_completed else totals
 
 

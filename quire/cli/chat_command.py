@@ -13,15 +13,17 @@ from quire.cli.wait_hint import WaitHint
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 with contextlib.suppress(ImportError):
-    import readline  # noqa: F401 - gives input() its editing and its history, where Python has it
+    import readline  # noqa: F401 - gives input() line editing and history, where Python has it
 
-HELP = "Ctrl-D or /exit leaves, /reset forgets the conversation, Ctrl-C stops an answer."
-PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # between 1 and 2 is what takes no room in the line
+HELP = "Ctrl-D or /exit quits, /reset clears the conversation, Ctrl-C stops an answer."
+PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # characters between 1 and 2 take no room in the line
 
 
 def chat(
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Say only this, print the answer.")] = None,
-    system: Annotated[str | None, typer.Option(help="Instructions before the conversation.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Send only this message and print the answer.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
     address: options.Address = DEFAULT_ADDRESS,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -30,7 +32,7 @@ def chat(
     seed: options.Seed = None,
     timeout_s: options.TimeoutS = None,
 ) -> None:
-    """Talk to the model."""
+    """Chat with the model."""
     params = options.request_params(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, timeout_s=timeout_s
     )
@@ -43,7 +45,7 @@ def chat(
 
 
 def converse(client: quire.Client, first: list[quire.ChatMessage], params: GenerateParams) -> None:
-    """Reads what the person says and answers, until there is no more."""
+    """Reads messages and prints answers until the input ends."""
     out.print(f"[bold]{client.model().name}[/bold] [dim]{HELP}[/dim]")
     history = list(first)
     while True:
@@ -67,7 +69,7 @@ def converse(client: quire.Client, first: list[quire.ChatMessage], params: Gener
 
 
 def _turn(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> list[quire.ChatMessage]:
-    """One answer. A turn that fails or is stopped is forgotten, so that the next one can be said instead."""
+    """Answers one message. A turn that fails or is stopped is dropped from the history."""
     try:
         text = answer(client, history, params)
     except KeyboardInterrupt:
@@ -79,7 +81,7 @@ def _turn(client: quire.Client, history: list[quire.ChatMessage], params: Genera
 
 
 def answer(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> str:
-    """Prints the answer as it comes. Returns it whole."""
+    """Prints the answer as it streams. Returns all of it."""
     with client.stream_chat(history, **params) as stream, WaitHint(client, stream.request_id) as hint:
         write_stream(stream, hint.stop)
         return stream.completion().text

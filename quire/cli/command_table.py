@@ -1,4 +1,4 @@
-"""The commands by name, each loaded when it is looked at: one that refuses its arguments has not loaded the others."""
+"""The commands by name, each imported at its first use, so that a command does not load the others."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from quire.cli.flags import Command
 
-# In the order of --help; what is named, a function or a group of commands, is in the module.
+# In the order of --help, with the module that has the function or group of commands.
 _MODULES = {
     "serve": "serve_command",
     "generate": "generate_command",
@@ -27,13 +27,13 @@ _MODULES = {
 
 
 class CommandTable(Mapping[str, Any]):
-    """What a group of commands looks its commands up in."""
+    """The commands of a group, imported when they are looked up."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """Raises KeyError for a name that is no command's."""
+        """Import a command. Raises KeyError for an unknown name."""
         if name not in self._loaded:
             found = getattr(import_module(f"quire.cli.{_MODULES[name]}"), name)
             self._loaded[name] = command = typer.main.get_command(_alone(found))

@@ -1,4 +1,4 @@
-"""The flags of the command that runs, by the keywords that they set: errors name what the user typed."""
+"""Flags of the running command by the SDK's keywords, so that errors name flags."""
 
 import re
 from contextvars import ContextVar
@@ -9,15 +9,15 @@ from typer.core import TyperCommand
 import quire
 
 _flags: ContextVar[dict[str, str]] = ContextVar("flags")
-_KEYWORD = re.compile(r"(?<![-\w])[a-z]+(?:_[a-z]+)+(?!\w)")  # of several words: nothing else in a text looks so
+_KEYWORD = re.compile(r"(?<![-\w])[a-z]+(?:_[a-z]+)+(?!\w)")  # of several words: nothing else in a text looks like one
 _FIELD = re.compile(r"(\w*)(.*)", re.DOTALL)
 
 
 class Command(TyperCommand):
-    """A command during which keywords are spoken of as its flags."""
+    """A command whose errors name its flags instead of keywords."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs it."""
+        """Runs the command."""
         token = _flags.set(flags_of(self))
         try:
             return super().invoke(ctx)
@@ -26,13 +26,13 @@ class Command(TyperCommand):
 
 
 def flags_of(command: TyperCommand) -> dict[str, str]:
-    """By keyword."""
+    """Flags of a command by keyword."""
     options = (each for each in command.params if each.param_type_name == "option")
     return {str(each.name): max(each.opts, key=len) for each in options}
 
 
 def in_flags(error: "quire.InvalidRequestError") -> str:
-    """What is wrong with a request, by the flags of the command that runs."""
+    """The message of an invalid request, with flags of the running command."""
     flags = _flags.get({})
 
     def flag_of(field: str) -> str:

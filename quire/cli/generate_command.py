@@ -1,4 +1,4 @@
-"""`quire generate`: one prompt, its continuation to standard output."""
+"""`quire generate`: continues one prompt on standard output."""
 
 import json
 import sys
@@ -36,19 +36,23 @@ def generate(
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities of so many tokens, up to 20.")
+        int | None, typer.Option(help="With --json: log-probabilities of this many top tokens, up to 20.")
     ] = None,
     timeout_s: options.TimeoutS = None,
     priority: options.Priority = None,
     tenant: options.Tenant = None,
     cache_salt: options.CacheSalt = None,
     request_id: Annotated[
-        str | None, typer.Option(help="Its id, for quire pause, resume and cancel. Default: one is made.")
+        str | None, typer.Option(help="Id of the request, for quire pause, resume and cancel. Default: a random one.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as JSON, at its end.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error its id, and how it went.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole completion as JSON when it has ended.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print the request's id and its statistics on standard error.")
+    ] = False,
 ) -> None:
-    """Continue a prompt, as it is generated; of several outputs, each when it has ended."""
+    """Continue a prompt. One output streams as it is generated; several are printed as each ends."""
     params = options.request_params(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -75,7 +79,7 @@ def generate(
         request_id=request_id,
     )
     if logprobs is not None and not as_json:
-        fail("--logprobs shows in the output of --json only; give both", EXIT_USAGE)
+        fail("--logprobs has an effect only with --json: give both", EXIT_USAGE)
     text = sys.stdin.read() if prompt == "-" else prompt
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         completion = _run(client, text, params, echo=not as_json, names_it=stats)
@@ -86,7 +90,7 @@ def generate(
 
 
 def summary(completion: quire.Completion) -> str:
-    """One line about how a request went."""
+    """Statistics of a request in one line."""
     usage, timings = completion.usage, completion.timings
     num_samples = len(completion.samples)
     ending = completion.finish_reason.value if num_samples == 1 else f"{num_samples} samples"
@@ -102,7 +106,7 @@ def summary(completion: quire.Completion) -> str:
 
 
 def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool, names_it: bool) -> quire.Completion:
-    """`names_it`: says the request's id on standard error as soon as it is accepted."""
+    """Generate and print; `names_it`: print the request's id on standard error once it is accepted."""
     with client.stream(text, **params) as stream, WaitHint(client, stream.request_id) as hint:
         accepted = stream.accepted()
         if names_it:
@@ -115,7 +119,7 @@ def _run(client: quire.Client, text: str, params: GenerateParams, *, echo: bool,
 
 
 def _fields(completion: quire.Completion) -> dict[str, Any]:
-    """Those of the first sample lie at the top too, so that a reader of one need not look for it."""
+    """Fields of a completion for JSON; those of the first sample stand at the top, too."""
     first = asdict(completion.samples[0])
     del first["index"], first["sample_index"]
     return {**first, **asdict(completion)}

@@ -1,4 +1,4 @@
-"""`quire health`: whether a service can serve, as an exit code; the health check of the containers."""
+"""`quire health`: the health of a service as an exit code; the health check of the containers."""
 
 from typing import Annotated
 
@@ -13,19 +13,21 @@ from quire.params import DEFAULT_ADDRESS
 
 def health(
     context: typer.Context,
-    where: Annotated[str | None, typer.Argument(metavar="[ADDRESS]", help="The same as --address.")] = None,
+    where: Annotated[
+        str | None, typer.Argument(metavar="[ADDRESS]", help="Server to ask; the same as --address.")
+    ] = None,
     address: options.Address = DEFAULT_ADDRESS,
     service: Annotated[
-        str, typer.Option(help='Full name of the service; "" asks for the process itself.')
+        str, typer.Option(help='Full name of the service; "" is the whole process.')
     ] = INFERENCE_SERVICE,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Longest wait for an answer, in seconds.")] = 3.0,
 ) -> None:
-    """Ask whether the server can serve: exit code 0 if it can, 1 if not.
+    """Check that the server can serve: exit code 0 if it can, 1 if not.
 
-    DEGRADED is 0: the journal's store does not answer, what runs goes on, and nothing new is accepted until it does.
+    DEGRADED is 0: the journal's store does not answer. Running requests go on; new ones are refused until it answers.
     """
     if where is not None and where != address and options.is_typed(context, "address"):
-        raise typer.BadParameter(f"the address is given as {where} and as --address {address}: give it once")
+        raise typer.BadParameter(f"the address is given as {where} and as --address {address}: give it only once")
     address = address if where is None else where
     with errors_explained(), quire.Client(address, connect_timeout_s=timeout_s) as client:
         answer = client.health(service)
@@ -36,7 +38,7 @@ def health(
 
 
 def _is_degraded(client: quire.Client) -> bool:
-    """Whether the server says that its journal is not taken now; an older one says nothing of it."""
+    """True if the server reports that its journal's store does not answer; older servers do not report it."""
     try:
         return client.health(JOURNAL_SERVICE) is quire.Health.NOT_SERVING
     except quire.NotFoundError:

@@ -1,4 +1,4 @@
-"""How to install what a command lacks, in words that work from a clone: `quire` on PyPI is another project."""
+"""The command that installs missing extras, from a clone: `quire` on PyPI is another project."""
 
 
 def install_hint(*extras: str) -> str:

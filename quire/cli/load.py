@@ -1,4 +1,4 @@
-"""A synthetic load: when requests arrive and how long they are. Pure: the same seed gives the same load."""
+"""A synthetic load: arrival times and lengths of requests. Pure: the same seed gives the same load."""
 
 import random
 import re
@@ -21,7 +21,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> "Lengths":
-        """Raises ValueError if it is none of the three forms."""
+        """Parse one of the three forms. Raises ValueError for others."""
         if match := _NUMBER.fullmatch(text):
             lengths = cls("uniform", int(text), int(text))
         elif match := _RANGE.fullmatch(text):
@@ -43,7 +43,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """A request before it is made."""
+    """A request that is not sent yet."""
 
     at_s: float  # since the start
     prompt: str | Sequence[int]

@@ -1,4 +1,4 @@
-"""What a load test measures, request by request, and the summary of it. Pure: knows neither clock nor server."""
+"""Measurements of a load test, request by request, and their summary. Pure: knows neither clock nor server."""
 
 import math
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One request as its client saw it; times are seconds since it was due, so that lateness of ours counts too."""
+    """One request as its client saw it; times are seconds since it was due, so a late start counts too."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # of all its samples
@@ -28,7 +28,7 @@ class Measurement:
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """Of the tokens of a sample after its first; None with fewer than two."""
+        """Mean time per token after a sample's first; None with fewer than two tokens."""
         if self.first_token_s is None or self.last_token_s is None or self.output_len < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.output_len - 1)
@@ -41,7 +41,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of one quantity, in seconds."""
+    """Percentiles of one quantity, in seconds."""
 
     mean: float
     p50: float
@@ -50,7 +50,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Percentiles | None":
-        """None of nothing. Percentiles are values that occurred (nearest rank)."""
+        """Percentiles as values that occurred (nearest rank); None if there are no values."""
         if not values:
             return None
         ordered = sorted(values)

@@ -1,6 +1,6 @@
-"""What commands share in speaking to a person: consoles, and errors as one line and an exit code.
+"""Output that commands share: consoles, and errors as one line and an exit code.
 
-Exit codes: 1 it did not work, 2 it was asked wrongly, 130 interrupted.
+Exit codes: 1 failure, 2 wrong usage, 130 interrupted.
 """
 
 import sys
@@ -26,9 +26,9 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if 
 
 @contextmanager
 def errors_explained(if_not_found: str = "") -> Iterator[None]:
-    """Turns what can go wrong into one line on standard error and an exit code.
+    """Turns errors into one line on standard error and an exit code.
 
-    `if_not_found` says which command lists what there is.
+    `if_not_found`: hint for NotFoundError, naming the command that lists what exists.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def errors_explained(if_not_found: str = "") -> Iterator[None]:
     except quire.InvalidRequestError as error:
         fail(explained(error), EXIT_USAGE)
     except quire.OverloadedError as error:
-        fail(f"{explained(error)} (the server suggests {error.retry_after_s:g} s)")
+        fail(f"{explained(error)}; try again in {error.retry_after_s:g} s")
     except quire.QuireError as error:
         fail(explained(error))
     except ValueError as error:
@@ -47,7 +47,7 @@ def errors_explained(if_not_found: str = "") -> Iterator[None]:
 
 
 def explained(error: "quire.QuireError") -> str:
-    """What went wrong, by the flags of the command that runs."""
+    """The message of an error, with flags of the running command."""
     return in_flags(error) if isinstance(error, quire.InvalidRequestError) else with_flags(error.message)
 
 
@@ -58,7 +58,7 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 
 def write_stream(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:
-    """Writes a text as it comes, and ends its line however it ends. `on_output` is called before each piece."""
+    """Writes a text as it streams, and always ends its last line. `on_output` is called before each piece."""
     is_begun = False
     try:
         for chunk in stream:
@@ -71,7 +71,7 @@ def write_stream(stream: "quire.Stream", on_output: Callable[[], None] = lambda:
 
 
 def write_samples(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:
-    """Writes several texts, each under a heading when it has ended. `on_output` is called at each piece that comes."""
+    """Writes several texts, each under a heading when it has ended. `on_output` is called at each piece."""
     texts: dict[int, str] = {}
     for chunk in stream:
         on_output()
@@ -82,12 +82,12 @@ def write_samples(stream: "quire.Stream", on_output: Callable[[], None] = lambda
 
 
 def heading(index: int, finish: "quire.Finish") -> str:
-    """What is said above one of several outputs."""
+    """Heading of one of several outputs."""
     score = "" if finish.score is None else f", score {finish.score:.4f}"
     return f"--- sample {index}{score}, {finish.reason.value}"
 
 
 def write_text(text: str) -> None:
-    """Writes a model's text as it is, except that it cannot steer a terminal."""
+    """Writes a model's text without characters that control a terminal."""
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`quire pause` and `quire resume`: a request off its worker for a while, and on again."""
+"""`quire pause` and `quire resume`: takes a request off its worker for a while, and continues it."""
 
 from typing import Annotated
 
@@ -16,17 +16,21 @@ def pause(
     request_id: RequestId,
     address: options.Address = DEFAULT_ADDRESS,
     tokens_only: Annotated[
-        bool, typer.Option("--tokens-only", help="Keep its tokens alone; else its memory too, if the host has room.")
+        bool,
+        typer.Option(
+            "--tokens-only",
+            help="Keep only its tokens; by default its KV is kept too, if the worker's host pool has room.",
+        ),
     ] = False,
 ) -> None:
-    """Take a request off its worker until it is resumed."""
+    """Pause a request: free its memory until it is resumed."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         state = client.pause(request_id, "tokens" if tokens_only else "auto")
     out.print(f"{request_id}: {state.value}", markup=False)
 
 
 def resume(request_id: RequestId, address: options.Address = DEFAULT_ADDRESS) -> None:
-    """Let a paused request go on exactly where it was."""
+    """Resume a paused request exactly where it was."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         state = client.resume(request_id)
     out.print(f"{request_id}: {state.value}", markup=False)

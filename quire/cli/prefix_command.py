@@ -1,4 +1,4 @@
-"""`quire prefix`: pins, which keep the memory of prefixes that many requests begin with."""
+"""`quire prefix`: pinned prefixes, whose KV blocks are kept for the requests that begin with them."""
 
 import sys
 from typing import Annotated
@@ -13,7 +13,7 @@ from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out
 from quire.params import DEFAULT_ADDRESS
 
-prefix = typer.Typer(no_args_is_help=True, help="Keep prefixes that many requests begin with.", add_completion=False)
+prefix = typer.Typer(no_args_is_help=True, help="Pin prefixes that many requests begin with.", add_completion=False)
 
 Name = Annotated[str, typer.Argument(help="Name of the pin: letters, digits and . _ : -")]
 
@@ -26,26 +26,26 @@ def pin(
     tenant: options.Tenant = None,
     cache_salt: options.CacheSalt = None,
 ) -> None:
-    """Compute a prefix and keep it: prompts that begin with it find it computed."""
+    """Compute a prefix and keep its KV blocks: prompts that begin with it reuse them."""
     text = sys.stdin.read() if text == "-" else text
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         pinned = client.pin_prefix(name, text, tenant=tenant, cache_salt=cache_salt)
     was = "" if pinned.created else " already"
-    out.print(f"{name}: {pinned.num_tokens} tokens in {pinned.num_blocks} blocks are kept{was}", markup=False)
+    out.print(f"{name}: {pinned.num_tokens} tokens in {pinned.num_blocks} blocks are pinned{was}", markup=False)
 
 
 @prefix.command(cls=Command)
 def unpin(name: Name, address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
-    """Let a prefix be forgotten when its memory is needed."""
-    what_to_do = "`quire prefix list` shows a tenant's pins"
+    """Unpin a prefix: its memory is freed when it is needed."""
+    what_to_do = "`quire prefix list` lists the pinned prefixes of a tenant"
     with errors_explained(what_to_do), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         client.unpin_prefix(name, tenant=tenant)
-    out.print(f"{name}: kept no longer", markup=False)
+    out.print(f"{name}: no longer pinned", markup=False)
 
 
 @prefix.command("list", cls=Command)
 def show(address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = None) -> None:
-    """List the prefixes that are kept."""
+    """List the pinned prefixes."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         prefixes = client.list_prefixes(tenant=tenant)
     if not prefixes:

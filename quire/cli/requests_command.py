@@ -1,4 +1,4 @@
-"""`quire requests` and `quire cancel`: what has not ended and what it waits for, and ending it."""
+"""`quire requests` and `quire cancel`: lists the requests that have not ended, and cancels requests."""
 
 import dataclasses
 import json
@@ -20,17 +20,17 @@ COLUMNS = ("request", "tenant", "state", "prompt", "output", "n", "priority", "a
 
 def requests(
     address: options.Address = DEFAULT_ADDRESS,
-    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant. Default: of all.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only requests of this tenant. Default: all tenants.")] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Only those in this state: {', '.join(each.value for each in quire.LiveState)}. Repeatable."
+            help=f"Only requests in this state: {', '.join(each.value for each in quire.LiveState)}. Repeatable."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="List at most so many, the oldest.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many, the oldest first.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List requests that have not ended, the oldest first, and what each waits for."""
+    """List the requests that have not ended, the oldest first, and what each waits for."""
     unknown = [each for each in state or () if each not in [known.value for known in quire.LiveState]]
     if unknown:
         choices = ", ".join(each.value for each in quire.LiveState)
@@ -43,16 +43,20 @@ def requests(
     elif found:
         out.print(table(found))
     else:
-        out.print("no request is live" if tenant is None and not state else "no such request is live")
+        out.print(
+            "no request is running or waiting"
+            if tenant is None and not state
+            else "no request that is running or waiting matches"
+        )
     if has_more:
-        err.print(f"there are more; --limit is {limit}", style="dim", markup=False)
+        err.print(f"there are more requests; raise --limit, which is {limit}", style="dim", markup=False)
 
 
 def cancel(
     request_ids: Annotated[list[str], typer.Argument(help="Ids of the requests.", metavar="ID...")],
     address: options.Address = DEFAULT_ADDRESS,
 ) -> None:
-    """End requests. One that has ended stays as it is; the exit code is 1 if any is not known."""
+    """Cancel requests. One that has ended stays as it is; the exit code is 1 if any is unknown."""
     is_whole = True
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         for request_id in request_ids:
@@ -68,7 +72,7 @@ def cancel(
 
 
 def table(found: list[quire.RequestSummary]) -> Table:
-    """The requests as lines for people; columns that would be empty are left out."""
+    """The requests as a table; empty columns are left out."""
     rows = [_cells(each) for each in found]
     shown = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows)]
     made = Table(*(COLUMNS[index] for index in shown), box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -78,7 +82,7 @@ def table(found: list[quire.RequestSummary]) -> Table:
 
 
 def age(seconds: float) -> str:
-    """For people: 4.2 s, 3 min, 5 h."""
+    """An age as text: 4.2 s, 3 min, 5 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
@@ -103,7 +107,7 @@ def _cells(request: quire.RequestSummary) -> tuple[str, ...]:
 def _listed(
     client: quire.Client, tenant: str | None, state: list[str] | None, limit: int
 ) -> tuple[list[quire.RequestSummary], bool]:
-    """Up to `limit` requests, page by page, and whether there are more."""
+    """List up to `limit` requests, page by page; the flag is True if there are more."""
     found: list[quire.RequestSummary] = []
     token: str | None = None
     while True:

@@ -1,4 +1,4 @@
-"""`quire serve`: a model served on this machine by one command, until it is told to end."""
+"""`quire serve`: serves a model on this machine until it is told to end."""
 
 import asyncio
 import importlib.util
@@ -34,19 +34,22 @@ NEEDS = {"scheduler": ("tokenizers", "redis", "uvloop"), "worker": ("torch", "sa
 
 @takes_settings
 def serve(
-    model: Annotated[str | None, typer.Argument(help="Folder of a checkpoint, or its id on the hub.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Folder of a checkpoint, or its id on the Hugging Face hub.")
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with tables serve, scheduler and worker.")
+        Path | None,
+        typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with the tables serve, scheduler and worker."),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings, as they will be in force, as TOML and end.")
+        bool, typer.Option("--print-config", help="Print all settings that would be in force, as TOML, and exit.")
     ] = False,
     **given: Any,
 ) -> None:
-    """Serve a model on this machine: store, scheduler and workers, watched and restarted.
+    """Serve a model on this machine: runs store, scheduler and workers, and restarts what fails.
 
-    Every option is also a variable (QUIRE_SERVE_WORKERS) and a key of the table "serve" in the TOML file (workers);
-    the option wins over the variable, the variable over the file.
+    Every option is also a variable (QUIRE_SERVE_WORKERS) and a key of the table "serve" in the TOML file (workers).
+    An option wins over its variable, a variable over the file.
     """
     try:
         settled = settle_all({"model": model, **given}, config)
@@ -79,7 +82,7 @@ def _check_extras() -> None:
 
 
 async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> int:
-    """Serves until a signal. Returns the exit code; whatever happened is told in one line."""
+    """Serves until a signal. Returns the exit code; a failure is reported in one line."""
     stop = asyncio.Event()
     end_on_signals(stop)
     try:
@@ -89,17 +92,17 @@ async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> 
     except (StartFailedError, PlaceError, FolderError, StoreFailedError) as error:
         announcer.say(as_typed(str(error), settled.names))
         return _exit_code(error)
-    except Exception as error:  # our own fault: everything has ended, and what happened is kept
+    except Exception as error:  # an internal error: everything has ended, and its traceback is kept
         details = folder.log("serve")
         with suppress(OSError), details.open("a") as log:
             log.write(without_passwords(traceback.format_exc()))
-        announcer.say(f"ended by an error of its own: {error!r}; {details} has the details")
+        announcer.say(f"ended by an internal error: {error!r}; the traceback is in {details}")
         return EXIT_FAILED
     return 0
 
 
 def _exit_code(error: Exception) -> int:
-    """Of a start that failed."""
+    """Exit code of a failed start."""
     if isinstance(error, StartFailedError):
         return error.exit_code
     return EXIT_FAILED if isinstance(error, StoreFailedError) else EXIT_USAGE
@@ -111,7 +114,7 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
         model, stats = await client.model(), await client.stats()
     blocks = stats.blocks
     num_late = num_workers - len(stats.workers)
-    late = f"; {num_late} of {num_workers} workers still to come" if num_late else ""
+    late = f"; {num_late} of {num_workers} workers are still starting" if num_late else ""
     address = "" if supervisor.address == DEFAULT_ADDRESS else f" --address {supervisor.address}"
     view = supervisor.progress.view
     lines = [
@@ -127,15 +130,15 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
 
 
 def _sampling_defaults(model: "quire.Model") -> list[str]:
-    """What the model has for sampling parameters that a request leaves out; nothing if it has none."""
+    """The model's values of sampling parameters that a request leaves out, for the greeting; [] if it has none."""
     said = {name: value for name, value in asdict(model.sampling_defaults).items() if value is not None}
     if not said:
         return []
     values = ", ".join(f"{name} {value:g}" for name, value in said.items())
-    return [f"{values} unless a request says otherwise (--generation-config none: the usual defaults)"]
+    return [f"{values} unless a request sets them (--generation-config none: Quire's defaults)"]
 
 
 def _program() -> str:
-    """What a person types to run us: the name, or the path where the name would not find us."""
+    """The command to type for this program: its name, or its path where the name is not on the PATH."""
     path = Path(sys.argv[0])
     return "quire" if path.name != "quire" or shutil.which("quire") else str(path)

@@ -1,7 +1,7 @@
-"""Options of `quire serve` made of the fields of settings: its own, and those of scheduler and worker.
+"""Options of `quire serve`, generated from the fields of its own settings and those of scheduler and worker.
 
-Whatever a service learns to be told, `quire serve` takes from then on, under the same name and with the same words of
-help. It knows how a field looks as an option, not what it means.
+A new setting of a service becomes an option of `quire serve` by itself, with the same name and help. This file knows
+how a field looks as an option, not what it means.
 """
 
 import inspect
@@ -25,7 +25,7 @@ _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "FOLDER"}
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each setting; it gets them by name, None where none was given."""
+    """The command with an option for each setting; options are passed by name, None where none was given."""
     own = inspect.signature(command)
     fixed = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     added = {name: _option(name, field, panel) for name, field, panel in _fields()}
@@ -82,7 +82,7 @@ def _help(field: FieldInfo) -> str:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type of a value that is there."""
+    """The type of a field without None."""
     if get_origin(annotation) in (Union, types.UnionType):
         (annotation,) = [each for each in get_args(annotation) if each is not type(None)]
     return annotation

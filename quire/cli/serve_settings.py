@@ -1,8 +1,7 @@
-"""Settings of `quire serve`: its own, and those of scheduler and workers that it takes for them.
+"""Settings of `quire serve`: its own, and those that it passes to scheduler and workers.
 
-A value is looked for, from first to last, in the flags, in QUIRE_SERVE_… variables, in the table [serve] of the
-settings file, and then where the service itself would look: QUIRE_SCHEDULER_… and QUIRE_WORKER_…, [scheduler] and
-[worker].
+Sources by precedence: flags, QUIRE_SERVE_… variables, the table [serve] of the settings file, then the sources of the
+service itself: QUIRE_SCHEDULER_… and QUIRE_WORKER_…, [scheduler] and [worker].
 """
 
 import difflib
@@ -33,13 +32,13 @@ from quire.settings import (
 from quire.typed_names import flag_of
 from quire.worker_settings import WorkerSettings
 
-ALIASES = {"max_queue": "max_queue_requests"}  # shorter names, by which they were called first
-# What `quire serve` settles itself, and how it is told.
+ALIASES = {"max_queue": "max_queue_requests"}  # shorter, earlier names
+# Settings of services that `quire serve` sets itself, and the option to use instead.
 RESERVED: dict[type[Settings], dict[str, str]] = {
     SchedulerSettings: {"listen": "--listen", "store": "--redis-url or --store", "standby": "--standby"},
     WorkerSettings: {"model": "MODEL", "scheduler": "--listen", "worker_id": "--workers, which numbers them"},
 }
-# What each service means in its own way: not for both at once, and said in their own tables.
+# Settings that differ in meaning between the services: they stand in the service's own table only.
 _APART = {"advertise"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
 _KNOWN_VARIABLES = ("QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE")
@@ -50,18 +49,18 @@ _HINTS = {
 
 
 class ServeSettings(Settings):
-    """What to serve and how, as far as no service needs to know it."""
+    """Settings of the supervisor itself, which no service needs."""
 
     section: ClassVar[str] = "serve"
     model_config = SettingsConfigDict(env_prefix="QUIRE_SERVE_")
 
-    model: str = Field(min_length=1, description="folder of a checkpoint, or its id on the hub")
+    model: str = Field(min_length=1, description="folder of a checkpoint, or its id on the Hugging Face hub")
     listen: str = Field(
         DEFAULT_ADDRESS, pattern=r"^.+:\d{1,5}$", description="address, host:port; port 0 takes any free one"
     )
     workers: int = Field(1, ge=1, le=64, description="worker processes")
     standby: bool = Field(
-        False, description="run a second scheduler, on the next port, that goes on when the first is gone"
+        False, description="run a second scheduler, on the next port, that takes over when the first is gone"
     )
     data_dir: Path | None = Field(
         None,
@@ -81,7 +80,7 @@ class ServeSettings(Settings):
         description="when the embedded store syncs its file: always, before anything is delivered, or everysec, faster "
         "and up to 2 s may be lost with it",
     )
-    verbose: bool = Field(False, description="services' logs to standard error, too")
+    verbose: bool = Field(False, description="print the services' logs on standard error, too")
 
     @classmethod
     def settings_customise_sources(
@@ -92,7 +91,7 @@ class ServeSettings(Settings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Takes what `settle_all` has gathered, and looks nowhere else."""
+        """Uses only the values that `settle_all` has gathered."""
         return (init_settings,)
 
     @property
@@ -104,29 +103,29 @@ class ServeSettings(Settings):
         try:
             return ((Path(state) if state else Path.home() / ".local" / "state") / "quire").absolute()
         except RuntimeError as error:
-            raise ValueError("there is no home folder for journal and logs; name one with --data-dir") from error
+            raise ValueError("there is no home folder for journal and logs; name a folder with --data-dir") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """Everything that is settled before anything is started."""
+    """Settings of all processes, settled before anything is started."""
 
     serve: ServeSettings
     scheduler: SchedulerSettings
     worker: WorkerSettings
-    scheduler_flags: tuple[str, ...]  # what it has to be told beside what it finds where it looks itself
+    scheduler_flags: tuple[str, ...]  # those that it does not find in its own variables and table
     worker_flags: tuple[str, ...]
-    names: Mapping[str, str]  # by which the settings were given to `quire serve`, by field
-    worker_names: Mapping[str, str]  # and those of a worker, wherever they were given
+    names: Mapping[str, str]  # under which settings were given to `quire serve`, by field
+    worker_names: Mapping[str, str]  # the same for a worker's settings, from any source
 
     def toml(self) -> str:
-        """As the settings file that would settle the same."""
+        """Settings file that would give the same settings."""
         services = [to_toml(each, RESERVED[type(each)]) for each in (self.scheduler, self.worker)]
         return "\n\n".join([to_toml(self.serve), *services]) + "\n"
 
 
 class _Given(NamedTuple):
-    """A value, and how whoever gave it calls it."""
+    """A value and the name under which it was given."""
 
     value: Any
     label: str
@@ -134,7 +133,7 @@ class _Given(NamedTuple):
 
 
 def passed_fields(kind: type[Settings]) -> list[str]:
-    """Names of a service's settings that `quire serve` takes for it."""
+    """Names of a service's settings that are options of `quire serve`."""
     left_out = {*INTERNAL, *RESERVED[kind], *ServeSettings.model_fields, *_APART}
     if kind is WorkerSettings:
         left_out |= _SCHEDULER_ALONE
@@ -142,7 +141,7 @@ def passed_fields(kind: type[Settings]) -> list[str]:
 
 
 def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
-    """Settles flags over variables over the file. Raises ValueError with one sentence.
+    """Merge flags, variables and the file, in this precedence. Raises ValueError with one sentence.
 
     Sets QUIRE_CONFIG, so that the services read the same file.
     """
@@ -179,15 +178,15 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
 
 
 def share_of_cores(num_cores: int, num_workers: int) -> int:
-    """Threads of one worker's computation: the cores, shared.
+    """Threads of one worker: an equal share of the cores.
 
-    A worker that has all of them leaves one to the scheduler while its steps are small enough for that to pay.
+    A single worker with all cores leaves one to the scheduler while its steps are small enough for that to pay.
     """
     return max(1, num_cores // num_workers)
 
 
 def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Given]:
-    """Everything that was given to `quire serve`, what wins last. Raises ValueError for unknown names."""
+    """Values given to `quire serve`, later sources winning. Raises ValueError for unknown names."""
     names = {*ServeSettings.model_fields, *passed_fields(SchedulerSettings), *passed_fields(WorkerSettings), *ALIASES}
     prefix = ServeSettings.prefix()
     check_variables(os.environ, prefix, names)
@@ -209,14 +208,14 @@ def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Gi
             given[name] = _Given(value, label, "flag")
     for each in given.values():
         if each.value == "":
-            raise ValueError(f"{each.label}: is empty; leave it out, or give it a value")
+            raise ValueError(f"{each.label} is empty; leave it out, or give it a value")
     return given
 
 
 def _settle_own(given: Mapping[str, _Given]) -> ServeSettings:
     own = {name: each for name, each in given.items() if name in ServeSettings.model_fields}
     if "model" not in own:
-        raise ValueError("say which model to serve: quire serve MODEL")
+        raise ValueError("no model is given: run quire serve MODEL")
     url, store = own.get("redis_url"), own.get("store")
     if url and store and store.value != "auto":
         if url.level == store.level:
@@ -224,7 +223,7 @@ def _settle_own(given: Mapping[str, _Given]) -> ServeSettings:
         del own["redis_url" if store.level == "flag" or url.level == "REDIS_URL" else "store"]
     sync = own.get("appendfsync")
     if sync and sync.level == "flag" and ("redis_url" in own or (store and store.value == "memory")):
-        raise ValueError(f"{sync.label} is for the embedded store, and the journal is not in one: leave it out")
+        raise ValueError(f"{sync.label} applies to the embedded store only, and the journal is elsewhere: leave it out")
     try:
         return ServeSettings(**{name: each.value for name, each in own.items()})
     except ValidationError as error:
@@ -238,22 +237,22 @@ def _settle_own(given: Mapping[str, _Given]) -> ServeSettings:
 
 
 def _split(given: Mapping[str, _Given], **ours: object) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values and labels apart."""
+    """Separate values and labels."""
     values = {name: each.value for name, each in given.items()}
     return {**values, **ours}, {name: each.label for name, each in given.items()}
 
 
 def _check_reserved(kind: type[Settings], table: Collection[str]) -> None:
-    """Raises ValueError if a service is told past us what we settle for it, which would be ignored."""
+    """Raises ValueError if a variable or key of a service sets what `quire serve` sets itself; it would be ignored."""
     for name, instead in RESERVED[kind].items():
         variable = f"{kind.prefix()}{name.upper()}"
         if os.environ.get(variable) or name in table:
             source = variable if os.environ.get(variable) else f"[{kind.section}] {name}"
-            raise ValueError(f"{source}: quire serve settles it itself; leave it out, and give {instead}")
+            raise ValueError(f"{source}: quire serve sets this itself; leave it out, and give {instead}")
 
 
 def _check_other_variables() -> None:
-    """Raises ValueError for variables that look like misspelt ones of ours; the rest may be anybody's."""
+    """Raises ValueError for variables that look like misspelt ones of ours; others may belong to other programs."""
     prefixes = [kind.prefix() for kind in (ServeSettings, SchedulerSettings, WorkerSettings)]
     known = {*_KNOWN_VARIABLES}
     for variable in sorted(os.environ):
@@ -268,7 +267,7 @@ def _check_other_variables() -> None:
 
 
 def _flags(given: Mapping[str, _Given], settled: Settings) -> tuple[str, ...]:
-    """The flags that tell a service what was given, in the form in which it was understood."""
+    """Flags that pass the given settings to a service, as they were parsed."""
     flags = []
     for name in given:
         value = getattr(settled, name)

@@ -1,4 +1,4 @@
-"""`quire top`: what the server does, live in the terminal."""
+"""`quire top`: the server's workers, requests and memory, live in the terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from quire.params import DEFAULT_ADDRESS
 
 def top(
     address: options.Address = DEFAULT_ADDRESS,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two frames.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
     """Watch workers, requests, KV memory, speed and latency."""
@@ -30,7 +30,7 @@ def top(
 
 
 def _watch(client: quire.Client, interval_s: float) -> None:
-    """Shows a frame every interval until interrupted; an outage is shown, and ends with the server's return."""
+    """Shows a frame every interval until interrupted; shows an outage until the server is back."""
     before = client.stats()
     taken_s = time.monotonic()
     first = view(client.address, before, None, interval_s, client.list_requests(page_size=MAX_SHOWN))
@@ -50,7 +50,7 @@ def _watch(client: quire.Client, interval_s: float) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[RenderableType], None]]:
-    """What shows a frame: in place of the one before on a terminal, below it in a file or pipe."""
+    """Function that shows a frame: it replaces the last one on a terminal, and follows it in a file or pipe."""
     if not out.is_terminal:
         yield out.print
         return

@@ -16,9 +16,9 @@ MAX_SHOWN = 10  # requests
 def view(
     address: str, now: Stats, before: Stats | None, elapsed_s: float, requests: RequestPage | None = None
 ) -> RenderableType:
-    """The frame. Rates need a snapshot from before; without one they are averages since the start.
+    """The frame. Rates need an earlier snapshot; without one they are averages since the start.
 
-    `requests` are the oldest ones that have not ended; without any, none are shown.
+    `requests`: the oldest requests that have not ended; None: they are not shown.
     """
     shown = ["", _requests(requests)] if requests is not None and requests.requests else []
     return Panel(
@@ -30,18 +30,18 @@ def view(
 
 
 def block_bar(blocks: BlockStats, num_cells: int = BAR_CELLS) -> Text:
-    """Used, cached and free blocks as a bar; what is there at all shows as at least one cell."""
+    """Used, cached and free blocks as a bar; a kind that exists gets at least one cell."""
     if not blocks.total:
         return Text("no pool", style="dim")
     used = _cells(blocks.used, blocks.total, num_cells)
     cached = min(_cells(blocks.cached, blocks.total, num_cells), num_cells - used)
     if not blocks.free:
-        cached = num_cells - used  # what rounding left over
+        cached = num_cells - used  # the rest after rounding
     return Text.assemble(("█" * used, "green"), ("▓" * cached, "yellow"), ("░" * (num_cells - used - cached), "dim"))
 
 
 def percent(part: float | None) -> str:
-    """A ratio for people; a dash where there is none."""
+    """A ratio as text; a dash for None."""
     return "–" if part is None else f"{part:.1%}"
 
 
@@ -71,7 +71,7 @@ def _totals(now: Stats, before: Stats | None, elapsed_s: float) -> Table:
 
 
 def _latency(latency: LatencyStats) -> Text:
-    """One line that a terminal of 80 columns shows whole."""
+    """Latencies in one line of at most 80 columns."""
     if not latency.num_requests:
         return Text("latency: no request ended within the last minute", style="dim")
     first = f"first token {_ms(latency.first_token_p50_s)}/{_ms(latency.first_token_p99_s)} ms"
@@ -86,7 +86,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def _requests(page: RequestPage) -> RenderableType:
-    """The oldest requests, a line for each, cut where a terminal is narrow."""
+    """The oldest requests, one line each, cut on a narrow terminal."""
     table = Table(
         Column("request", no_wrap=True, max_width=16),
         Column("state", no_wrap=True),
@@ -102,7 +102,7 @@ def _requests(page: RequestPage) -> RenderableType:
         table.add_row(Text(each.request_id), each.state.value, tokens, age(each.age_s), Text(each.waiting_for or ""))
     if page.next_page_token is None:
         return table
-    return Group(table, Text("… and more: quire requests", style="dim"))
+    return Group(table, Text("… more: quire requests", style="dim"))
 
 
 def _workers(now: Stats) -> RenderableType:
@@ -112,7 +112,7 @@ def _workers(now: Stats) -> RenderableType:
 
 
 def _worker(worker: WorkerStats) -> RenderableType:
-    """Lines that a terminal of 80 columns shows whole."""
+    """One worker in lines of at most 80 columns."""
     blocks = worker.blocks
     table = Table.grid(padding=(0, 3))
     table.add_row(
@@ -137,7 +137,7 @@ def _worker(worker: WorkerStats) -> RenderableType:
 
 
 def _pool(blocks: BlockStats) -> str:
-    """Waste of what is used, then what all of the pool is taken up with."""
+    """Waste in the used blocks, then the use of the whole pool."""
     waste = f"waste {percent(blocks.waste)}"
     split = blocks.split
     if split is None:
@@ -157,7 +157,7 @@ def _sharing(worker: WorkerStats) -> str:
 
 
 def _swap(worker: WorkerStats) -> str:
-    """What was done with the memory of those that were preempted."""
+    """Swaps and recomputations of preempted requests."""
     return (
         f"{worker.num_swaps} swaps: {worker.swapped_out_blocks} blocks out, {worker.swapped_in_blocks} in, "
         f"host {worker.used_host_blocks}/{worker.host_blocks}; recomputed {worker.recomputed_tokens}"

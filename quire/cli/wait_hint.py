@@ -1,4 +1,4 @@
-"""What a request waits for, said on standard error while a person waits for its first output."""
+"""Hints on standard error about what a request waits for, until its first output."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ HINT_EVERY_S = 3.0
 
 
 class WaitHint:
-    """Asks now and then, in a thread of its own, until there is output; says it again only if it has changed."""
+    """Asks the server periodically, in a thread of its own, until there is output; prints only changes."""
 
     def __init__(self, client: quire.Client, request_id: str, every_s: float = HINT_EVERY_S) -> None:
         self._client = client
@@ -22,7 +22,7 @@ class WaitHint:
 
     @property
     def stop(self) -> Callable[[], None]:
-        """Ends the hints; harmless when they have ended."""
+        """Ends the hints; repeating is harmless."""
         return self._is_over.set
 
     def __enter__(self) -> "WaitHint":
@@ -40,7 +40,7 @@ class WaitHint:
         while not self._is_over.wait(self._every_s):
             try:
                 waiting_for = self._client.get(self._request_id).waiting_for
-            except (quire.QuireError, RuntimeError):  # the request's own stream tells what is wrong
+            except (quire.QuireError, RuntimeError):  # the request's own stream reports the error
                 continue
             if waiting_for is not None and waiting_for != said and not self._is_over.is_set():
                 said = waiting_for

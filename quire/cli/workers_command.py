@@ -1,4 +1,4 @@
-"""`quire workers`: who serves, and taking a worker out of service for a while or for good."""
+"""`quire workers`: lists the workers, and takes one out of service for a while or for good."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def show(context: typer.Context, address: options.Address = DEFAULT_ADDRESS) -> 
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         stats = client.stats()
     if not stats.workers:
-        out.print("no worker is here")
+        out.print("no worker is registered; start one with `quire serve` or `python -m worker_svc`")
         return
     table = Table(
         "worker", "address", "running", "blocks", "draining", box=None, padding=(0, 3, 0, 0), header_style="dim"
@@ -38,15 +38,18 @@ def show(context: typer.Context, address: options.Address = DEFAULT_ADDRESS) -> 
 
 @workers.command(cls=Command)
 def drain(
-    worker_id: Annotated[str, typer.Argument(help="Name of the worker, as the list shows it.", metavar="ID")],
+    worker_id: Annotated[str, typer.Argument(help="Id of the worker, as `quire workers` lists it.", metavar="ID")],
     address: options.Address = DEFAULT_ADDRESS,
-    undo: Annotated[bool, typer.Option("--undo", help="Take it back into service.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take the worker back into service.")] = False,
 ) -> None:
-    """Give a worker nothing new, and move what runs there; it serves again after --undo, or when it is restarted."""
-    what_to_do = "`quire workers` lists those that are"
+    """Take a worker out of service: it gets nothing new and its requests move to other workers.
+
+    It serves again after --undo, or when it is restarted.
+    """
+    what_to_do = "`quire workers` lists the registered ones"
     with errors_explained(what_to_do), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         num_running = client.drain_worker(worker_id, undo=undo)
     if undo:
         out.print(f"{worker_id}: in service", markup=False)
     else:
-        out.print(f"{worker_id}: drains, {num_running} sequences are still there", markup=False)
+        out.print(f"{worker_id}: draining, {num_running} sequences still run there", markup=False)

@@ -287,7 +287,7 @@ async def test_bench_counts_failures_and_fails_if_nothing_worked(server: Scripte
     result = await run("bench", "-a", server.address, "--rate", "inf", "--num-requests", "3")
     assert result.exit_code == 1
     assert "refused" in result.stdout
-    assert "3, such as: full" in result.stdout
+    assert "3, for example: full" in result.stdout
     assert "time to first token" not in result.stdout
 
 
@@ -297,7 +297,7 @@ async def test_bench_calls_a_refused_parameter_by_its_flag(server: ScriptedServe
     server.default = Script(refusals=[quire.InvalidRequestError(f"{path}: is 500: give at most 100", [violation])])
     result = await run("bench", "-a", server.address, "--num-requests", "1", "--temperature", "500")
     assert result.exit_code == 1
-    assert "1, such as: --temperature: is 500: give at most 100" in result.stdout
+    assert "1, for example: --temperature: is 500: give at most 100" in result.stdout
     assert "Error" not in result.stdout
 
 
@@ -378,7 +378,7 @@ async def test_ctrl_c_at_the_prompt_of_a_chat_says_how_to_leave(server: Scripted
     while not answered.done():  # readline misses a signal that comes after its prompt and before it waits for a key
         command.send_signal(signal.SIGINT)
         await asyncio.wait([answered], timeout=10)
-    assert b"/exit leaves" in shown
+    assert b"/exit quits" in shown
     os.write(ours, b"Hi\n")
     await asyncio.to_thread(read_until, b" 0 1 2 3 4 5 6 7")
     os.write(ours, b"/exit\n")

@@ -84,7 +84,7 @@ def test_a_data_folder_is_private_also_when_it_was_not(tmp_path: Path) -> None:
 def test_a_folder_with_other_things_is_neither_used_nor_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("x")
     tmp_path.chmod(0o755)
-    with pytest.raises(FolderError, match=r"holds other things \(thesis\.txt\).*--data-dir"):
+    with pytest.raises(FolderError, match=r"holds other files \(thesis\.txt\).*--data-dir"):
         DataFolder(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]

@@ -80,7 +80,7 @@ WRITERS = ["health", "top --once", "requests", "workers", "prefix list", "genera
 @pytest.mark.parametrize("command", WRITERS)
 async def test_output_that_cannot_be_written_is_one_line(server: ScriptedServer, command: str) -> None:
     code, _, errors = await shell(f"{QUIRE} {command} -a {server.address} > /dev/full")
-    assert (code, errors) == (1, "quire: the output cannot be written: No space left on device\n")
+    assert (code, errors) == (1, "quire: the output could not be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2> /dev/full"])
@@ -102,7 +102,7 @@ async def test_health_takes_its_address_as_every_command_does(server: ScriptedSe
     for arguments in (["-a", server.address], ["--address", server.address], [server.address]):
         assert (await run("health", *arguments)).stdout == "quire.v1.Inference: SERVING\n"
     both = await run("health", NOBODY, "-a", server.address)
-    assert (both.exit_code, "give it once" in both.stderr) == (2, True)
+    assert (both.exit_code, "give it only once" in both.stderr) == (2, True)
 
 
 async def test_health_refuses_a_wait_of_no_time() -> None:
@@ -124,8 +124,8 @@ async def test_a_group_without_a_command_shows_its_help_and_no_empty_error(comma
         ({"top_k": 2**40}, f"top_k: is {2**40}: give at most"),
         ({"seed": -1}, "seed: is -1: give at least 0"),
         ({"seed": 2**70}, f"seed: is {2**70}: give at most"),
-        ({"stop": "\udcff"}, "stop: holds what UTF-8 cannot encode"),
-        ({"tenant": "\udcff"}, "tenant: holds what UTF-8 cannot encode"),
+        ({"stop": "\udcff"}, "stop: has characters that UTF-8 cannot encode"),
+        ({"tenant": "\udcff"}, "tenant: has characters that UTF-8 cannot encode"),
     ],
 )
 async def test_what_a_field_cannot_hold_is_told_with_what_it_can(

@@ -14,9 +14,9 @@ from quire.worker_settings import WorkerSettings
     ("happens", "said"),
     [
         ("import os; os.kill(os.getpid(), 11)", r"the check of m failed \(killed by signal 11\): download"),
-        ("import os; os._exit(3)", r"the check of m failed \(it said nothing\): download"),
+        ("import os; os._exit(3)", r"the check of m failed \(it printed nothing\): download"),
         ("import sys, os; sys.stderr.write('a\\nMemoryError\\n'); sys.stderr.flush(); os._exit(1)", r"\(MemoryError\)"),
-        ("import time; time.sleep(3600)", "the check of m did not end within 1 s: see that its disk answers"),
+        ("import time; time.sleep(3600)", "the check of m did not end within 1 s: check that its disk works"),
     ],
 )
 async def test_a_check_that_crashes_or_hangs_refuses_the_model(tmp_path: Path, happens: str, said: str) -> None:

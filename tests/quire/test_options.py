@@ -93,7 +93,7 @@ async def test_a_worker_is_drained_where_the_group_was_told_to_look(server: Scri
     assert (drained.exit_code, server.is_draining) == (0, True)
     twice = await run("workers", "--address", server.address, "drain", "w0", "--undo", "--address", ELSEWHERE)
     assert twice.exit_code == 2 and server.is_draining
-    assert "give it once" in twice.stderr
+    assert "give it only once" in twice.stderr
 
 
 def functions(group: typer.Typer) -> Iterator[Callable[..., Any]]:

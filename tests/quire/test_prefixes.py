@@ -53,7 +53,7 @@ async def test_a_prefix_is_text_tokens_or_messages(server: ScriptedServer, clien
     assert list(sent["tokens"].token_ids.ids) == list(range(16))
     assert [each.role for each in sent["chat"].chat.messages] == ["system", "user"]
     assert not sent["chat"].chat.HasField("add_generation_prompt")  # the server's default for a prefix
-    with pytest.raises(TypeError, match="not some of each"):
+    with pytest.raises(TypeError, match="not a mixture"):
         await client.pin_prefix("both", [1, *messages])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not bytes"):
         await client.pin_prefix("bytes", b"hello")
@@ -91,9 +91,9 @@ async def test_the_command_pins_lists_and_unpins(server: ScriptedServer) -> None
     at = ("-a", server.address)
     assert (await run("list", *at)).stdout == "no prefix is pinned\n"
     result = await run("pin", "system", "-", *at, "--cache-salt", "pepper", stdin=TEXT)
-    assert (result.exit_code, result.stdout) == (0, "system: 32 tokens in 2 blocks are kept\n")
+    assert (result.exit_code, result.stdout) == (0, "system: 32 tokens in 2 blocks are pinned\n")
     again = await run("pin", "system", TEXT, *at, "--cache-salt", "pepper")
-    assert again.stdout == "system: 32 tokens in 2 blocks are kept already\n"
+    assert again.stdout == "system: 32 tokens in 2 blocks are pinned already\n"
     shown = (await run("list", *at)).stdout.splitlines()
     assert [each.split() for each in shown] == [
         ["name", "tokens", "blocks", "salt", "workers"],

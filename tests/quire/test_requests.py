@@ -110,7 +110,7 @@ async def test_statistics_tell_the_latency_of_the_last_minute(client: quire.Asyn
 
 async def test_quire_requests_shows_who_waits_for_what(server: ScriptedServer, client: quire.AsyncClient) -> None:
     nothing = await run("requests", "-a", server.address)
-    assert (nothing.exit_code, nothing.stdout) == (0, "no request is live\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no request is running or waiting\n")
     server.scripts = {"waits": WAITING, "runs": Script(num_tokens=4, released=2)}
     streams = await submitted(server, client, "waits", "runs")
     shown = (await run("requests", "-a", server.address)).stdout.splitlines()
@@ -133,7 +133,7 @@ async def test_quire_requests_asks_for_tenant_and_states_and_prints_json(
     asked = server.listings[-1]
     assert (asked.tenant, list(asked.states)) == ("acme", [pb.LIVE_STATE_QUEUED, pb.LIVE_STATE_PAUSED])
     none = await run("requests", "-a", server.address, "--tenant", "other")
-    assert none.stdout == "no such request is live\n"
+    assert none.stdout == "no request that is running or waiting matches\n"
     del streams
 
 
@@ -144,7 +144,7 @@ async def test_quire_requests_lists_no_more_than_its_limit_and_says_so(
     streams = await submitted(server, client, "a", "b", "c")
     result = await run("requests", "-a", server.address, "--limit", "2")
     assert len(result.stdout.splitlines()) == 3
-    assert "there are more; --limit is 2" in result.stderr
+    assert "there are more requests; raise --limit, which is 2" in result.stderr
     assert (await run("requests", "-a", server.address, "--limit", "3")).stderr == ""
     del streams
 
@@ -222,5 +222,5 @@ async def test_top_shows_the_oldest_requests(server: ScriptedServer, client: qui
     assert "request-0  queued     3+0  2 min  a worker: all are draining" in lines
     assert "request-9  queued     3+0  2 min  a worker: all are draining" in lines
     assert not any(line.startswith("request-10") for line in lines)
-    assert "… and more: quire requests" in lines
+    assert "… more: quire requests" in lines
     del streams

@@ -208,7 +208,7 @@ async def test_an_attachment_begins_where_it_is_told_in_each_sample(
         text_of(1, 8),
         text_of(2, 8),
     ]
-    with pytest.raises(ValueError, match="counts from 0"):
+    with pytest.raises(ValueError, match="give 0 or more"):
         client.attach("r", [0, -1])
 
 

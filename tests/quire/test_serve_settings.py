@@ -86,9 +86,9 @@ def test_settings_that_make_no_sense_are_one_line_and_exit_code_2(arguments: lis
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("this is not toml", "quire.toml is no TOML"),
-        ("[srve]\nworkers = 2\n", "'srve' is none of the tables"),
-        ("workers = 2\n", "'workers' is none of the tables"),
+        ("this is not toml", "quire.toml is not valid TOML"),
+        ("[srve]\nworkers = 2\n", "there is no table 'srve'; use [serve]"),
+        ("workers = 2\n", "there is no table 'workers'; use [serve]"),
         ("[serve]\nworker = 2\n", "no setting 'worker'; did you mean 'workers'?"),
     ],
 )
@@ -226,11 +226,11 @@ def test_a_misspelt_key_is_refused_in_every_table(table: str, key: str, near: st
 @pytest.mark.parametrize("option", ["--data-dir", "--listen", "--redis-url", "--dtype", "--worker-id", ""])
 def test_an_empty_value_is_refused(option: str) -> None:
     if option == "":
-        assert "MODEL: is empty" in refusal("")
+        assert "MODEL is empty" in refusal("")
     elif option == "--worker-id":
         assert "worker-id" in CliRunner().invoke(app, ["serve", "m", option, ""]).stderr  # not serve's to take
     else:
-        assert f"{option}: is empty" in refusal("m", option, "")
+        assert f"{option} is empty" in refusal("m", option, "")
 
 
 def test_a_wrong_value_is_called_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_what_serve_settles_for_a_service_is_not_ignored_but_refused(
     assert f"give {instead}" in refusal("m", "--config", str(file))
     monkeypatch.delenv("QUIRE_CONFIG")
     monkeypatch.setenv(f"QUIRE_{name}", "x:1")
-    assert f"QUIRE_{name}: quire serve settles it itself; leave it out, and give {instead}" in refusal("m")
+    assert f"QUIRE_{name}: quire serve sets this itself; leave it out, and give {instead}" in refusal("m")
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_the_last_line_is_one_of_the_last_start_also_when_the_file_was_set_aside
     log = ServiceLog(tmp_path / "service.log")
     (tmp_path / "service.log").write_text("of an earlier start\n")
     with log.begin() as file:
-        assert log.last_line() == "it said nothing"
+        assert log.last_line() == "it printed nothing"
         file.write(b"of this one\n")
     assert log.last_line() == "of this one"
     (tmp_path / "service.log").replace(tmp_path / "service.log.1")

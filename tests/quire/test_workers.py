@@ -24,7 +24,7 @@ async def test_workers_are_listed_drained_and_taken_back_on_the_command_line(ser
     assert listed.exit_code == 0
     assert listed.stdout.splitlines()[1].split() == ["w0", "127.0.0.1:1", "2", "30/100", "no"]
     drained = await run("workers", "drain", "w0", "-a", server.address)
-    assert (drained.exit_code, drained.stdout) == (0, "w0: drains, 2 sequences are still there\n")
+    assert (drained.exit_code, drained.stdout) == (0, "w0: draining, 2 sequences still run there\n")
     assert (await run("workers", "-a", server.address)).stdout.splitlines()[1].split()[-1] == "yes"
     undone = await run("workers", "drain", "w0", "--undo", "-a", server.address)
     assert (undone.exit_code, undone.stdout, server.is_draining) == (0, "w0: in service\n", False)

@@ -119,7 +119,7 @@ def test_an_answer_that_is_not_the_next_one_shows_that_one_was_lost() -> None:
     reader = ResponseReader()
     for number in (1, 2):
         reader.read(pb.SessionResponse(number=number).SerializeToString())
-    with pytest.raises(DataLossError, match="answer 3 was due and 4 came"):
+    with pytest.raises(DataLossError, match="message 3 was due and 4 came"):
         reader.read(pb.SessionResponse(number=4).SerializeToString())
 
 

@@ -1,1 +1,1 @@
-"""`quire serve`: the services of one machine as processes, started, watched, restarted and ended."""
+"""The supervisor of `quire serve`: starts, watches, restarts and ends the services of one machine."""

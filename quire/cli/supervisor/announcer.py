@@ -1,7 +1,7 @@
-"""What `quire serve` says to the person who started it: lines, and on a terminal one live line while it starts.
+"""Messages of `quire serve` to its user: lines, and on a terminal one live line while it starts.
 
-A terminal that has gone, or a pipe that nobody reads, is no reason to fail: from then on nothing is said there. No
-password of a URL is ever shown.
+A closed terminal, or a pipe without a reader, is no reason to fail: from then on nothing is written there. Passwords of
+URLs are never shown.
 """
 
 import os
@@ -18,33 +18,33 @@ _CLEAR_LINE = "\r\033[K"
 
 
 class _LastingConsole(Console):
-    """A console that leaves it to us what a broken pipe means; by itself it would end the process."""
+    """A console that raises on a broken pipe, where rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 class Announcer:
-    """Says things on standard error, and the greeting on standard output."""
+    """Writes messages to standard error, and the greeting to standard output."""
 
     def __init__(self, log_format: str = "auto") -> None:
-        """Makes one for a `log_format` of the services' settings."""
+        """`log_format`: as in the services' settings."""
         self._log_format = log_format
         self._out = _LastingConsole(highlight=False)
         self._err = _LastingConsole(stderr=True, highlight=False, soft_wrap=True)
-        self._live = ""  # what stands on the live line now
+        self._live = ""  # text of the live line
 
     @property
     def has_live_line(self) -> bool:
-        """Whether there is a terminal to show one on."""
+        """True if standard error is a terminal."""
         return self._err.is_terminal and not self._err.is_dumb_terminal
 
     def say(self, message: str) -> None:
-        """Says a line, above the live one."""
+        """Prints a line above the live one."""
         self._guarded(lambda: self._print(self._err, f"quire: {message}"))
 
     def greet(self, headline: str, lines: list[tuple[str, str]]) -> None:
-        """Shows the greeting: a headline, then names with values."""
+        """Prints the greeting: a headline, then names with values."""
 
         def show() -> None:
             self._clear()
@@ -68,7 +68,7 @@ class Announcer:
         self._live = text
 
     def echo(self, line: str) -> None:
-        """Passes on a line of a service's log: as a line to read on a terminal, unless JSON was asked for."""
+        """Prints a line of a service's log; on a terminal in readable form, unless JSON was asked for."""
 
         def write() -> None:
             self._clear()
@@ -99,7 +99,7 @@ class Announcer:
 
 
 def _forget(stream: object) -> None:
-    """Leads a stream that cannot be written nowhere, or its rest would make the interpreter's end fail."""
+    """Redirects a broken stream to the null device, so that flushing it at exit does not fail."""
     try:
         stream.flush()  # type: ignore[attr-defined]
     except (OSError, ValueError):

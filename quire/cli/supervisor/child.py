@@ -1,8 +1,8 @@
-"""One supervised service: started, its end seen, started again, ended with everything that it had started.
+"""One supervised service: starts it, watches it, restarts it, and ends it with all its processes.
 
-What had been ready is started again at once, however often it is killed; what fails at its start is tried again less
-and less often, and not at all if it refuses its configuration. Its log goes straight to a file, so that it can log
-even when the supervisor is gone; how far its start is, it tells on a pipe. Knows nothing else of what it runs.
+A service that was ready is restarted at once, however often it is killed. One that fails at its start is retried with
+growing delays, and not at all if it refuses its configuration. Its log goes straight to a file, so that it can log
+without the supervisor; it reports its start on a pipe. Knows nothing else of the service.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from quire.exit_code import EXIT_CONFIGURATION
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
-READY_S = 1.0  # what was ready for so long did not fail at its start
+READY_S = 1.0  # a service that was ready for this long did not fail at its start
 MAX_FAILED_STARTS = 5
-KILLED_S = 5.0  # by then what was killed is gone, unless the kernel holds it
+KILLED_S = 5.0  # after this a killed process is gone, unless the kernel holds it
 
 
 class StartFailedError(Exception):
-    """A service does not start, and trying again will not help. The message is its own reason."""
+    """A service does not start, and a retry will not help. The message is the service's own reason."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class StartFailedError(Exception):
 
 
 class Child:
-    """A service under supervision. Its process is in a group of its own, so that Ctrl-C reaches us alone."""
+    """A service under supervision, in a process group of its own, so that Ctrl-C reaches only the supervisor."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Child:
         on_status: Callable[[dict[str, Any]], None] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Makes what `supervise` starts.
+        """Describe the service that `supervise` starts.
 
         Args:
-            name: as it is called in messages.
-            command: what to run; it is also told its log file and the pipe for its status.
-            log: file for all that it says.
-            inherited_fds: descriptors that it keeps.
-            on_restart: told each time why it is started again.
-            ready_event: what it tells once it can do its work.
-            on_status: told all that it tells, and {"started": True} at each start.
-            environment: its variables, where they are not ours.
+            name: its name in messages.
+            command: the command to run; flags for the log file and the status pipe are added.
+            log: file for all of its output.
+            inherited_fds: descriptors that it inherits.
+            on_restart: receives the reason of each restart.
+            ready_event: the event that it reports once it can work.
+            on_status: receives each of its reports, and {"started": True} at each start.
+            environment: its variables; None: the supervisor's.
         """
         self.name = name
         self.log = ServiceLog(log)
@@ -71,18 +71,18 @@ class Child:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._is_ending = False
-        self._events: dict[str, float] = {}  # what it has told since its last start, and when
+        self._events: dict[str, float] = {}  # times of the events that it has reported since its last start
         self._has_been_ready = False
 
     async def supervise(self, was_ready: Callable[[], bool]) -> None:
-        """Keeps it running until `end`.
+        """Keep the service running until `end`.
 
         Args:
-            was_ready: whether the whole has ever worked; until then a failure to start is raised.
+            was_ready: returns True once the deployment has worked; until then a failure to start is raised.
 
         Raises:
-            StartFailedError: it refused its configuration before it was ever ready, or failed again and again before
-                anything worked.
+            StartFailedError: the service refused its configuration before it was ever ready, or failed again and again
+                before the deployment worked.
         """
         backoff_s, num_failures = FIRST_BACKOFF_S, 0
         while not self._is_ending:
@@ -100,7 +100,7 @@ class Child:
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
     async def end(self, timeout_s: float) -> None:
-        """SIGTERM, and SIGKILL to what is still there after `timeout_s`. Never raises for a process that is gone."""
+        """Send SIGTERM, and SIGKILL to what is left after `timeout_s`. Never raises for a process that is gone."""
         self._is_ending = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -116,17 +116,17 @@ class Child:
                 self.kill()
 
     def has_said(self, event: str) -> bool:
-        """Whether it has told the event since its last start."""
+        """True if the service has reported the event since its last start."""
         return event in self._events
 
     def kill(self) -> None:
-        """SIGKILL to it and to all that it has started, for who cannot wait."""
+        """Send SIGKILL to the service and to all processes that it started, without waiting."""
         self._is_ending = True
         if self._process is not None and self._process.returncode is None:
             _kill_group(self._process.pid)
 
     async def _run_once(self) -> int | OSError:
-        """Starts it and waits for its end: its exit code, or why it could not be started."""
+        """Start the service and wait for its end: its exit code, or the error that kept it from starting."""
         try:
             status = StatusPipe()
         except OSError as error:
@@ -149,11 +149,11 @@ class Child:
         self._tell({"started": True})
         reading = asyncio.create_task(status.read(self._tell))
         try:
-            if self._is_ending:  # told to end while it was being started
+            if self._is_ending:  # `end` was called during the start
                 process.terminate()
             return await process.wait()
         finally:
-            _kill_group(process.pid)  # what it had started, such as a compiler
+            _kill_group(process.pid)  # processes that it had started, such as a compiler
             await status.end(reading)
 
     def _tell(self, said: dict[str, Any]) -> None:
@@ -177,12 +177,12 @@ class Child:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Runs a module of ours; -P, so that a folder of the same name where the user stands is not taken for it."""
+    """The command that runs a module of ours; -P keeps a folder of that name in the working directory out."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def _kill_group(pid: int) -> None:
-    """Ends what is left of a process group, if anything is."""
+    """Kills the remaining processes of a group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

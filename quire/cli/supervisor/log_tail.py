@@ -1,4 +1,4 @@
-"""Log files passed on as they grow, for `quire serve --verbose`."""
+"""Follows log files as they grow, for `quire serve --verbose`."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ POLL_S = 0.1
 
 
 async def echo_logs(paths: Sequence[Path], echo: Callable[[str], None]) -> None:
-    """Hands on every whole line that is appended from now on; ends when cancelled."""
+    """Pass on every complete line that is appended from now on; ends when cancelled."""
     tails = [_Tail(path) for path in paths]
     while True:
         for tail in tails:
@@ -19,7 +19,7 @@ async def echo_logs(paths: Sequence[Path], echo: Callable[[str], None]) -> None:
 
 
 class _Tail:
-    """Where in a file one has read; the file may be set aside as NAME.1, and another one begun under its name."""
+    """Reading position in a log file that may be rotated to NAME.1."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class _Tail:
                     lines = self._read(rest)
                 self._inode, self._place = inode, 0
             return [*lines, *self._read(self._path)]
-        except OSError:  # not there yet, or not for us
+        except OSError:  # not created yet, or not readable
             return []
 
     def _read(self, path: Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""Lets a worker's checks look at model and options, in a process of their own, before anything else is started.
+"""Runs a worker's checks of model and options in a process of their own, before anything else is started.
 
-What a damaged model folder does to a library, a crash or a loop without end, is done to that process alone.
+A damaged model folder that crashes a library, or makes it loop for ever, affects only that process.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from quire.exit_code import EXIT_CONFIGURATION
 from quire.typed_names import as_typed
 from quire.worker_settings import WorkerSettings
 
-LIMIT_S = 60.0  # a sound folder takes a tenth of a second; one of many files on a slow disk a few
+LIMIT_S = 60.0  # a good folder takes 0.1 s; one of many files on a slow disk a few seconds
 _CHECKED = (
     "model", "generation_config", "device", "runner", "dtype", "kv_dtype", "weight_dtype", "kernels",
     "block_size", "num_blocks", "kv_memory_bytes", "max_model_len",
@@ -27,9 +27,9 @@ async def check_model(
     limit_s: float = LIMIT_S,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Raises StartFailedError with a sentence if a worker could not serve the model with these settings.
+    """Raises StartFailedError with one sentence if a worker cannot serve the model with these settings.
 
-    `names`: how whoever set them called them, by field.
+    `names`: names under which the settings were given, by field.
     """
     values = json.dumps({name: getattr(settings, name) for name in _CHECKED})
     checking = await asyncio.create_subprocess_exec(
@@ -45,7 +45,7 @@ async def check_model(
             _, said = await checking.communicate()
     except TimeoutError:
         raise StartFailedError(
-            f"the check of {settings.model} did not end within {limit_s:g} s: see that its disk answers, or download "
+            f"the check of {settings.model} did not end within {limit_s:g} s: check that its disk works, or download "
             "the checkpoint again",
             EXIT_CONFIGURATION,
         ) from None
@@ -65,4 +65,4 @@ async def check_model(
 
 def _last_line(said: bytes) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

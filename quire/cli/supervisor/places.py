@@ -1,4 +1,4 @@
-"""Addresses: the port to serve on, how to dial it, and whether a store at a URL is there. Plain sockets only."""
+"""Addresses: chooses the port to serve on, tells how to dial it, and probes a store's URL. Plain sockets only."""
 
 import asyncio
 import socket
@@ -12,13 +12,13 @@ _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 
 
 class PlaceError(Exception):
-    """An address cannot be used; the message says what to do."""
+    """An address cannot be used; the message has the reason and what to do."""
 
 
 def settle_listen(listen: str) -> str:
-    """The address with a port that was free a moment ago; port 0 becomes a real one. Raises PlaceError.
+    """The address with a free port; port 0 becomes a real one. Raises PlaceError.
 
-    The scheduler binds it again at each start, so it has to be known before.
+    The port must be known before the scheduler starts, which binds it again at each restart.
     """
     host, _, port = listen.rpartition(":")
     try:
@@ -40,9 +40,9 @@ def settle_listen(listen: str) -> str:
 
 
 def settle_next(listen: str) -> str:
-    """An address for one more server beside one that listens: the next port, or any if that is taken.
+    """An address for a second server: the next port, or any free one if that is taken.
 
-    The next one where it can be, so that whoever knows both knows them after a restart as well. Raises PlaceError.
+    The next port keeps both addresses the same after a restart. Raises PlaceError.
     """
     host, _, port = listen.rpartition(":")
     try:
@@ -52,20 +52,20 @@ def settle_next(listen: str) -> str:
 
 
 def dialled(listen: str) -> str:
-    """The address at which this machine reaches what listens there."""
+    """The address to dial from this machine for a server that listens there."""
     host, _, port = listen.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"
 
 
 async def probe_store(url: str) -> None:
-    """Raises PlaceError if nothing listens at a store's URL, or something that is no store.
+    """Raises PlaceError if no store listens at the URL.
 
-    An answer in the protocol is enough: what a store says against us, it says better to the scheduler.
+    Any answer in the Redis protocol is enough: the scheduler reports errors such as a wrong password better.
     """
     try:
         parts = urlsplit(url)
         port = parts.port or REDIS_PORT
-    except ValueError:  # its message has a part of what may be a password
+    except ValueError:  # its message may contain a part of a password
         why = "it has no valid port; write / ? # and @ of a password as %2F %3F %23 %40"
         raise _no_store(url, "cannot be used", why) from None
     try:
@@ -91,6 +91,6 @@ async def _speaks_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 def _no_store(url: str, what: str, why: str) -> PlaceError:
     return PlaceError(
-        f"the store at {without_passwords(url)} {what} ({why}); start one there, or leave out the URL to use the "
+        f"the store at {without_passwords(url)} {what} ({why}); start one there, or leave the URL out to use the "
         "embedded one"
     )

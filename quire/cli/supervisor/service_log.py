@@ -1,4 +1,4 @@
-"""The log file of one service: what it has said since its last start, as far as that is still in the file."""
+"""The log file of one service, and its output since its last start, as far as the file still has it."""
 
 import os
 from pathlib import Path
@@ -8,9 +8,9 @@ TAIL_BYTES = 8192
 
 
 class ServiceLog:
-    """The file outlives the service's starts; this knows where in it the last one began.
+    """A log file that is kept across restarts, and the position where the last start began.
 
-    The service sets its file aside when it has grown, and begins another one under its name.
+    The service rotates the file when it has grown.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,7 +19,7 @@ class ServiceLog:
         self._file = (0, 0)  # device and inode
 
     def begin(self) -> BinaryIO:
-        """The file to write to, from a new start on; the caller closes it. Raises OSError."""
+        """Open the file for a new start; the caller closes it. Raises OSError."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")  # noqa: SIM115
         self._start = log.seek(0, os.SEEK_END)
@@ -27,12 +27,12 @@ class ServiceLog:
         return log
 
     def last_line(self) -> str:
-        """What was said last since the start."""
+        """The last line since the start."""
         lines = self._last_lines()
-        return lines[-1].strip() if lines else "it said nothing"
+        return lines[-1].strip() if lines else "it printed nothing"
 
     def _last_lines(self) -> list[str]:
-        """The end of what was said since the start."""
+        """The last lines since the start."""
         try:
             with self.path.open("rb") as log:
                 start = self._start if _identity(log) == self._file else 0

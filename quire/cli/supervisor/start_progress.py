@@ -1,6 +1,6 @@
-"""The start of a deployment as it is shown: on a terminal a live line, elsewhere a line for each phase.
+"""Shows the progress of a start: on a terminal a live line, elsewhere a line for each phase.
 
-Takes what the services tell until the greeting; later they log, and nobody needs to hear it.
+Receives the services' reports until the greeting; later reports are only in their logs.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.start_view import StartView
 
 REFRESH_S = 0.2
-_IN_MEMORY = "NOT DURABLE: the journal is in memory"  # what the greeting says of that store anyway
+_IN_MEMORY = "NOT DURABLE: the journal is in memory"  # a warning that the greeting repeats anyway
 
 
 class StartProgress:
@@ -24,7 +24,7 @@ class StartProgress:
         self._said: set[str] = set()
 
     def tell(self, name: str, said: dict[str, Any]) -> None:
-        """Takes what a service tells: see `common.status`, whose reader this is."""
+        """Handle a report of a service, as `common.status` writes it."""
         if not self._is_open:
             return
         if said.get("started"):
@@ -38,17 +38,17 @@ class StartProgress:
             self._warning(name, warning, said.get("reason"))
 
     def forget(self, name: str) -> None:
-        """Leaves out a service that has done its part."""
+        """Drop a service that is ready."""
         self.view.drop(name)
 
     async def show(self) -> None:
-        """Keeps the live line until `close`."""
+        """Update the live line until `close`."""
         while self._is_open:
             self._announcer.show(self.view.line(self._elapsed_s()))
             await asyncio.sleep(REFRESH_S)
 
     def close(self) -> None:
-        """Shows nothing any more."""
+        """Remove the live line, and ignore later reports."""
         self._is_open = False
         self._announcer.show("")
 
@@ -58,7 +58,7 @@ class StartProgress:
             self._announcer.say(f"{self._elapsed_s():.1f} s: {name} {changed}")
 
     def _warning(self, name: str, warning: str, reason: object) -> None:
-        """Keeps for the greeting what stays true; says at once what is why there is no greeting yet."""
+        """Keep lasting warnings for the greeting; print at once those that explain why it is not there yet."""
         text = warning if reason is None else f"{warning}: {reason}"
         is_scheduler = name.startswith("scheduler")
         if (is_scheduler and reason is not None) or self.view.is_ready(name):

@@ -1,13 +1,13 @@
-"""How far each service's start is, as a person reads it: a phase, the seconds since the start, and what to know.
+"""The progress of each service's start as text: its phase, warnings, notices, and the seconds since the start.
 
-A function of what the services tell; it knows no process and no terminal.
+Built only from the services' reports; knows no process and no terminal.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-# How the services call their phases, and what a person is told; other phases are named as they are.
+# Phases of the services, and the text shown for each; other phases are shown as they are.
 PHASES = {
     "checkpoint": "checking",
     "compiling": "compiling kernels (only the first time)",
@@ -27,17 +27,17 @@ class _Service:
 
 
 class StartView:
-    """The services of one start, in the order in which they were named."""
+    """The services of one start, in order of their first report."""
 
     def __init__(self) -> None:
         self._services: dict[str, _Service] = {}
 
     def begin(self, name: str) -> None:
-        """A service is started, or started again: what it said before no longer counts."""
+        """Reset a service that is started or restarted."""
         self._services[name] = _Service()
 
     def tell(self, name: str, phase: str, part: float | None = None) -> str | None:
-        """Takes note of a phase. Returns it as a person reads it if it is another one than before."""
+        """Set the phase of a service. Returns its text if it changed."""
         service = self._services.setdefault(name, _Service())
         shown = PHASES.get(phase, phase)
         is_new = shown != service.phase
@@ -45,22 +45,22 @@ class StartView:
         return shown if is_new else None
 
     def warn(self, name: str, warning: str) -> None:
-        """Keeps a warning for the greeting."""
+        """Add a warning for the greeting."""
         _add(self._services.setdefault(name, _Service()).warnings, warning)
 
     def note(self, name: str, about: str, notice: str) -> None:
-        """Keeps a notice, such as a choice that was made and why, for the greeting."""
+        """Add a notice for the greeting, such as a choice and its reason."""
         self._services.setdefault(name, _Service()).notices[about] = notice
 
     def drop(self, name: str) -> None:
-        """Leaves out a service."""
+        """Remove a service."""
         self._services.pop(name, None)
 
     def is_ready(self, name: str) -> bool:
         return name in self._services and self._services[name].phase == READY
 
     def line(self, elapsed_s: float) -> str:
-        """All services in one line, those that are ready last."""
+        """One line for the services; those that are ready come last."""
         parts = []
         for name, service in sorted(self._services.items(), key=lambda each: each[1].phase == READY):
             percent = f" {service.part:.0%}" if service.part is not None else ""
@@ -72,7 +72,7 @@ class StartView:
         return self._told(lambda service: service.warnings)
 
     def notices(self) -> list[tuple[str, str]]:
-        """Each notice once, as the warnings, with what it is about."""
+        """Each notice once, as the warnings, with its subject."""
         names = dict.fromkeys(about for service in self._services.values() for about in service.notices)
         return [(about, text) for about in names for text in self._told(partial(_notices_about, about))]
 

@@ -1,4 +1,4 @@
-"""The pipe on which a service tells how far its start is: the reading end, and what is made of its lines."""
+"""The pipe on which a service reports its start: the reading end, and the parser of its lines."""
 
 import asyncio
 import json
@@ -11,15 +11,15 @@ _LAST_WORDS_S = 1.0
 
 
 class StatusPipe:
-    """One pipe for one start of a service: `theirs` is for it to inherit, `read` reads ours."""
+    """A pipe for one start of a service: the service inherits `theirs`, `read` reads our end."""
 
     def __init__(self) -> None:
-        """Raises OSError if there are no descriptors left."""
+        """Open the pipe. Raises OSError if there are no descriptors left."""
         self._ours, self.theirs = os.pipe()
         self._is_theirs_open = True
 
     async def read(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Hands on each object that is told, until the service has ended. Lines that are none are passed over."""
+        """Pass on each object until the service has ended. Lines that are no object are ignored."""
         self._close_theirs()
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -35,12 +35,12 @@ class StatusPipe:
             transport.close()
 
     async def end(self, reading: "asyncio.Task[None]") -> None:
-        """Waits a moment for the last words of a service that has ended."""
+        """Wait briefly for the last lines of a service that has ended."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reading, _LAST_WORDS_S)
 
     def close(self) -> None:
-        """Closes both ends of a pipe that nobody was given."""
+        """Close both ends of a pipe that no process inherited."""
         self._close_theirs()
         os.close(self._ours)
 
@@ -51,7 +51,7 @@ class StatusPipe:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; one that is too long is cut up."""
+    """The next line; one that is too long comes in parts."""
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

