@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def smoke(engine: Engine, model: Path) -> None:
-    """Everything on one engine."""
+    """Run the whole smoke test on one engine."""
     began_s = time.monotonic()
     stack = Stack(engine, {**prepare(engine), **SMALL_WORKERS, "MODEL": str(model)})
     say("building the images")
@@ -187,7 +187,7 @@ def stop(stack: Stack) -> None:
 
 
 def show_logs(stack: Stack) -> None:
-    """What the services last said, for whoever looks for the cause."""
+    """Print the last log lines of the services, to show the cause."""
     for container in stack.containers():
         lines = stack.logs(container).splitlines()[-15:]
         say(f"--- {container.name}, exit code {stack.exit_code(container)}\n" + "\n".join(lines))

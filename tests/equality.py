@@ -1,4 +1,4 @@
-"""What "equal outputs" means in this project: equal tokens up to the first near tie of the reference.
+"""Meaning of "equal outputs" in this project: equal tokens up to the first near tie of the reference.
 
 Matrix products give a row slightly different bits in different batch shapes, so two right runs may part where the
 reference's best two tokens are closer than `NEAR_TIE`. Such a sequence is cut there; cuts are counted, and must be
@@ -14,7 +14,7 @@ MAX_CUT_FRACTION = 0.01  # of sequences
 
 @dataclass(frozen=True, slots=True)
 class EqualityReport:
-    """How much was compared."""
+    """Report of the sequences and tokens that were compared."""
 
     num_sequences: int
     num_tokens: int  # compared and found equal
@@ -25,7 +25,7 @@ class EqualityReport:
 
 
 def comparable_length(margins: Sequence[float], near_tie: float = NEAR_TIE) -> int:
-    """How many tokens of a sequence count: those before its first near tie."""
+    """Number of a sequence's tokens that count: those before its first near tie."""
     return next((position for position, margin in enumerate(margins) if margin < near_tie), len(margins))
 
 

@@ -24,7 +24,7 @@ class Frame:
 
 
 def frames_of(piece: bytes) -> Iterator[Frame]:
-    """All that are whole, of a piece that begins with one."""
+    """Parse the complete frames of a piece that begins with one."""
     start = len(PREFACE) if piece.startswith(PREFACE) else 0
     while start + _HEAD_BYTES <= len(piece):
         behind = start + _HEAD_BYTES + int.from_bytes(piece[start : start + 3], "big")

@@ -39,7 +39,7 @@ class HostileAnswer:
 
 
 def hostile_answers() -> list[HostileAnswer]:
-    """All kinds, in an order that does not change."""
+    """List all kinds, in a fixed order."""
     return [*_of_raw_bytes(), *_of_fields(pb.StepResponse.DESCRIPTOR, "", lambda response: [response])]
 
 

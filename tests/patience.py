@@ -1,4 +1,4 @@
-"""How much longer things take now than on an idle machine: measured once in each test process, for its time limits.
+"""Slowness of this machine against an idle one: measured once in each test process, for its time limits.
 
 A limit is there to end what would never end by itself. So it may be long, and must not be what decides between right
 and wrong on a machine that is slow or has other things to do.

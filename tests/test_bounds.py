@@ -117,7 +117,7 @@ def test_unknown_fields_are_dropped_at_every_depth(request_name: str) -> None:
 
 
 def _with_unknown(message: Message, rng: random.Random) -> bytes:
-    """Its bytes with an unknown field in it and in each message that it may have."""
+    """Encode a message with an unknown field in it and in each message that it may have."""
     data = UNKNOWN
     descriptor: Any = message.DESCRIPTOR
     for each in descriptor.fields:

@@ -1,4 +1,4 @@
-"""What a process really loads: each service has what it owns and nothing of what it must never touch."""
+"""Modules that a process really loads: each service's own, and none that it must never import."""
 
 import ast
 import json

@@ -167,7 +167,7 @@ async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None
 
 
 class Panic(BaseException):
-    """As of a library in Rust."""
+    """Exception like that of a panic in a Rust library."""
 
 
 async def panic(request: bytes, context: Any) -> bytes:

@@ -80,7 +80,7 @@ class ValkeyProcess:
             return connection.recv(1 << 20)
 
     def num_calls(self, command: str) -> int:
-        """How often the server has executed a command since its start."""
+        """Number of times that the server has executed a command since its start."""
         for line in self.command("INFO", "commandstats").decode().splitlines():
             if line.startswith(f"cmdstat_{command.lower()}:calls="):
                 return int(line.partition("=")[2].partition(",")[0])

@@ -15,7 +15,7 @@ LENGTHS = [Lengths(5, 40), Lengths(33, 30), Lengths(16, 25), Lengths(70, 1)]
 
 
 def search(num_blocks: int, temperature: float = 1.0) -> tuple[SaturatedPool, BeamDecoding]:
-    """All requests, to their end."""
+    """Run all requests to their end."""
     config = PoolConfig(num_blocks=num_blocks, max_num_seqs=16)
     decoding = BeamDecoding(MODEL, 3, config, temperature=temperature)
     pool = SaturatedPool(config, decoding.groups(LENGTHS), decoding)

@@ -1,4 +1,4 @@
-"""What the measurement of block moves runs, in small, and what it concludes."""
+"""Runs of the block-move benchmark in small, and its conclusions."""
 
 import xml.etree.ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""Whether blocks that sharing saves are counted right, by hand and by a formula."""
+"""Counts of the blocks that sharing saves, by hand and by a formula."""
 
 import pytest
 

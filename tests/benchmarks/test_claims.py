@@ -19,7 +19,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_of_this_code(name: str) -> bool:
-    """Nothing that the result measured has changed since its commit."""
+    """True if nothing that the result measured has changed since its commit."""
     document = json.loads((RESULTS / name).read_text())
     commit = str(document["commit"])
     if commit.endswith("-dirty"):

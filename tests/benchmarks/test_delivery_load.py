@@ -1,4 +1,4 @@
-"""How late tokens are, from what was made and what was read, on made-up moments."""
+"""Lag of tokens, from the times they were made and read, on made-up moments."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def made(num_steps: int) -> list[WorkerMoments]:
 
 
 def received(lags_ms: list[float]) -> Received:
-    """Of each step, one token at once and the other later."""
+    """Receive one token of each step at once and the other later."""
     read = Received()
     for n, lag_ms in enumerate(lags_ms, start=1):
         read.at_ns.extend((10 * n * MS, int((10 * n + lag_ms) * MS)))

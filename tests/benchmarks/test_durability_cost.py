@@ -1,4 +1,4 @@
-"""What the benchmark of durability makes of its rounds."""
+"""Summary of the durability benchmark's rounds."""
 
 import pytest
 

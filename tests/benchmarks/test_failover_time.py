@@ -1,4 +1,4 @@
-"""What the benchmark of failover makes of moments."""
+"""Summary of the failover benchmark's moments."""
 
 import pytest
 

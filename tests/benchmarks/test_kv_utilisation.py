@@ -1,4 +1,4 @@
-"""Where the slots of a pool are, on made-up figures and in a small full pool."""
+"""Use of a pool's slots, on made-up figures and in a small full pool."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether drawn lengths are those of the histograms."""
+"""Drawn lengths against the histograms."""
 
 import json
 import math

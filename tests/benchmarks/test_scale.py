@@ -1,4 +1,4 @@
-"""How costs grow: a very small run of real processes, and what is made of rows."""
+"""Growth of costs: a very small run of real processes, and its summary."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the measurement of decisions runs, what it concludes, and its plot."""
+"""Runs, conclusions and plot of the decision benchmark."""
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace

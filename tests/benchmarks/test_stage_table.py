@@ -1,4 +1,4 @@
-"""What is made of spans: sums by iteration, what no execution hides, and their way through a file."""
+"""Sums of spans by iteration, the part that no execution hides, and their way through a file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What follows from the moments of steps, on made-up moments."""
+"""Figures derived from the moments of steps, on made-up moments."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the measurement of swap against recompute runs, in small, and what it concludes."""
+"""Runs of the swap-or-recompute benchmark in small, and its conclusions."""
 
 import xml.etree.ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""What the clients of a chaos run ask for: requests of every kind on the demo model, the same for the same seed.
+"""Requests of a chaos run's clients: every kind on the demo model, the same for the same seed.
 
 Kinds: greedy, sampled with a seed, four samples, the best two of four, beams, stop strings; some with
 log-probabilities. Knows no client and no server.
@@ -30,12 +30,12 @@ class ChaosAsk(Ask):
 
     @property
     def streams(self) -> bool:
-        """Whether its tokens come as they are made; of beams and ranked samples most come at the end."""
+        """True if tokens are sent as they are made; most tokens of beams and ranked samples are sent at the end."""
         return self.beam_width is None and self.best_of is None
 
 
 def chaos_asks(seed: int, number: int, min_tokens: int, max_tokens: int) -> list[ChaosAsk]:
-    """So many requests; each asks for a number of tokens between the two, and gets fewer only by a stop string."""
+    """Draw requests; each asks for a number of tokens between the two, and gets fewer only by a stop string."""
     rng = random.Random(seed)
     return [
         _of_chaos(index, ask, rng.randint(min_tokens, max_tokens))

@@ -21,7 +21,7 @@ Strike = Callable[[Deployment], Awaitable[None]]
 
 
 async def kill_scheduler(deployment: Deployment) -> None:
-    """It is started again at once."""
+    """Kill the scheduler; it is started again at once."""
     deployment.scheduler.kill()
     await deployment.begin_scheduler()
 
@@ -34,7 +34,7 @@ async def kill_worker(deployment: Deployment, name: str) -> None:
 
 
 async def kill_store(deployment: Deployment) -> None:
-    """It is started again on its files at once."""
+    """Kill the store; it is started again on its files at once."""
     deployment.store.kill()
     await asyncio.to_thread(deployment.store.start)
 

@@ -1,4 +1,4 @@
-"""All scenarios, in the order of the fault matrix."""
+"""Scenarios in the order of the fault matrix."""
 
 from tests.chaos import (
     client_faults,

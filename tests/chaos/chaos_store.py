@@ -24,7 +24,7 @@ class ChaosStore(ValkeyProcess):
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """Folder of its files."""
         return self._folder
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ MAX_REASONS = 20
 
 
 class MarginSource(Protocol):
-    """How sure the model is."""
+    """Source of the model's margins, which tell near ties."""
 
     def of_sample(self, ask: ChaosAsk, index: int, output: Sequence[int]) -> list[float]: ...
 
@@ -53,7 +53,7 @@ class DemoMargins:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the histories of a scenario come to. Every count but the first two and the cuts should be zero."""
+    """Counts over the histories of a scenario. Each but the first two and the cuts should be zero."""
 
     sent: int = 0
     accepted: int = 0
@@ -80,7 +80,7 @@ class Reference:
     margins: MarginSource
 
     def judge(self, requests: Iterable[Told]) -> Verdict:
-        """Of all requests."""
+        """Judge all requests."""
         verdict = Verdict()
         for told in requests:
             verdict.sent += 1
@@ -151,7 +151,7 @@ def _first_difference(reference: Sequence[int], found: Sequence[int], length: in
 
 
 def _wrong_logprobs(told: Told, sample: quire.Sample, length: int) -> int:
-    """How many of the first `length` tokens have another log-probability than in the reference."""
+    """Count the first `length` tokens whose log-probability differs from the reference."""
     if not sample.logprobs:
         return 0
     found = [each for piece in told.pieces if piece.sample == sample.index for each in piece.logprobs]

@@ -76,7 +76,7 @@ async def they_go_away(stage: Stage) -> Figures:
 
 
 async def _all_cancelled(deployment: Deployment, load: ClientLoad, client: ClientProcess, gone_s: float) -> float:
-    """When the last of a client's requests was seen to be cancelled. Raises AssertionError if one ends otherwise."""
+    """Time when all requests of a client are seen cancelled. Raises AssertionError if one ends otherwise."""
     load.update()
     mine = [told for told in load.history.requests.values() if told.request_id.startswith(f"{client.name}-")]
     waiting = {told.request_id for told in mine if told.ended_s is None and told.accepted_s is not None}
@@ -216,7 +216,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def p99(gaps: list[list[float]]) -> float:
-    """Of all together."""
+    """Compute p99 over all gaps together."""
     return percentile([gap for each in gaps for gap in each], 99)
 
 

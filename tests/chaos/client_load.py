@@ -41,7 +41,7 @@ class ClientProcess:
             )
 
     def stop_asking(self) -> None:
-        """It ends when what runs has ended."""
+        """Submit no more requests; end when the running ones have ended."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
 
@@ -139,7 +139,7 @@ class ClientLoad:
         )
 
     async def first_token_after(self, at_s: float) -> float:
-        """When the first token came after a moment."""
+        """Time of the first token after a moment."""
         await self.until(lambda: self._first_after(at_s) is not None, "a token after the fault")
         first = self._first_after(at_s)
         assert first is not None
@@ -152,7 +152,7 @@ class ClientLoad:
         return [told for told in live if self.asks[told.ask].streams and told.request_id.startswith(prefix)]
 
     async def all_went_on_after(self, at_s: float, client: ClientProcess | None = None) -> float:
-        """When the last of the requests that streamed at a moment had its next token, or its end."""
+        """Time at which the last request that streamed at a moment had its next token, or its end."""
         self.update()
         live = self.streaming(client, at_s)
         moments: dict[str, float] = {}

@@ -20,7 +20,7 @@ DEADLINE_TOKENS = 900
 
 
 async def clocks_jump(stage: Stage) -> Figures:
-    """Of leader, standby and workers, one after another, hours ahead, then hours back."""
+    """Set the clocks of leader, standby and workers, one after another, hours ahead, then hours back."""
     pair = await begin_pair(stage, own_clocks=True)
     deployment = pair.deployment
     async with JournalTail(deployment.store.url) as tail:
@@ -84,7 +84,7 @@ async def leaders_clocks_differ(stage: Stage) -> Figures:
 
 
 async def _kill_leader(load: ClientLoad, struck_s: float) -> float:
-    """How long nothing came."""
+    """Kill the leader; return the longest time without a token."""
     return await load.first_token_after(struck_s + ON_ITS_WAY_S) - struck_s
 
 

@@ -44,12 +44,12 @@ class Life:
         return at_s
 
     def logged(self, event: str, after_s: float = 0.0) -> list[dict[str, Any]]:
-        """Its log lines of an event since a moment."""
+        """Read its log lines of an event since a moment."""
         return [line for line in list(self.service.lines) if line.get("event") == event and logged_s(line) >= after_s]
 
 
 class Place:
-    """Where something is served: whoever asks there."""
+    """Place that serves clients."""
 
     def __init__(self, client_address: str) -> None:
         self.client_address = client_address
@@ -71,7 +71,7 @@ class Place:
                 await asyncio.sleep(POLL_S * 10)
 
     async def leaked_blocks(self) -> int:
-        """What is still held or queued, on devices and hosts, once all should have ended and some time has passed."""
+        """Count the blocks still held or queued, on devices and hosts, once all requests should have ended."""
         give_up_s = time.monotonic() + ALL_FREE_S
         async with self.client() as client:
             while True:
@@ -160,7 +160,7 @@ class Deployment(Place):
 
 
 async def logged(life: Life, event: str, after_s: float = 0.0, timeout_s: float = 60.0) -> float:
-    """When a process first logged an event after a moment, by the monotonic clock."""
+    """Wait until a process logs an event after a moment; return that time by the monotonic clock."""
     give_up_s = time.monotonic() + timeout_s
     while not (lines := life.logged(event, after_s)):
         last = "".join(life.service.raw[-8:])
@@ -170,6 +170,6 @@ async def logged(life: Life, event: str, after_s: float = 0.0, timeout_s: float 
 
 
 def logged_s(line: dict[str, Any]) -> float:
-    """When a line was logged, by the monotonic clock."""
+    """Time of a log line, by the monotonic clock."""
     ago_s = time.time() - datetime.fromisoformat(line["timestamp"]).timestamp()
     return time.monotonic() - ago_s

@@ -39,7 +39,7 @@ Strike = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Site:
-    """Everything that can be struck."""
+    """Site of processes and paths that faults can strike."""
 
     stage: Stage
     deployment: Deployment
@@ -88,7 +88,7 @@ class Site:
         await asyncio.sleep(max(0.0, self.flushed_s + RESTATED_S - time.monotonic()))
 
     def strikes(self) -> list[Strike]:
-        """All kinds of fault, on each process and each path."""
+        """List all kinds of fault, on each process and each path."""
         lives = (*self.schedulers, *self.deployment.workers.values())
         paths = (*self.client_paths, *self.step_paths)
         return [
@@ -139,7 +139,7 @@ class Site:
         path.cut()
 
     async def _swallow(self, path: Proxy) -> None:
-        """What is lost is lost, and nobody is told, then or later."""
+        """Drop data of the path without telling either side, then or later."""
         directions: tuple[Direction, ...] = self.stage.rng.choice((("up",), ("down",), ("up", "down")))
         path.swallow(*directions)
         await asyncio.sleep(APART_S)
@@ -207,7 +207,7 @@ class Site:
 
 
 async def make_site(stage: Stage) -> Site:
-    """All processes, with the first scheduler in the lead."""
+    """Start all processes; the first scheduler leads."""
     deployment = stage.own(num_blocks=NUM_BLOCKS)
     addresses = [free_address(), free_address()]
     listens = [free_address() for _ in STANDARD_WORKERS]

@@ -15,7 +15,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one scenario."""
+    """Result of one scenario."""
 
     scenario: Scenario
     figures: Figures | None  # None: it broke off
@@ -72,7 +72,7 @@ without faults.
 
 
 def page(faults: Sequence[dict[str, Any]], campaigns: Sequence[dict[str, Any]], machine: str) -> str:
-    """All of it, for people."""
+    """Render the whole table, for people."""
     return PAGE.format(machine=machine, faults=table(faults), campaigns=table(campaigns))
 
 

@@ -39,7 +39,7 @@ class FaultyRunner:
         self._poisoned: set[int] = set()  # slots
 
     def launch(self, step: Step) -> StepResult | PendingStep:
-        """As the other does, but for the fault."""
+        """Launch a step as the real runner does, except for the fault."""
         self._note_slots(step)
         touched = self._poisoned.intersection(step.rows)
         self._num_steps += bool(step.rows)

@@ -1,4 +1,4 @@
-"""What a client process was told, event by event, as lines of JSON; and the lines read back, by request.
+"""History of a client process, event by event, as lines of JSON; and the lines read back, by request.
 
 Every line has its time by the machine's monotonic clock, which all processes share. A process may be killed while it
 writes: half a line at the end was not told to anybody.
@@ -61,7 +61,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Told:
-    """All that was told of one request, by whichever client."""
+    """Events of one request, told by any client."""
 
     request_id: str
     ask: int

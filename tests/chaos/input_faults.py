@@ -97,7 +97,7 @@ def _channel(deployment: Deployment) -> grpc.aio.Channel:
 
 
 async def _many(number: int, attempt: Callable[[], Awaitable[str | None]]) -> list[str]:
-    """What was odd about the answers to so many attempts, some at once."""
+    """Run attempts, some at once; return their unexpected answers."""
     room = asyncio.Semaphore(CONCURRENT)
 
     async def one() -> str | None:
@@ -187,7 +187,7 @@ async def _first(call: Any) -> None:
 
 
 async def _not_refused(attempt: Callable[[], Awaitable[None]]) -> str | None:
-    """What became of it instead; None if it was refused."""
+    """Describe the outcome of an attempt; None if it was refused."""
     try:
         await attempt()
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""What the journal said of each request, read while it is written, before any of it is trimmed.
+"""Tail of the journal: the entries of each request, read as they are written, before any of them is trimmed.
 
 Follows admissions and tokens; of beams and ranked samples nothing, since what they stream is decided from more.
 """

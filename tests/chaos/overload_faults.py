@@ -176,7 +176,7 @@ async def _silence() -> AsyncIterator[pb.SessionRequest]:
 
 
 def _connect_many(address: str) -> list[socket.socket]:
-    """As many connections as may be begun, up to NUM_IDLE; whether they are taken is the server's matter."""
+    """Begin up to NUM_IDLE connections; the server may take them or not."""
     host, _, port = address.rpartition(":")
     sockets = []
     for _ in range(NUM_IDLE):

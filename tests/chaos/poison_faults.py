@@ -87,7 +87,7 @@ class Keeper:
 
 
 async def _poison(client: quire.AsyncClient, index: int, keeper: Keeper) -> bool:
-    """Whether a request with the poisonous token was failed, and so isolated; if it is not, it is cancelled."""
+    """True if a request with the poisonous token failed, and so was isolated; otherwise it is cancelled."""
     prompt = [*range(10, 40 + index), POISON, 50, 51]
     request = asyncio.create_task(client.generate(prompt, max_tokens=20, temperature=0, request_id=f"poison-{index}"))
     limit = asyncio.create_task(keeper.too_many.wait())

@@ -59,12 +59,12 @@ class Proxy:
         await self._server.wait_closed()
 
     def hold(self, *directions: Direction) -> None:
-        """Nothing passes in these directions, and nobody is told."""
+        """Hold back data in these directions without telling anybody."""
         for direction in directions:
             self._open[direction].clear()
 
     def swallow(self, *directions: Direction) -> None:
-        """What flows in these directions is gone, and so is all that follows it on its connection; nobody is told."""
+        """Drop data in these directions, and everything later on its connection, without telling anybody."""
         self._swallowed |= set(directions)
 
     def delay(self, least_s: float, most_s: float | None = None) -> None:

@@ -32,7 +32,7 @@ async def play(stage: Stage, scenario: Scenario, timeout_s: float) -> Result:
 async def run(
     scenarios: Sequence[Scenario], seed: int, extent: Extent, *, scene_timeout_s: float = SCENE_TIMEOUT_S
 ) -> list[Result]:
-    """All of them, with the same asks."""
+    """Run all scenarios with the same asks."""
     stage = Stage(seed, extent)
     results = []
     try:

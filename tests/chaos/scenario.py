@@ -1,4 +1,4 @@
-"""What a scenario comes to, and what must hold of it, as data. Knows no process."""
+"""Figures of a scenario, and its targets, as data. Knows no process."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """What was measured; None: not a matter of this scenario."""
+    """Figures of a scenario; None: not measured by this scenario."""
 
     sent: int = 0
     accepted: int = 0

@@ -105,7 +105,7 @@ async def everything_is_restarted_in_turn(stage: Stage) -> Figures:
 
 
 async def _ended_unclean(life: Life) -> list[str]:
-    """What a process ended with by SIGTERM, if not in order."""
+    """Describe how a process ended by SIGTERM, if not cleanly."""
     life.send(signal.SIGTERM)
     code = await asyncio.to_thread(life.service.wait)
     return [f"{life.name} ended with {code}: {life.service.raw[-1]}"] if code else []

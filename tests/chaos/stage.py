@@ -1,4 +1,4 @@
-"""Where scenarios are played: deployments that are kept or made, loads, and the verdict on what clients were told."""
+"""Stage of scenarios: deployments that are kept or made, loads, and the verdict on the clients' histories."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ STANDARD_WORKERS = ("worker-0", "worker-1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is asked."""
+    """Size of the load."""
 
     num_asks: int = 28
     min_tokens: int = 60
@@ -180,7 +180,7 @@ class Stage:
         )
 
     async def end_scene(self, *, failed: bool) -> None:
-        """What the scenario made is gone; what it shared is too, if it failed."""
+        """Remove what the scenario made; after a failure, also what it shared."""
         await asyncio.to_thread(self._scene.close)
         await self._proxies.aclose()
         if failed and self._standard is not None:
@@ -188,7 +188,7 @@ class Stage:
             self._standard = None
 
     async def close(self) -> None:
-        """Everything is gone."""
+        """Remove everything."""
         await self.end_scene(failed=True)
 
     async def _make_reference(self, deployment: Deployment) -> None:

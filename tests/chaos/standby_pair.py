@@ -30,7 +30,7 @@ class StandbyPair:
         deployment.worker_scheduler = deployment.client_address = ",".join(self.addresses)
 
     async def begin(self) -> None:
-        """All of them; the first scheduler leads."""
+        """Start all processes; the first scheduler leads."""
         for name in STANDARD_WORKERS:
             self.begin_worker(name)
         for number in range(len(self.addresses)):

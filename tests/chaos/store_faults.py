@@ -179,7 +179,7 @@ def _has_dropped(wire: Proxy, number: int) -> bool:
 
 
 class Trouble:
-    """How a scheduler takes a store that does not write."""
+    """Store trouble, and a scheduler's reaction to it."""
 
     def __init__(self) -> None:
         self.degraded_s: float | None = None  # when it said so

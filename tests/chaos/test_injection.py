@@ -1,4 +1,4 @@
-"""What chaos injects, against processes of its own: a time of day that is set, and connections that stay half-open."""
+"""Injected faults, against processes of its own: a time of day that is set, and connections that stay half-open."""
 
 import asyncio
 import subprocess

@@ -44,7 +44,7 @@ class WallClock:
         self._file.write_bytes(_OFFSET.pack(0))
 
     def set_ahead(self, hours: float) -> None:
-        """So far ahead of the machine's, or behind it, from now on."""
+        """Set the clock ahead of the machine's, or behind it, from now on."""
         self.num_jumps += 1
         with self._file.open("r+b", buffering=0) as file:  # its readers have it mapped
             os.pwrite(file.fileno(), _OFFSET.pack(round(hours * _HOUR_NS)), 0)

@@ -161,7 +161,7 @@ def _message(method: MethodDescriptor, rng: random.Random) -> bytes:
 
 
 class Report(NamedTuple):
-    """What was seen of one service."""
+    """Report on one service."""
 
     answers: dict[str, int]
     undocumented: dict[str, int]
@@ -204,7 +204,7 @@ async def fuzz_worker(num_inputs: int, seed: int) -> Report:
 
 
 async def _resident_later(pid: int, wanted_bytes: float) -> int:
-    """What a process has once it has no more than this, or after a minute."""
+    """Wait until a process has no more than this much memory, or a minute has passed; return its memory."""
     deadline_s = time.monotonic() + 60
     while (num_bytes := resident_bytes(pid)) > wanted_bytes:
         if time.monotonic() > deadline_s:

@@ -43,7 +43,7 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExhaustionReport:
-    """What was seen; times in seconds."""
+    """Report of the attack; times in seconds."""
 
     num_connections: int
     files_at_most: int
@@ -92,7 +92,7 @@ async def exhaust(service: Service, address: str) -> ExhaustionReport:
 
 
 async def _among_idle_streams(client: quire.AsyncClient, address: str, expected: str) -> bool:
-    """Whether a client is served while thousands of sessions say nothing, and while they end."""
+    """True if a client is served while thousands of sessions are idle, and while they end."""
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(address, options=channel_options(PUBLIC_MESSAGE_BYTES))
@@ -111,7 +111,7 @@ async def _ask(client: quire.AsyncClient) -> str:
 
 
 async def _is_refused(address: str) -> bool:
-    """Whether somebody new, on a connection of its own, gets no answer."""
+    """True if a new client, on a connection of its own, gets no answer."""
     options = [*channel_options(PUBLIC_MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
@@ -143,7 +143,7 @@ def _num_files(pid: int) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Of a process: the memory that it really has."""
+    """Resident memory of a process."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 

@@ -19,7 +19,7 @@ def fuzz(num_requests: int, seed: int) -> Iterator[bytes]:
 
 
 def end_soon(request: pb.GenerateRequest, rng: random.Random) -> None:
-    """What is let in should end soon, and want nothing that scripted workers do not compute."""
+    """Limit a request so that it ends soon, and asks for nothing that scripted workers do not compute."""
     if request.output.prompt_logprobs <= 20:  # what is refused stays
         request.output.ClearField("prompt_logprobs")
     if request.stopping.max_tokens > 8 or not request.stopping.HasField("max_tokens"):

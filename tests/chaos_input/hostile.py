@@ -38,7 +38,7 @@ _REFUSALS = {  # a timeout of 1 ms is a valid one, and so is a request_id that a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileReport:
-    """What was seen; times in seconds."""
+    """Report of the attack; times in seconds."""
 
     num_fuzzed: int
     answers: dict[str, int]  # by status code

@@ -23,7 +23,7 @@ _NUM_WARM = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one request."""
+    """Outcome of one request."""
 
     refused: bool
     first_token_s: float  # since it came to the scheduler, which does not count how late we are ourselves
@@ -51,7 +51,7 @@ class OverloadReport:
 
     @property
     def goodput(self) -> float:
-        """Of the peak. Target: at least 0.9."""
+        """Share of the peak goodput. Target: at least 0.9."""
         return self.overload_per_s / self.peak_per_s
 
 

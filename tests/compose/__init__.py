@@ -1,1 +1,1 @@
-"""What `python -m tests.compose_smoke` needs: a container engine, images, the stack of compose.yaml, and load."""
+"""Parts of `python -m tests.compose_smoke`: a container engine, images, the stack of compose.yaml, and load."""

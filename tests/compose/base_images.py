@@ -31,7 +31,7 @@ class BaseImage:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Where this machine's packages come from."""
+    """Archive of this machine's packages."""
 
     suite: str
     mirror: str

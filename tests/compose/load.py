@@ -45,7 +45,7 @@ class Load:
 
     @property
     def num_rounds(self) -> int:
-        """How often every prompt has finished."""
+        """Number of times that every prompt has finished."""
         return min(map(len, self.outputs))
 
     async def add(self, index: int, output: tuple[int, ...]) -> None:
@@ -77,7 +77,7 @@ async def generate(client: quire.AsyncClient, prompt: str, salt: str) -> quire.C
 
 
 async def run_reference(client: quire.AsyncClient) -> Reference:
-    """All prompts at once."""
+    """Complete all prompts at once."""
     done = await asyncio.gather(*(generate(client, prompt, "reference") for prompt in PROMPTS))
     return Reference(
         [each.token_ids for each in done],

@@ -55,7 +55,7 @@ class Stack:
                 raise SmokeError(f"left behind after teardown: {kind} {left}")
 
     def containers(self, service: str | None = None) -> list[Container]:
-        """Those of one service, or all."""
+        """List the containers of one service, or of all."""
         filters = [f"--filter=label={_LABEL}.project={PROJECT}"]
         if service is not None:
             filters.append(f"--filter=label={_LABEL}.service={service}")
@@ -90,7 +90,7 @@ class Stack:
         return bool(self._inspect(container.id)["State"]["Health"]["Status"] == "healthy")
 
     def has_logged(self, container: Container, event: str) -> bool:
-        """Whether the service has written a log line of this event."""
+        """True if the service has logged this event."""
         return f'"event": "{event}"' in self.logs(container)
 
     def logs(self, container: Container) -> str:

@@ -1,4 +1,4 @@
-"""All that the images install, gathered here, so that their build needs no package index.
+"""Wheels that the images install, gathered here, so that their build needs no package index.
 
 The folder is git-ignored by a file of its own, and gathered again when the versions change.
 """
@@ -39,7 +39,7 @@ def gather() -> None:
 
 
 def _requirements() -> list[str]:
-    """Of the images, and of building the distribution itself."""
+    """Requirements of the images, and of building the distribution itself."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
     extras = project["project"]["optional-dependencies"]

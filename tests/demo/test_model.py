@@ -37,7 +37,7 @@ def grammar_words() -> set[str]:
 
 
 def chat_prompt(messages: list[Message]) -> str:
-    """What a server renders: the template alone, in a sandbox."""
+    """Render the prompt as a server does: the template alone, in a sandbox."""
     config = json.loads((FOLDER / "tokenizer_config.json").read_text())
     template = ImmutableSandboxedEnvironment().from_string(config["chat_template"])
     return template.render(messages=messages, add_generation_prompt=True, bos_token=BOS, eos_token=EOS)

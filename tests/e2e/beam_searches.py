@@ -113,7 +113,7 @@ class Searches:
         return self.all[index].request(self._model_eos)
 
     def compare(self, completions: Sequence[quire.Completion]) -> BeamReport:
-        """Of all searches, in their order. Raises AssertionError at the first that differs."""
+        """Compare all searches, in their order. Raises AssertionError at the first that differs."""
         report = BeamReport()
         for reference, completion in zip(self.references, completions, strict=True):
             report += compare_beams(reference, hypotheses(completion))

@@ -1,4 +1,4 @@
-"""What a greedy output must be: at each of its positions the token that `transformers` finds likeliest there.
+"""Reference for greedy outputs: at each position the token that `transformers` finds most likely there.
 
 Each token is judged behind the given ones before it, so an output that is right at every position is the model's own,
 and one forward pass tells.
@@ -16,7 +16,7 @@ from tests.equality import assert_equal_greedy
 def assert_greedy(
     model: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], num_tokens: int
 ) -> None:
-    """All outputs have `num_tokens` and are the model's, near ties cut, printed and rare."""
+    """Assert that all outputs have `num_tokens` and are the model's; near ties are cut, printed and rare."""
     tokens, margins = [], []
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output) == num_tokens

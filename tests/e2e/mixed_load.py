@@ -37,7 +37,7 @@ class MixedLoad:
         return cls(site, Searches(site, searches), prompts, reference_greedy(site.folder, prompts, NUM_TOKENS))
 
     async def run(self, client: quire.AsyncClient, **more: Unpack[GenerateParams]) -> list[quire.Completion]:
-        """All at once, asserted to be what they must be but for the searches, whose answers come back."""
+        """Run all requests at once and check all outputs but the searches', which it returns."""
         drawings = [Drawing(each, NUCLEUS, NUM_TOKENS) for each in self.prompts]
         kinds = product(self.prompts[:2], (NUCLEUS, PENALISED))
         drawings += [Drawing(prompt, sampling, NUM_TOKENS, n=4) for prompt, sampling in kinds]

@@ -48,7 +48,7 @@ class ModelSite:
 
     @asynccontextmanager
     async def client(self, *flags: str, num_workers: int = 1) -> AsyncIterator[quire.AsyncClient]:
-        """Of such a scheduler; when its work is done, nothing of it may be left in memory."""
+        """Open a client of such a scheduler; when it is done, no block may still be held."""
         async with self.scheduler(*flags, num_workers=num_workers), quire.AsyncClient(self.address) as client:
             await client.wait_ready(60)
             yield client

@@ -14,7 +14,7 @@ _PAUSE_S = 0.1
 
 @dataclass(slots=True)
 class PlainRun:
-    """What came of one request so far."""
+    """Run of one request, with its results so far."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -52,7 +52,7 @@ async def _read(channel: grpc.aio.Channel, request: pb.GenerateRequest, run: Pla
 
 
 def _next(error: grpc.aio.AioRpcError, place: str, places: tuple[str, ...]) -> str:
-    """Where to go now. Raises the error if it is final."""
+    """Choose the next place to ask. Raises the error if it is final."""
     others = [each for each in places if each != place]
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return others[0]

@@ -36,7 +36,7 @@ class PoisonedRunner:
 
 
 def contains(token_ids: list[int], part: list[int]) -> bool:
-    """Whether it is in there, one beside the other."""
+    """True if `part` occurs in `token_ids` as one contiguous run."""
     return any(token_ids[i : i + len(part)] == part for i in range(len(token_ids)))
 
 

@@ -1,4 +1,4 @@
-"""What else goes on while requests run: others that come and are given up, and prefixes that are pinned and let go.
+"""Disturbance beside the requests: others that are submitted and cancelled, and prefixes that are pinned and unpinned.
 
 It is there to get in the way; what becomes of it is of no interest, but it must neither change an answer nor leave
 anything behind.

@@ -38,7 +38,7 @@ class Ask:
     logprobs: int | None = None
 
     def params(self) -> GenerateParams:
-        """As the SDK wants it. Every output ends by its length, so that each seed draws as much as it should."""
+        """Build the SDK's parameters. Every output ends by its length, so that each seed draws as much as it should."""
         params = GenerateParams(
             max_tokens=self.max_tokens, temperature=self.temperature, n=self.num_samples, priority=self.priority
         )
@@ -56,7 +56,7 @@ class Ask:
         return params
 
     def num_worst_case_blocks(self, block_size: int) -> int:
-        """That it holds when nothing but the prompt is shared."""
+        """Number of blocks that the request holds when nothing but the prompt is shared."""
         num_shared = len(self.prompt) // block_size
         num_own = -(-(len(self.prompt) + self.max_tokens) // block_size) - num_shared
         return num_shared + num_own * (self.beam_width or self.num_samples)
@@ -64,7 +64,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the requests are like, in tokens."""
+    """Shape of the requests, in tokens."""
 
     vocab_size: int
     prefix_lengths: tuple[int, ...] = (21, 40, 64)  # of the prefixes that many share
@@ -122,7 +122,7 @@ def _tokens(rng: random.Random, length: int, shape: Shape) -> tuple[int, ...]:
 
 
 class Margins:
-    """How far each token was ahead of the second best, as the model alone sees it."""
+    """Margins by which each token was ahead of the second best, by the model alone."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -18,7 +18,7 @@ EXPECTED_WARNING = "NOT DURABLE"  # the journal of these runs is in memory
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it."""
+    """Run with its completions and statistics."""
 
     completions: list[quire.Completion]
     stats: quire.Stats  # once all was free again
@@ -54,7 +54,8 @@ async def run_asks(
     timeout_s: float = 60,
     disturbance_seed: int | None = None,
 ) -> Run:
-    """All at once, under a scheduler with these flags. Nothing may fail, hang, leak or be complained of.
+    """Run all requests at once, under a scheduler with these flags. Nothing may fail, hang, leak or be logged as an
+    error.
 
     With a seed, other things happen beside them.
     """
@@ -86,7 +87,7 @@ def _assert_no_complaint(scheduler: Service) -> None:
 
 
 def _assert_accounts_agree(run: Run) -> None:
-    """What the requests were told adds up to what the workers counted."""
+    """Assert that the requests' counts add up to the workers' counts."""
     memory = [completion.memory for completion in run.completions]
     workers = run.stats.workers
     assert sum(each.copied_blocks for each in memory) == run.copied_blocks
@@ -147,7 +148,7 @@ class Answers:
 
 
 def assert_same_logprobs(sample: quire.Sample, reference: quire.Sample, length: int) -> None:
-    """Of the first `length` tokens, if they were asked for."""
+    """Compare log-probabilities of the first `length` tokens, if they were requested."""
     assert bool(sample.logprobs) == bool(reference.logprobs)
     ours = [each.logprob for each in sample.logprobs[:length]]
     assert ours == pytest.approx([each.logprob for each in reference.logprobs[:length]], abs=1e-4)

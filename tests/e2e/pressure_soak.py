@@ -39,7 +39,7 @@ FAMILIES = ("llama_gqa", "opt", "gpt2", "mistral", "qwen3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What all runs of a round have in common."""
+    """Settings that all runs of a round share."""
 
     model: str
     asks: list[Ask]
@@ -91,7 +91,7 @@ def _round(rng: random.Random, model: str, asks: list[Ask], block_size: int, max
 
 
 def random_flags(rng: random.Random) -> tuple[str, ...]:
-    """Of a scheduler."""
+    """Draw the flags of a scheduler."""
     flags = ["--preemption", rng.choice(["swap", "recompute", "auto"]), "--pipeline-depth", rng.choice(["1", "2", "2"])]
     flags += ["--max-batched-tokens", rng.choice(["5", "17", "48", "512"])]
     flags += rng.choice([[], [], ["--preempt-every", rng.choice(["2", "3", "7"])]])

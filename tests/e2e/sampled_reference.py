@@ -1,4 +1,4 @@
-"""What a sample must be: at each of its positions the token that our noise chooses from the logits of `transformers`.
+"""Reference for samples: at each position the token that our noise chooses from the logits of `transformers`.
 
 The noise and the truncation are the kernels' own, which have tests of their own; the logits are not ours.
 """
@@ -95,14 +95,15 @@ class Drawing:
         return replace(self, sampling=sampling, n=1)
 
     def expected(self, model: Any, sample: quire.Sample) -> ExpectedSample:
-        """Of one of its samples; the noise is that of the place where the sample stands."""
+        """Compute the expected sample; its noise is that of the sample's index."""
         return expected_sample(model, self.prompt, sample.token_ids, self.alone(sample.index).sampling)
 
 
 def assert_drawn(
     model: Any, drawings: Sequence[Drawing], completions: Sequence[quire.Completion]
 ) -> list[ExpectedSample]:
-    """All samples are those that had to be drawn, near ties cut, printed and rare; log-probabilities within 1e-4.
+    """Assert that all samples are the expected ones; near ties are cut, printed and rare; log-probabilities within
+    1e-4.
 
     Returns what was expected of each sample of each drawing, in order.
     """

@@ -1,4 +1,4 @@
-"""What the services answer is what `transformers` answers, however the work is cut up and wherever it runs.
+"""Answers of the services equal those of `transformers`, for any split of the work and on any worker.
 
 One worker stays up over all cases of a model; each case starts a scheduler of its own on the same address, and the
 worker finds it by itself.

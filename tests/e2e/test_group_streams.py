@@ -196,7 +196,7 @@ async def test_a_cancelled_search_gives_the_best_it_has_and_goes_on_from_what_wa
 async def test_cancelled_samples_that_were_to_be_ranked_come_back_ranked(
     site: ModelSite, client: quire.AsyncClient, story: list[int]
 ) -> None:
-    """Nobody sees them before, so another request beside them tells that they run."""
+    """Clients see nothing of such samples before the end, so another request beside them shows that they run."""
     drawing = Drawing(story, DRAWN, ENDLESS, n=4)
     ranked = client.stream(story, **(drawing.request() | {"n": 2, "best_of": 4}))
     witness = client.stream(story, **drawing.request())

@@ -23,7 +23,7 @@ UNIMPLEMENTED, RESOURCE_EXHAUSTED = "12", "8"
 
 
 async def _settled(site: Besieged, before: int) -> None:
-    """Nothing is left of the attack: the neighbour had all its answers, and memory is back within a tenth."""
+    """Wait until the attack has left nothing: the neighbour had all its answers, and memory is back within a tenth."""
     await site.neighbour.until_answered(20)
     assert site.neighbour.failures == []
     assert await site.until_resident_below(1.1 * before) <= 1.1 * before

@@ -1,4 +1,4 @@
-"""What a new user gets wrong: one clear answer each, and everything else keeps running."""
+"""Mistakes of a new user: one clear answer each, and everything else keeps running."""
 
 import asyncio
 import math

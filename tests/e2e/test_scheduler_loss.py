@@ -47,7 +47,7 @@ class Site(ModelSite):
         self.lives.append(self._stack.enter_context(service))
 
     def kill(self) -> None:
-        """It says nothing any more."""
+        """Kill the scheduler without a farewell."""
         self.lives[-1].signal(signal.SIGKILL)
         self.lives[-1].wait()
 

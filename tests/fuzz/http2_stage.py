@@ -38,7 +38,7 @@ NOTHING_MS = 20.0  # of p99: below it a ratio says nothing
 
 
 def attacks(address: str, rng: random.Random) -> list[Callable[[], object]]:
-    """All kinds, with sizes that the seed draws."""
+    """List all kinds of attack, with sizes that the seed draws."""
     method = rng.choice(METHODS)
     return [
         partial(compressed_bomb, address, method, num_bytes=rng.choice((1, 100, 1000)) * MIB),

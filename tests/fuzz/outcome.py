@@ -1,4 +1,4 @@
-"""What came of a stage of the fuzzer, and what must not have. Knows no process."""
+"""Outcome of a stage of the fuzzer, and its faults. Knows no process."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ MOST_SHOWN = 20
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one stage."""
+    """Outcome of one stage."""
 
     name: str
     num_inputs: int = 0

@@ -1,4 +1,4 @@
-"""What hostile clients do to a server of ours: each attack a function that blocks, to be run in a thread of its own.
+"""Attacks of hostile clients on a server of ours: each a blocking function, to be run in a thread of its own.
 
 An attack goes on until its end or until its connection is cut, and returns what it achieved.
 """
@@ -21,7 +21,7 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of an attack over one connection."""
+    """Outcome of an attack over one connection."""
 
     num_calls: int  # that went out
     num_bytes: int  # of messages

@@ -53,7 +53,7 @@ class Neighbour:
                 await asyncio.sleep(_PAUSE_S)
 
     def p99_ms(self) -> float:
-        """Of the answers since `latencies_s` was emptied."""
+        """Compute p99 of the answers since `latencies_s` was emptied."""
         return 1e3 * percentile(self.latencies_s, 99)
 
     async def until_answered(self, number: int) -> None:
@@ -97,7 +97,7 @@ class Besieged:
 async def besieged_scheduler(
     *arguments: str, listen: str = "127.0.0.1:0", tokenizer: worker_pb2.TokenizerFiles | None = None
 ) -> AsyncIterator[Besieged]:
-    """It serves when the context begins, and must be alive and without a traceback when it ends."""
+    """Serve when the context begins; at its end the server must be alive and have logged no traceback."""
     worker = ScriptedWorker(num_blocks=256)
     if tokenizer is not None:
         worker.description.tokenizer.CopyFrom(tokenizer)

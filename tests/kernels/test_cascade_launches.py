@@ -1,4 +1,4 @@
-"""What is assumed of the prefix kernel's configurations is what the compiler makes of them."""
+"""Assumptions about the prefix kernel's configurations, against the compiler's output."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is assumed of decode attention's configurations is what the compiler makes of them."""
+"""Assumptions about decode attention's configurations, against the compiler's output."""
 
 import pytest
 import torch

@@ -19,7 +19,7 @@ def _double(x_ptr: tl.tensor, out_ptr: tl.tensor, stride: tl.tensor, num_rows: t
 
 
 def launches(*calls: tuple[torch.Tensor, int, int]) -> list[RecordedLaunch]:
-    """Of tensors, their strides and numbers of rows."""
+    """Record launches with tensors, strides and numbers of rows."""
     with recorded_launches() as recorder:
         for x, stride, num_rows in calls:
             out = torch.full((8,), 3, dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""What a step reads of its tokens: the torch reference against a plain loop."""
+"""Inputs of a step's tokens: the torch reference against a plain loop."""
 
 import pytest
 import torch

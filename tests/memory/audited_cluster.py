@@ -184,7 +184,7 @@ class AuditedCluster(Cluster):
         self.seen["blocks shared between groups"] += _num_shared_by_groups(worker)
 
     def _check_admissions(self, worker_id: str, fresh: set[SequenceGroup]) -> None:
-        """Nothing new starts before what gave way here, nor before an earlier one that gave way anywhere."""
+        """Assert that no new group starts before one preempted here, nor before an earlier one preempted anywhere."""
         worker, waiting = self.scheduler._places.workers[worker_id], self.scheduler.waiting
         gave_way = [group for group in waiting if group not in waiting._deferred and not _never_ran(group)]
         for group in fresh:
@@ -203,7 +203,7 @@ def _never_ran(group: SequenceGroup) -> bool:
 
 
 def _contents(hash_seed: bytes, token_ids: list[int], block_size: int) -> dict[bytes, list[KV]]:
-    """What the blocks of these tokens must hold, by hash."""
+    """Contents that the blocks of these tokens must hold, by hash."""
     contents = {}
     kv = context_kv(token_ids)
     parent = hashlib.sha256(hash_seed).digest()

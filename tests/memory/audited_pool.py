@@ -23,7 +23,7 @@ class AuditedPool(KVPool):
         self.poison(range(num_blocks), range(num_host_blocks))
 
     def poison(self, blocks: Collection[int], host_blocks: Collection[int] = ()) -> None:
-        """Nobody may read these again before they are written."""
+        """Poison blocks that must be written before they are read again."""
         if blocks:
             self.blocks[list(blocks)] = torch.nan
         if host_blocks:

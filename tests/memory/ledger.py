@@ -16,7 +16,7 @@ from scheduler_svc.core.worker_state import WorkerState
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """What a step holds until it is done."""
+    """Blocks that a step holds until it is done."""
 
     members: set[Sequence]  # with a row or a sample, until they leave the worker
     copy_sources: set[int]
@@ -25,7 +25,7 @@ class _StepInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    """What a sequence had when it was last looked at."""
+    """Blocks that a sequence had when it was last checked."""
 
     worker_id: str
     num_preemptions: int
@@ -34,7 +34,7 @@ class _Holding:
 
 @dataclass(slots=True)
 class _Books:
-    """Of one worker."""
+    """Books of one worker."""
 
     in_flight: deque[_StepInFlight] = field(default_factory=deque)
     pins: dict[str, list[int]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Ledger:
         assert len(copied) == len(plan.copies) // 2, "a sequence copies more than one block"
 
     def _defer(self, sequence: Sequence, held: _Holding) -> None:
-        """Its blocks stay held by the last step in flight that has it, if there is one."""
+        """Leave its blocks with the last step in flight that contains it, if there is one."""
         steps = self._books[held.worker_id].in_flight if held.worker_id in self._books else deque[_StepInFlight]()
         last = next((step for step in reversed(steps) if sequence in step.members), None)
         if last is not None:

@@ -128,7 +128,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.unfinished())
     @rule(rng=rngs, is_whole_group=st.booleans())
     def finish(self, rng: random.Random, is_whole_group: bool) -> None:
-        """Any member, a beam or an idle one too."""
+        """Finish a member or a whole group, beams and idle ones included."""
         sequence = rng.choice(self.cluster.unfinished())
         if is_whole_group:
             self.cluster.finish_group(sequence.group)
@@ -152,12 +152,12 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.cluster.unfinished()) < MAX_UNFINISHED)
     @rule(rng=rngs)
     def flood_the_cache(self, rng: random.Random) -> None:
-        """Something long that nobody shares: cached blocks are evicted for it."""
+        """Run a long request that shares nothing, so that cached blocks are evicted."""
         self.cluster.add([rng.randrange(1, 16) for _ in range(rng.randrange(8, 24))], 1)
 
     @rule(rng=rngs)
     def disturb(self, rng: random.Random) -> None:
-        """What comes from outside: workers come, go, fail and are measured, time passes."""
+        """Disturb from outside: workers join, leave, fail and are measured; time passes."""
         num_workers = len(self.cluster.workers)
         calls = [self.let_time_pass, self.let_time_pass]
         if num_workers < len(WORKER_IDS):
@@ -228,7 +228,7 @@ class MemoryMachine(RuleBasedStateMachine):
         cluster.assert_idle_and_unleaked()
 
     def num_blocks_for_the_largest(self) -> int:
-        """Of the smallest pool that holds each unfinished group alone, above the watermark."""
+        """Number of blocks of the smallest pool that holds each unfinished group alone, above the watermark."""
         num_needed = max((s.group.worst_case_blocks(self.block_size) for s in self.cluster.unfinished()), default=1)
         watermark = self.cluster.config.watermark
         return next(n for n in range(num_needed, 2 * num_needed + 9) if n - int(n * watermark) >= num_needed)

@@ -213,7 +213,7 @@ class ModelCluster:
         self.scheduler.finish(sequence)
 
     def _compare_kv(self, sequence: Sequence) -> None:
-        """What its block table leads to is the KV of its tokens, computed at once and alone."""
+        """Compare the KV in its blocks with the KV of its tokens, computed at once and alone."""
         num_tokens = len(sequence.token_ids) - (sequence.num_computed_tokens < len(sequence.token_ids))
         if sequence.slot is None or num_tokens < BLOCK_SIZE:
             return
@@ -241,7 +241,7 @@ class ModelCluster:
             self._cached[key] = self.pool.digest(key[0])
 
     def _forget_uncached(self) -> None:
-        """What was evicted or taken back; it may come to be found again, computed anew to slightly other bytes."""
+        """Forget blocks that were evicted or freed; they may be computed again with slightly other bytes."""
         findable = self._computed_and_findable()
         self._cached = {key: digest for key, digest in self._cached.items() if key in findable}
 
@@ -251,7 +251,7 @@ class ModelCluster:
         return {(block, each) for block, each in hashes if each is not None and block not in in_trust}
 
     def _poison_what_is_free(self) -> None:
-        """All that nobody holds, but what is still to be swapped out, or in."""
+        """Poison all free blocks, except those still to be swapped out or in."""
         worker, plans = self.worker, [plan for plan, _ in self._in_flight]
         leaving = {*worker.unsent_swap_out[::2], *(block for plan in plans for block in plan.swap_out[::2])}
         coming = {block for plan in plans for block in plan.swap_in[::2]}

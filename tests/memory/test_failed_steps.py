@@ -36,7 +36,7 @@ def add_something(cluster: AuditedCluster, rng: random.Random, block_size: int) 
 
 
 def cancel_some(cluster: AuditedCluster, rng: random.Random) -> None:
-    """Those first that have just been given their place and have computed nothing there."""
+    """Cancel some groups; first those that were just admitted and have computed nothing."""
     for _ in range(rng.randint(1, 3)):
         idle = [s for s in cluster.unfinished() if s.slot is not None and not s.last_step]
         chosen = idle or cluster.unfinished()

@@ -75,7 +75,7 @@ def make_cluster(
 
 
 def compare(cluster: ModelCluster, answers: list[list[Answer]], cancelled: Collection[SequenceGroup] = ()) -> None:
-    """All that was not cancelled; scores of beams too. A near tie cuts all beams of a search at its beginning."""
+    """Compare the answers that were not cancelled, and beam scores. A near tie cuts a search's beams at the start."""
     tokens, margins, ours = [], [], []
     for group, expected in zip(cluster.groups, answers, strict=True):
         if group in cancelled:

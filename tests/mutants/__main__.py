@@ -30,12 +30,12 @@ def drawn(possible: list[tuple[Target, Mutant]], seed: int, number: int) -> list
 
 
 def tryable(chosen: list[tuple[Target, Mutant]], root: Path) -> list[tuple[Target, Mutant]]:
-    """Those whose file still compiles."""
+    """Keep the mutants whose file still compiles."""
     return [each for each in chosen if is_python(each[1], (root / each[1].path).read_text())]
 
 
 def possible_mutants(root: Path) -> list[tuple[Target, Mutant]]:
-    """All that there are."""
+    """List every possible mutant."""
     return [
         (target, mutant)
         for target in TARGETS
@@ -45,7 +45,7 @@ def possible_mutants(root: Path) -> list[tuple[Target, Mutant]]:
 
 
 def reason_for(outcome: Outcome, equivalents: list[Equivalent], root: Path) -> str:
-    """Why a survivor is equivalent; empty if nobody has argued so."""
+    """Look up why a survivor is equivalent; empty if nobody has argued so."""
     mutant = outcome.mutant
     line = (root / mutant.path).read_text().splitlines()[mutant.line - 1]
     for each in equivalents:

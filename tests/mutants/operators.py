@@ -48,12 +48,12 @@ class Mutant:
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in the order of their places."""
+    """Make all mutants of a file, in the order of their places."""
     return sorted(_Finder(path, source).found, key=lambda each: (each.start, each.end, each.operator, each.after))
 
 
 def is_python(mutant: Mutant, source: str) -> bool:
-    """Whether the file with the fault compiles: one that does not would be found by anything."""
+    """True if the file with the fault compiles; a file that does not would be found by any test."""
     try:
         compile(mutant.applied_to(source), mutant.path, "exec")
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""What a mutation run found: as JSON, and as the page docs/mutants.md."""
+"""Report of a mutation run: as JSON, and as the page docs/mutants.md."""
 
 import json
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ class Equivalent:
 
 
 def read_equivalents(file: Path) -> list[Equivalent]:
-    """Those that were argued for."""
+    """Read the mutants that were argued to be equivalent."""
     return [Equivalent(**each) for each in json.loads(file.read_text())]
 
 
 def summary(
     outcomes: Sequence[Outcome], targets: Sequence[str], reasons: Sequence[str], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """All of a run. `targets` and `reasons` (why it is equivalent; empty: it is not) stand beside `outcomes`."""
+    """Summarise a run. `targets` and `reasons` (empty: not equivalent) run parallel to `outcomes`."""
     rows = [
         {**asdict(outcome.mutant), "target": target, "status": outcome.status, "found_by": outcome.found_by,
          "seconds": outcome.seconds, "equivalent": reason}

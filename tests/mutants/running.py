@@ -27,7 +27,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one mutant. One whose tests never end is found, too: a run of them would."""
+    """Outcome of one mutant. A mutant whose tests never end counts as found."""
 
     mutant: Mutant
     status: Status
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """How a run of tests ended; no code: it was ended after its time."""
+    """Run of tests; without a code it was killed at its time limit."""
 
     __test__ = False
 

@@ -1,4 +1,4 @@
-"""What is mutated, and which tests are related to it."""
+"""Targets of mutation, and the tests related to them."""
 
 import re
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ class Target:
     tests: tuple[str, ...]
 
     def source_paths(self, root: Path) -> list[str]:
-        """Its files, in order."""
+        """List its files, in order."""
         return _paths(root, self.sources)
 
     def test_paths(self, root: Path, source_path: str) -> tuple[list[str], int]:
-        """Its tests, and how many of them are the nearest, which come first: they find most faults soon.
+        """List its tests, and the number of the nearest ones, which come first, since they find most faults soon.
 
         Near are those that import the module and those that its own tests are named after; else the first few.
         """

@@ -14,7 +14,7 @@ _PROGRESS = (" checking", "; logs in ")  # ends of lines, or parts of them, that
 
 
 def faults_of_serving(folder: Path) -> list[str]:
-    """Nothing if `quire serve` ended with one line of its own and exit code 2 within seconds."""
+    """List the faults of `quire serve`: none if it ended within seconds with one line of its own and exit code 2."""
     with tempfile.TemporaryDirectory(prefix="quire-data-") as data_dir:
         process = subprocess.Popen(
             [

@@ -7,7 +7,7 @@ BLOCK_SIZE = 16
 
 
 class ScriptedPrefixes:
-    """What is pinned, by tenant and name."""
+    """Pinned prefixes, by tenant and name."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], pb.PinPrefixRequest] = {}

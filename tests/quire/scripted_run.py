@@ -1,4 +1,4 @@
-"""How a request of the scripted server goes, and where it stands.
+"""Run of a request on the scripted server, and its progress.
 
 Token j of sample i is id 1000 * i + j, spelled with a space before it: sample 0 says " 0 1 2", sample 1 " 1000 1001".
 """
@@ -14,7 +14,7 @@ MEMORY = {"blocks": 6, "shared_blocks": 2, "saved_blocks": 4, "copied_blocks": 3
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """How a request goes."""
+    """Script of a request."""
 
     num_tokens: int = 8  # of each sample
     num_samples: int | None = None  # that come back, where they are fewer than were asked for

@@ -206,7 +206,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         return self.find(request.request_id).record()
 
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Any) -> pb.ListRequestsResponse:
-        """Those that have not ended; a page token is how many were listed."""
+        """List requests that have not ended; a page token is the number already listed."""
         self.listings.append(request)
         live = [
             run.summary()
@@ -294,14 +294,14 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one reader is in one request."""
+    """Position of one reader in one request."""
 
     run: Run
     positions: list[int]  # next, by sample
     is_told: set[int] = field(default_factory=set)  # of the end of these samples
 
     def chunks(self) -> Iterator[pb.Chunk]:
-        """What is new to the reader."""
+        """Chunks that are new to the reader."""
         for index, position in enumerate(self.positions):
             run = self.run
             if index in self.is_told or (position >= run.released[index] and not run.sample_has_ended(index)):

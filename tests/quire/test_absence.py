@@ -1,4 +1,4 @@
-"""What is said of servers that do not answer: why, in words without gRPC's own."""
+"""Messages about servers that do not answer: the reason, in words without gRPC's own."""
 
 import grpc
 import pytest

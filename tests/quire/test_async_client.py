@@ -1,4 +1,4 @@
-"""What a request is, from the caller's side, while nothing goes wrong with the connection."""
+"""Requests from the caller's side, while nothing goes wrong with the connection."""
 
 import asyncio
 import dataclasses

@@ -78,7 +78,7 @@ async def say(folder: DataFolder, *words: str) -> bytes:
 
 
 async def answers(folder: DataFolder, reply: bytes, *words: str) -> bool:
-    """Whether a store is there and says this."""
+    """True if a store answers with this reply."""
     try:
         return await say(folder, *words) == reply
     except OSError:

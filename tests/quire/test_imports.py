@@ -1,4 +1,6 @@
-"""What importing the SDK brings: nothing until it is used, then grpcio and protobuf; and what a refusal loads."""
+"""Modules that importing the SDK loads: none until it is used, then grpcio and protobuf; and those that a refusal
+loads.
+"""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What a person runs into with the commands: Ctrl-C while they load, output that nobody takes, closed streams."""
+"""Mishaps of a person with the commands: Ctrl-C while they load, output that nobody reads, closed streams."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ STUB = "import os, time; os.write(1, b'loading'); time.sleep(600)"
 
 
 async def shell(line: str) -> tuple[int | None, str, str]:
-    """What a line of a shell ends with, writes and says."""
+    """Run a line of a shell; return its exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", line, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

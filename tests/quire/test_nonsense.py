@@ -110,7 +110,7 @@ CALLS: dict[str, tuple[str, Any, Callable[[quire.AsyncClient], Any]]] = {
 async def test_a_state_that_the_client_does_not_know_is_an_error_of_ours(
     method: str, answer: Any, call: Callable[[quire.AsyncClient], Any]
 ) -> None:
-    """It was a KeyError."""
+    """Regression: this was a KeyError."""
 
     async def nonsense(self: ScriptedServer, request: Any, context: Any) -> Any:
         return answer

@@ -27,12 +27,12 @@ class Leaf(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """Something for each argument that it cannot do without."""
+        """Example value for each required argument."""
         return ["x" for each in self.command.params if each.param_type_name == "argument" and each.required]
 
 
 def leaves(command: Any, path: tuple[str, ...] = (), groups: tuple[Any, ...] = ()) -> Iterator[Leaf]:
-    """All commands, also groups that do something without a command below."""
+    """Walk all commands, and the groups that do something without a subcommand."""
     below = getattr(command, "commands", None)
     if below is None:
         yield Leaf(path, groups, command)
@@ -46,7 +46,7 @@ NAMES = [" ".join(each.path) for each in LEAVES]
 
 
 def typed(parameter: Any) -> bool:
-    """Whether it is an option of ours, none of those that end everything."""
+    """True if it is an option of ours, not one like `--help` that ends the command."""
     return parameter.param_type_name == "option" and not parameter.is_eager
 
 
@@ -97,7 +97,7 @@ async def test_a_worker_is_drained_where_the_group_was_told_to_look(server: Scri
 
 
 def functions(group: typer.Typer) -> Iterator[Callable[..., Any]]:
-    """What runs for each command and each group."""
+    """Functions behind each command and each group."""
     if group.registered_callback is not None and group.registered_callback.callback is not None:
         yield group.registered_callback.callback
     for command in group.registered_commands:

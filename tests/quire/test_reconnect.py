@@ -1,4 +1,4 @@
-"""What a request survives: broken sessions, a restarted server, a slow reader."""
+"""Survival of a request: broken sessions, a restarted server, a slow reader."""
 
 import asyncio
 import gc

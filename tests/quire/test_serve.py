@@ -60,7 +60,7 @@ class Serve:
         return match
 
     def wait_ready(self) -> str:
-        """Its address, once it can generate."""
+        """Wait until it can generate; return its address."""
         return self.wait_for(r"Quire is ready at (\S+)")[1]
 
     def end(self, number: signal.Signals) -> int:
@@ -91,7 +91,7 @@ def pids_of(data_dir: Path, what: str) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs. One that has ended may stay for its parent to notice, but has no command line."""
+    """True if a process runs. One that has ended may stay until its parent notices, but has no command line."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
@@ -176,7 +176,7 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
 
 
 def led_by(address: str) -> str:
-    """Which of several schedulers leads, once one does; one that is just being started again does not answer."""
+    """Wait until one of several schedulers leads and return its name; a restarting one does not answer."""
 
     async def leads(each: str) -> bool:
         async with quire.AsyncClient(each) as client:

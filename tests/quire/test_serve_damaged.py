@@ -1,4 +1,4 @@
-"""What is wrong with a model folder ends `quire serve` itself with one line; `make fuzz` has more of the kinds."""
+"""Damaged model folders end `quire serve` itself with one line; `make fuzz` has more of the kinds."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Nothing of `quire serve` outlives it, however it ends, and whatever has become of its terminal."""
+"""End of `quire serve`: none of its processes outlives it, for any way to end and any state of its terminal."""
 
 import asyncio
 import os
@@ -36,13 +36,13 @@ def serve(tmp_path: Path) -> Iterator[Starter]:
 
 
 def names(serve: ServeProcesses) -> set[str]:
-    """Which of the services live."""
+    """Names of the services that live."""
     known = ("valkey-server", "scheduler_svc", "worker_svc")
     return {name for command in serve.living().values() for name in known if name in command}
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Whether the condition comes true in time; a process that is not our child has no event."""
+    """True if the condition becomes true in time; a process that is not our child has no event."""
     return asyncio.run(_comes_true(condition))
 
 

@@ -121,7 +121,7 @@ def test_the_scheduler_is_told_the_policies_and_the_worker_its_swap_pool() -> No
 
 @pytest.mark.parametrize("kind", [SchedulerSettings, WorkerSettings])
 def test_every_setting_of_a_service_is_an_option_of_serve_or_is_settled_by_it(kind: type[Settings]) -> None:
-    """As a flag, as a variable, and in both tables; and what is printed has it in force."""
+    """Each setting is a flag, a variable, and in both tables; the printed settings show its value."""
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).stdout
     parsed = CliRunner().invoke(app, ["serve", "m", "--print-config"]).stdout
     for name in passed_fields(kind):
@@ -192,7 +192,7 @@ def test_both_schedulers_are_told_that_they_may_have_to_stand_by() -> None:
 
 
 def refusal(*arguments: str) -> str:
-    """What a call that has to be refused says, in one line."""
+    """Return the one line with which a call was refused."""
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.output
     return str(result.stderr)
@@ -207,7 +207,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, monkeyp
 
 
 def test_variables_of_others_that_begin_alike_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Kubernetes sets for services of these names, and what other programs call theirs."""
+    """Other variables with this prefix: those that Kubernetes sets for services of these names, and other programs'."""
     for name in ("WORKER_SERVICE_HOST", "WORKER_PORT", "SCHEDULER_PORT_7847_TCP_ADDR", "TAG", "RELEASE_NOTES"):
         monkeypatch.setenv(f"QUIRE_{name}", "tcp://10.0.0.1:7847")
     settled("m")

@@ -1,4 +1,4 @@
-"""How `quire serve` starts: it says what it does, refuses early, and shows no password to anybody."""
+"""Start of `quire serve`: it reports its steps, refuses early, and shows no password to anybody."""
 
 import json
 import os
@@ -160,7 +160,7 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
 
 @pytest.mark.timeout(300)
 def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_sentence(data_dir: Path) -> None:
-    """What only a loaded model shows; one of two workers is enough, and nobody starts it again and again."""
+    """Only a loaded model shows this; one of two workers is enough, and it is not restarted again and again."""
     serve = ServeProcesses(data_dir, "--workers", "2", "--num-host-blocks", "4000000", "--block-size", "256")
     try:
         assert serve.wait() == 2
@@ -173,7 +173,7 @@ def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_senten
 
 
 def processes_and_logs(serve: ServeProcesses, data_dir: Path) -> str:
-    """All that other users, or readers of logs, could see."""
+    """Collect what other users, or readers of logs, could see."""
     return "\n".join([*serve.living().values(), log_texts(data_dir), serve.said])
 
 

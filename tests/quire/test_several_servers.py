@@ -98,7 +98,7 @@ async def generates(client: quire.AsyncClient) -> object:
 async def test_a_leader_that_was_away_is_asked_as_soon_as_it_can_be_reached(
     server: ScriptedServer, standby: Standby, serve: Callable[[quire.AsyncClient], Coroutine[Any, Any, object]]
 ) -> None:
-    """What found it away finds it again well within the time to connect."""
+    """The server is found again well within the time to connect."""
     await server.stop()
     standby.gate.note_leader(server.address)
     async with quire.AsyncClient(f"{server.address},{standby.address}", connect_timeout_s=2.5) as client:

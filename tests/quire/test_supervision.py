@@ -22,7 +22,7 @@ STUBBORN = (
 
 
 class Restarts:
-    """What a child was restarted for, awaitable."""
+    """Reasons for a child's restarts, awaitable."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -95,7 +95,7 @@ async def test_a_child_that_never_starts_is_given_up_with_its_last_words(
 
 
 async def test_a_configuration_error_is_final_until_the_child_itself_was_ready(tmp_path: Path) -> None:
-    """Whatever else works already; once it has worked, what it needs may come back."""
+    """Even if other children are ready: once the child itself was ready, its failure may be temporary."""
     with pytest.raises(StartFailedError) as caught:
         await child(tmp_path, "raise SystemExit(2)", Restarts()).supervise(lambda: True)
     assert caught.value.exit_code == 2

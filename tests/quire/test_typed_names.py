@@ -35,7 +35,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bad_value(kind: type[Settings], name: str) -> str:
-    """What the setting cannot be."""
+    """Choose a value that the setting cannot have."""
     plain = _plain_type(kind.model_fields[name].annotation)
     if name in BAD_TEXTS:
         return BAD_TEXTS[name]
@@ -85,7 +85,7 @@ def test_quire_serve_calls_a_wrong_setting_of_a_service_as_it_was_typed(
 def ways_to_serve(
     kind: type[Settings], name: str, value: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, str]]:
-    """What is said in each way to give the value, and what the setting is called there."""
+    """Refusals for each way to give the value, with the setting's name in that way."""
     yield serve_refusal({name: value}), flag_of(name)
     for prefix in ("QUIRE_SERVE_", kind.prefix()):
         with monkeypatch.context() as context:

@@ -1,4 +1,4 @@
-"""What `transformers` finds by beam search from one prompt, how sure it was, and when an answer counts as equal to it.
+"""Beam search of `transformers` from one prompt, its margins, and the rule for answers that count as equal.
 
 A search is compared whole: after a near tie its beams may part anywhere. So a difference is allowed only where some
 decision of the reference was within `NEAR_TIE`; each such cut is counted, printed, and must be rare.
@@ -91,7 +91,7 @@ def _observe_decisions(model: Any, params: BeamParams, reference: BeamReference,
 
 @dataclass(frozen=True, slots=True)
 class BeamReport:
-    """How much was compared."""
+    """Report of the searches that were compared."""
 
     num_searches: int = 0
     num_cuts: int = 0  # searches that differ, after a near tie

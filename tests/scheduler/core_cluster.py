@@ -254,7 +254,7 @@ class Cluster:
             assert s.output_token_ids == expected[: s.num_output_tokens]
 
     def assert_beams_are_unconstrained(self, group: SequenceGroup, prompt: list[int]) -> None:
-        """As far as the search came."""
+        """Compare beams with the unconstrained search, as far as it ran."""
         beams = self.ranks.get(group, group.sequences[:1])
         num_tokens = beams[0].num_output_tokens
         expected = unconstrained_beams(prompt, num_tokens, len(group.sequences))

@@ -19,7 +19,7 @@ def checksum(previous: int, token_id: int) -> int:
 
 
 def context_kv(token_ids: list[int]) -> list[KV]:
-    """What the cache must hold for these tokens."""
+    """KV that the cache must hold for these tokens."""
     kv = []
     value = 0
     for token_id in token_ids:
@@ -62,7 +62,7 @@ def unconstrained_beams(prompt: list[int], max_tokens: int, beam_width: int) -> 
 def unconstrained_output(
     prompt: list[int], max_tokens: int, stop_token_ids: frozenset[int], sample_index: int = 0
 ) -> list[int]:
-    """What the model says when nothing stands in its way."""
+    """Output of the model without interruptions or limits."""
     output: list[int] = []
     last = context_kv(prompt)[-1]
     while len(output) < max_tokens and not (output and output[-1] in stop_token_ids):
@@ -210,7 +210,7 @@ class FakeWorker:
             self.slots[slot_id].block_table.append(block)
 
     def _copy(self, pairs: list[int]) -> None:
-        """All at once, as a device does: no block is both source and destination, none twice a destination."""
+        """Copy all pairs at once, like a device: no block is both source and destination, none twice a destination."""
         sources, destinations = pairs[::2], pairs[1::2]
         assert len(set(destinations)) == len(destinations) and not set(sources) & set(destinations)
         _move(pairs, self._kv, self._kv, self.block_size)

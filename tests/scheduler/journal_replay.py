@@ -48,7 +48,7 @@ class ReplayedRequest:
 
     @property
     def samples(self) -> list[ReplayedSample]:
-        """Those that a client may know of by now, in its order."""
+        """Samples that a client may know of by now, in its order."""
         if self.search is not None:
             return self._hypotheses(self.search)
         if not self.params.is_ranked:
@@ -107,7 +107,7 @@ class ReplayedRequest:
 
 
 class Replay:
-    """All requests in a journal, as far as it was read."""
+    """Replay of all requests in a journal, as far as it was read."""
 
     def __init__(self) -> None:
         self.requests: dict[str, ReplayedRequest] = {}

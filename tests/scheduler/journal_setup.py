@@ -1,4 +1,4 @@
-"""What the journal's tests share: a journal on a store, entries to put into it, and a look at what is in it."""
+"""Setup of the journal's tests: a journal on a store, entries to append, and a view of its contents."""
 
 import asyncio
 import time
@@ -105,7 +105,7 @@ async def entries_of(store: Store) -> list[tuple[str, pb.JournalEntry]]:
 
 
 async def tokens_of(store: Store) -> list[int]:
-    """All tokens in the journal, in order."""
+    """Tokens in the journal, in order."""
     return [token for _, entry in await entries_of(store) for token in unpack_int32(entry.delta_tokens)]
 
 

@@ -46,7 +46,7 @@ class SlowStore(MemoryStore):
 
 
 def speaking_worker(worker_id: str = "w1", **options: Any) -> ScriptedWorker:
-    """It has a tokenizer of some 480 tokens, and tells log-probabilities of prompts."""
+    """Make a worker with a tokenizer of some 480 tokens and log-probabilities of prompts."""
     worker = ScriptedWorker(worker_id, **options)
     files = worker.description.tokenizer
     files.fingerprint, files.tokenizer_json = "bytes-1", byte_level_json()
@@ -87,7 +87,7 @@ class Lives:
             await self.site.register(worker)
 
     async def die(self) -> None:
-        """Nothing is written any more, nobody is told."""
+        """Die: write nothing more and tell nobody."""
         site, self._site = self.site, None
         self.num_recovered += site.recovery.num_recovered
         self.num_restated += site.journal.stats.num_restated

@@ -1,4 +1,4 @@
-"""What the tests of pins share: calls, prompts that begin with a prefix, and what a worker had to compute."""
+"""Setup of the pin tests: calls, prompts that begin with a prefix, and counts of computed tokens."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -53,7 +53,7 @@ class RawSession:
         return samples[0].token_ids if samples else []
 
     def seen(self, handle: int) -> RequestSeen:
-        """All that came under a handle."""
+        """Collect everything received under a handle."""
         seen = RequestSeen()
         for event in self.events:
             if event.handle == handle and event.HasField("chunk"):

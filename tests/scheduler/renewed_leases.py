@@ -5,7 +5,7 @@ from scheduler_svc.journal.redis_leases import RedisLeases
 
 
 class RenewedLeases(RedisLeases):
-    """Its leaders live: what a standby shortens they have renewed at once."""
+    """Leases whose leaders live: they renew at once a lease that a standby shortens."""
 
     async def shorten(self, lease: Lease, ttl_ms: int) -> None:
-        """Nothing is left of it."""
+        """Drop the lease."""

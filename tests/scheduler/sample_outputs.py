@@ -89,7 +89,7 @@ class RequestSeen:
 
 
 def seen_in(chunks: Iterable[pb.Chunk]) -> RequestSeen:
-    """What chunks alone tell."""
+    """Collect the outcome from chunks alone."""
     seen = RequestSeen()
     for chunk in chunks:
         seen.add_chunk(chunk)
@@ -110,7 +110,7 @@ async def see(site: Site, request: pb.GenerateRequest) -> RequestSeen:
 
 
 async def record_of(site: Site, request_id: str) -> pb.GetRequestResponse:
-    """As GetRequest shows it now."""
+    """Read the record as GetRequest shows it now."""
     return await site.inference.GetRequest(pb.GetRequestRequest(request_id=request_id))
 
 

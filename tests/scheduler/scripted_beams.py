@@ -27,7 +27,7 @@ class ScriptedSearch:
         self.num_steps = 0
 
     def step(self) -> None:
-        """All live beams, once."""
+        """Extend all live beams once."""
         held_back = sorted(self._params.eos_token_ids) if self.num_steps < self._min_tokens else []
         survivors = self.search.advance([self._candidates(last, held_back) for last in self._last])
         self._last = [each.token_id for each in survivors]
@@ -48,7 +48,7 @@ class ScriptedSearch:
 def searching(
     start: int, max_tokens: int, beam_width: int, request_id: str = "", n: int | None = None, **beam: Any
 ) -> pb.GenerateRequest:
-    """As many hypotheses come back as are searched for, unless `n` says otherwise."""
+    """Build a beam search. It returns `beam_width` hypotheses unless `n` says otherwise."""
     request = counting(start, max_tokens, request_id, beam=pb.BeamParams(beam_width=beam_width, **beam))
     request.sampling.n = n or beam_width
     return request
@@ -89,7 +89,7 @@ def search_of(request: pb.GenerateRequest) -> ScriptedSearch:
 
 
 def expected(request: pb.GenerateRequest, num_steps: int | None = None) -> list[Hypothesis]:
-    """What comes back at the end, or when it is cut short after `num_steps`."""
+    """Hypotheses that are returned at the end, or when the search is cut short after `num_steps`."""
     return search_of(request).run(num_steps).finish()
 
 

@@ -13,7 +13,7 @@ _NUM_LIKELY = 64  # tokens behind the last one that can be candidates, beside EO
 
 
 def next_token(token_id: int, sample_index: int) -> int:
-    """What sample `sample_index` draws after `token_id`."""
+    """Token that sample `sample_index` draws after `token_id`."""
     return (token_id + 1 + sample_index) % VOCAB_SIZE
 
 
@@ -23,7 +23,7 @@ def counted(start: int, num_tokens: int, sample_index: int = 0) -> list[int]:
 
 
 def logprob(last: int, token_id: int) -> float:
-    """Of `token_id` after `last`, from -8 to -1/8; the end is never unlikely."""
+    """Log-probability of `token_id` after `last`, from -8 to -1/8; the end is never unlikely."""
     if token_id == EOS:
         return -(last * 7 % 16 + 1) / 8
     return -(((last * 31 + token_id * 17 + (last * token_id) % 13) % 64) + 1) / 8

@@ -79,7 +79,7 @@ class ScriptedWorker:
         self._server: grpc.aio.Server | None = None
 
     def registration(self, **changes: Any) -> cluster_pb2.RegisterRequest:
-        """Its sign of life."""
+        """Build its periodic registration."""
         said = {
             "worker_id": self.description.worker_id,
             "address": self.address,

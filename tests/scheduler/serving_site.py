@@ -49,7 +49,7 @@ _NO_PIN_LIMITS = PinLimits()
 
 
 class Site:
-    """All parts, open to the test."""
+    """Site with all parts open to the test."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Site:
         assert not self.engine.sampling_of
 
     async def run(self, request: pb.GenerateRequest, **call: Any) -> list[pb.GenerateResponse]:
-        """All messages of one `Generate`."""
+        """Collect all messages of one `Generate`."""
         return [message async for message in self.inference.Generate(request, **call)]
 
 

@@ -25,12 +25,12 @@ class StumblingTokenizer(ModelTokenizer):
 
 
 def make_stumbling(site: Site) -> None:
-    """Its text cannot be made where `BAD_TOKEN` is in the output."""
+    """Make text decoding fail if `BAD_TOKEN` is in the output."""
     _set_tokenizer(site, StumblingTokenizer(byte_level_json(), "", SPECIAL_TOKENS))
 
 
 def make_speaking(site: Site) -> ModelTokenizer:
-    """It knows some 480 tokens."""
+    """Give the site a tokenizer of some 480 tokens."""
     tokenizer = ModelTokenizer(byte_level_json(), "", SPECIAL_TOKENS)
     _set_tokenizer(site, tokenizer)
     return tokenizer

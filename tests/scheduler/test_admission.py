@@ -160,7 +160,7 @@ async def test_prompt_tokens_on_their_way_through_the_journal_count_as_waiting(s
 async def test_an_admission_that_the_store_does_not_take_is_refused_and_leaves_its_id_free(
     site: Site, store: GatedStore
 ) -> None:
-    """It becomes durable too late, while its client has come back with the same id."""
+    """The admission becomes durable too late; its client has come back with the same id meanwhile."""
     await site.add_worker()
     store.may_append.clear()
     error = await refused(site, counting(10, 4, "again"))
@@ -211,7 +211,7 @@ async def test_a_newer_scheduler_on_the_store_is_told_as_unavailable(store: Gate
 
 
 async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store: GatedStore) -> None:
-    """It has written nothing since, and has not noticed; what its successor has accepted it does not know."""
+    """The old leader has not noticed, since it wrote nothing; it does not know its successor's requests."""
     async with running_site(store) as site:
         await site.add_worker()
         ask = pb.GetRequestRequest(request_id="elsewhere")
@@ -228,7 +228,7 @@ async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store:
 
 
 async def test_a_leader_that_was_followed_does_not_refuse_a_reader_that_has_more(store: GatedStore) -> None:
-    """It has it from the successor, and would take the refusal for the last word."""
+    """The reader has more output from the successor, and would take the refusal as final."""
     async with running_site(store) as site:
         await site.add_worker()
         await site.run(counting(10, 4, "r"))
@@ -245,7 +245,7 @@ async def test_a_leader_that_was_followed_does_not_refuse_a_reader_that_has_more
 
 
 async def refused_attach(site: Site, attach: pb.Attach) -> pb.Error:
-    """What a session answers."""
+    """Return the error with which a session answers."""
     session = site.inference.Session()
     await session.write(pb.SessionRequest(handle=1, attach=attach))
     response = await session.read()
@@ -380,7 +380,7 @@ async def test_a_deadline_of_any_length_in_the_headers_of_a_call_is_kept_or_as_g
 
 
 async def test_log_probabilities_of_a_prompt_that_fit_into_no_message_are_refused(site: Site) -> None:
-    """They were computed, and no client could take the chunk: it attached again and again."""
+    """Regression: they were computed, but fit into no chunk, so the client attached again and again."""
     worker = ScriptedWorker(num_blocks=8000)
     worker.description.model.max_model_len = 120_000
     await site.start_worker(worker)

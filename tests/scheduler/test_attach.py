@@ -27,7 +27,7 @@ async def attached(site: Site, request_id: str, positions: list[int]) -> list[pb
 
 
 def seen_behind(whole: RequestSeen, positions: list[int], messages: list[pb.GenerateResponse]) -> RequestSeen:
-    """What a reader has who had seen so much of the whole, and attached."""
+    """Output of a reader that attached after it had seen a part of the whole."""
     assert messages[0].accepted.attached
     seen = RequestSeen()
     for index, sample in enumerate(whole.samples):

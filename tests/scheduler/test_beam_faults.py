@@ -1,4 +1,4 @@
-"""What befalls a step of a beam search: it fails alone, or finds what it would have found."""
+"""Faults in a step of a beam search: it fails alone, or finds the same result."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -40,7 +40,7 @@ Change = Callable[[worker_pb2.StepResponse], None]
 
 
 def answer_candidates(worker: ScriptedWorker, num_good_steps: int, change: Change) -> None:
-    """What it answers of candidates is changed, once it has answered as they are in so many steps."""
+    """Change the candidates that the worker answers with, after this many unchanged steps."""
     num_left = num_good_steps
 
     def script(request: worker_pb2.StepRequest) -> Answer:

@@ -181,7 +181,7 @@ def test_the_common_prefix_is_what_all_live_and_returnable_hypotheses_share() ->
 def test_a_width_that_holds_everything_finds_what_enumeration_finds(
     early_stopping: bool | Literal["never"], length_penalty: float
 ) -> None:
-    """Of 3 tokens, one of them the end, in at most 3 steps: 1 + 2 + 12 hypotheses, fewer than 16."""
+    """Three tokens, one of them the end, in at most 3 steps: 1 + 2 + 12 hypotheses, fewer than 16."""
     table = {EOS: {EOS: -1.0, 5: -1.0, 6: -1.0}, 5: {EOS: -0.9, 5: -1.5, 6: -0.95}, 6: {EOS: -2.5, 5: -0.3, 6: -1.8}}
     expected = []
     for length in (1, 2, 3):

@@ -45,7 +45,7 @@ class Case:
     has_all: bool  # of the combinations
 
     def all_params(self, num_eos: int) -> Iterator[tuple[BeamParams, bool]]:
-        """All combinations, and of each whether it is of the third in which each two values of two parameters meet."""
+        """Yield all combinations; the flag marks the third in which each two values of two parameters meet."""
         for (i, width), (j, penalty), (k, stopping) in product(
             enumerate(BEAM_WIDTHS), enumerate(LENGTH_PENALTIES), enumerate(EARLY_STOPPING)
         ):

@@ -100,7 +100,7 @@ async def test_on_a_session_what_is_beyond_a_bound_is_an_event_of_its_handle_and
 
 
 async def test_nothing_of_unknown_fields_and_no_prompt_text_is_journaled() -> None:
-    """What is kept of a request is bounded by its known fields; the prompt's tokens say what its text said."""
+    """The record of a request is bounded by its known fields; the prompt's tokens replace its text."""
     store = MemoryStore()
     async with running_site(store) as site:
         await site.add_worker()

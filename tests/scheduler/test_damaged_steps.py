@@ -33,7 +33,7 @@ class FlippingWire:
 
 
 async def keep_announcing(site: Site, worker: ScriptedWorker) -> None:
-    """As workers do, so that one which was given up is driven again."""
+    """Announce it periodically, as workers do, so that a worker that was given up is driven again."""
     while True:
         with suppress(grpc.aio.AioRpcError):
             await site.cluster.Register(worker.registration())

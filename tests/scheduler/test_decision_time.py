@@ -1,4 +1,4 @@
-"""When the next step is decided: late where the worker is known, early enough to be there, at once where it is not."""
+"""Time of the next decision: late if the worker's speed is known, early enough to arrive; at once if it is unknown."""
 
 from random import Random
 

@@ -63,7 +63,7 @@ def test_a_description_at_its_bounds_is_read() -> None:
 
 
 def test_millions_of_empty_items_are_refused_before_they_are_parsed() -> None:
-    """Of two bytes each; parsed, each took fifty."""
+    """Two bytes each; parsed, each took fifty."""
     data = described().SerializeToString() + b"\x4a\x00" * 2_000_000
     tracemalloc.start()
     with pytest.raises(ValueError, match="far too many fields"):
@@ -83,7 +83,7 @@ def test_what_is_no_description_is_refused_in_words(data: bytes) -> None:
 async def test_a_worker_with_a_tokenizer_beyond_the_bound_is_refused_and_others_serve_on(
     site: Site, num_bytes: int
 ) -> None:
-    """It was asked again at each sign of life, and each time the scheduler took 128 MiB and parsed them."""
+    """Regression: it was asked again at each registration, and each time the scheduler parsed 128 MiB."""
     await site.add_worker("honest")
     boaster = speaking_worker("boaster")
     boaster.description.tokenizer.tokenizer_json = bytes(num_bytes)

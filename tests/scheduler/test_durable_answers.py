@@ -1,4 +1,4 @@
-"""What a client is told of an end is in the journal before."""
+"""Ends are in the journal before a client is told of them."""
 
 import asyncio
 from collections.abc import Awaitable

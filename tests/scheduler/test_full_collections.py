@@ -27,7 +27,7 @@ def num_made() -> int:
 
 
 def grow() -> int:
-    """How many full collections come with the making of many objects that stay."""
+    """Count the full collections while many objects that stay are made."""
     before = num_made()
     kept: list[list[int]] = [[] for _ in range(NUM_OBJECTS)]
     assert len(kept) == NUM_OBJECTS

@@ -59,12 +59,12 @@ def every_feature(number: int) -> list[pb.GenerateRequest]:
 
 
 def is_credible(kind: HostileAnswer) -> bool:
-    """Whether it can make other tokens of the vocabulary: nobody can tell these from right ones."""
+    """True if the answer may contain other tokens of the vocabulary: these cannot be told from correct ones."""
     return kind.name.startswith("token_ids")
 
 
 async def keep_announcing(site: Site, *workers: ScriptedWorker) -> None:
-    """As workers do, so that one whose link broke is driven again."""
+    """Announce workers periodically, so that one with a broken link is driven again."""
     while True:
         for worker in workers:
             with suppress(grpc.aio.AioRpcError):

@@ -306,7 +306,7 @@ async def test_no_two_leaders_share_an_epoch_though_the_store_forgets_all_and_th
 
 
 async def test_an_older_leader_goes_on_where_a_newer_one_began_in_an_empty_store() -> None:
-    """What the older one has acknowledged is nowhere but in its memory."""
+    """The entries that the older leader acknowledged exist only in its memory."""
     store = MemoryStore()
     async with running_journal(store) as older:
         await older.admit(admission(1))
@@ -326,7 +326,7 @@ async def test_an_older_leader_goes_on_where_a_newer_one_began_in_an_empty_store
 async def test_a_leader_that_holds_nothing_leaves_a_lost_journal_to_who_began_it_again_by_an_earlier_clock(
     holds_any: bool,
 ) -> None:
-    """Its epoch would fence the other one, and what that has accepted meanwhile nobody else knows."""
+    """The epoch would fence the other leader, and nobody else knows the requests that it has accepted."""
     store = MemoryStore()
     ahead = Journal(store, leader_id="ahead", probe_every_s=0.001)
     epoch = await ahead.open(after_epoch=epoch_after(0, "ahead") + (1 << 40))
@@ -348,7 +348,7 @@ async def test_a_leader_that_holds_nothing_leaves_a_lost_journal_to_who_began_it
 
 
 async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_journal_was_lost() -> None:
-    """What is left was written by itself, or by one that it has read."""
+    """The remaining entries were written by itself, or by a leader whose entries it has read."""
     store = MemoryStore()
     await Journal(store, leader_id="first").open()
     journal = Journal(store, leader_id="second", probe_every_s=0.001)

@@ -75,7 +75,7 @@ async def test_a_call_that_a_spoilt_connection_never_answers_is_answered_by_anot
 async def test_a_submission_lost_on_a_stream_that_others_keep_busy_is_made_again(
     site: Site, proxy: Proxy, client: quire.AsyncClient
 ) -> None:
-    """What others hear says nothing of this one: no silence of the whole stream would ever show it."""
+    """Other requests keep the stream busy, so no silence of the whole stream would ever show the loss."""
     await client.generate([10], max_tokens=3)
     proxy.edit("up", partial(with_lost_message, holding=b"lost-one"))
     busy = asyncio.create_task(_ask_again_and_again(client))

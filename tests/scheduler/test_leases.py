@@ -124,7 +124,7 @@ async def test_standbys_are_known_while_they_say_so(leases: RedisLeases) -> None
 
 
 async def test_a_standby_that_is_present_for_longer_than_any_is_not(leases: RedisLeases) -> None:
-    """It said so before the server's clock was set back, and may be gone."""
+    """The standby announced itself before the server's clock was set back, and may be gone."""
     await leases.announce("a:1", LONG_MS)
     await leases.announce("b:1", 5 * LONG_MS)
     assert await leases.standbys(2 * LONG_MS) == ["a:1"]
@@ -178,7 +178,7 @@ async def test_a_keeper_renews_the_lease_through_an_outage_of_the_store(valkey: 
 
 
 async def test_a_keeper_that_finds_another_says_so_and_goes_on(leases: RedisLeases) -> None:
-    """Who leads is for the journal to say."""
+    """The journal decides who leads."""
     doubts: list[None] = []
     epoch = 1
     keeping = asyncio.create_task(keeper_of(leases, lambda: epoch, lambda: doubts.append(None)).keep())

@@ -21,7 +21,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 class GatedTokenizer(ModelTokenizer):
-    """What is long waits in it until the test lets it go on."""
+    """Tokenizer in which long inputs wait until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__(byte_level_json(), TEMPLATE, SPECIAL_TOKENS)

@@ -35,7 +35,7 @@ class GrowingText:
 
 @dataclass(slots=True)
 class Sample:
-    """What is true of one sample: all that was made, of which `stream` shows a part."""
+    """Sample with its full text, of which `stream` shows a part."""
 
     stream: SampleStream
     text: GrowingText
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Reader:
-    """What one reader got, by sample."""
+    """Reader with its output, by sample."""
 
     place: Subscription
     starts: list[int]

@@ -20,7 +20,7 @@ REPLACEMENT = "\ufffd"
 
 @lru_cache
 def metaspace_json() -> bytes:
-    """As of T5 and of newer LLaMA 2 files: words begin with "▁", and the decoder knows it."""
+    """Tokenizer like that of T5 and newer LLaMA 2 files: words begin with "▁", and the decoder knows it."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()

@@ -1,4 +1,4 @@
-"""What OutputText releases token by token, against decoding everything at once."""
+"""Text that OutputText releases token by token, against decoding everything at once."""
 
 from collections.abc import Sequence
 

@@ -77,7 +77,7 @@ def by_whole_search(token_ids: Sequence[int], stop: Sequence[str], min_tokens: i
 
 
 def num_released(text: str, stop: Sequence[str]) -> int:
-    """All but the longest end of the text that is a proper beginning of a stop string."""
+    """Length without the longest suffix that is a proper prefix of a stop string."""
     held = [n for each in stop for n in range(1, len(each)) if text.endswith(each[:n])]
     return len(text) - max(held, default=0)
 

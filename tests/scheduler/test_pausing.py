@@ -284,7 +284,7 @@ async def test_requests_of_every_kind_paused_at_any_moment_and_through_deaths_en
 
 
 class PausingLives(Lives):
-    """Whose requests are paused and resumed all the time."""
+    """Lives whose requests are paused and resumed all the time."""
 
     def __init__(self, store: SlowStore, random_: random.Random) -> None:
         super().__init__(store)
@@ -311,7 +311,7 @@ class PausingLives(Lives):
         await asyncio.gather(self._pausing, return_exceptions=True)
 
     async def _pause_and_resume(self, site: Site) -> None:
-        """Any request at any moment; a paused one is resumed as likely as a running one is paused."""
+        """Pause or resume a random request at a random moment, both equally likely."""
         while True:
             requests = [each for each in site.engine.live.values() if each.ended_state is None]
             if requests:

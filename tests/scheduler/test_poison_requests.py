@@ -25,7 +25,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def on_poison(worker: ScriptedWorker, answer: Callable[[worker_pb2.StepRequest], Answer]) -> None:
-    """What it answers to steps with a slot that has, or has come to, POISON."""
+    """Replace the answers to steps with a slot that contains, or has generated, POISON."""
     poisoned: set[int] = set()
 
     def script(request: worker_pb2.StepRequest) -> Answer:
@@ -48,7 +48,7 @@ def failed(request: worker_pb2.StepRequest) -> worker_pb2.StepResponse:
 
 
 async def run_poison(site: Site) -> str:
-    """Its error, which is in its record too."""
+    """Run a poisonous request; return its error, which must be in its record too."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await site.run(counting(POISON, 20, "poison"))
     record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="poison"))

@@ -58,7 +58,7 @@ async def test_a_request_that_shall_continue_does_so_without_readers(site: Site)
 
 @pytest.fixture
 async def patient_site() -> AsyncIterator[Site]:
-    """Where nobody is given up for being late."""
+    """Site that drops no reader for being slow."""
     async with running_site() as made:
         yield made
 
@@ -112,7 +112,7 @@ async def test_our_own_shutdown_starts_no_grace_period_and_stops_those_that_run(
 
 @pytest.mark.parametrize("over_session", [False, True])
 async def test_a_reader_that_stops_reading_and_goes_away_leaves_nothing_behind(site: Site, over_session: bool) -> None:
-    """Its output fills the connection, so that the server waits to write when the client vanishes."""
+    """Output fills the connection, so the server waits to write when the client disappears."""
     await site.add_worker()
     readers = site.admission.readers = WatchedReaders(site.engine, grace_s=GRACE_S)
     request = counting(10, 4, "large")

@@ -1,4 +1,4 @@
-"""What records of requests that have ended may take of the store: by tenant and together, whoever leads."""
+"""Limits on the store's records of ended requests: by tenant and in total, for any leader."""
 
 import pickle
 import time
@@ -36,7 +36,7 @@ async def store(request: pytest.FixtureRequest, valkey: ValkeyProcess) -> AsyncI
 
 
 def record(request_id: str, tenant: str = "one", *, ended_s: float = 0.0, payload: bytes = PAYLOAD) -> Record:
-    """Of a request that ended `ended_s` after this module was loaded."""
+    """Make a record of a request that ended `ended_s` after this module was loaded."""
     return Record(request_id, tenant, NOW_NS + int(ended_s * SECOND_NS), payload)
 
 

@@ -26,7 +26,7 @@ async def lives_on(store: SlowStore, num_blocks: int = 64, **options: Any) -> As
 
 
 def mixed_requests(random_: random.Random, num_requests: int) -> list[pb.GenerateRequest]:
-    """Of every kind, many with log-probabilities, stop strings and prompts of several tokens."""
+    """Make requests of every kind, many with log-probabilities, stop strings and prompts of several tokens."""
     tokenizer = ModelTokenizer(byte_level_json(), "", SPECIAL_TOKENS)
     requests = []
     for i in range(num_requests):

@@ -1,4 +1,4 @@
-"""What recovery is put together from: the replay of entries, searches that go on, and groups that come with output."""
+"""Parts of recovery: the replay of entries, resumed searches, and groups that arrive with output."""
 
 import pytest
 

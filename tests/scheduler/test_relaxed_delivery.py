@@ -15,7 +15,7 @@ from tests.scheduler.serving_site import counting
 
 
 class MortalGate(GatedStore):
-    """What waits at the gate when its scheduler dies is never written."""
+    """Gate at which writes are lost when their scheduler dies."""
 
 
 @pytest.mark.parametrize("kind", [0, 1])

@@ -1,4 +1,4 @@
-"""What is left of a request that has ended: nothing that waits for the garbage collector.
+"""Garbage of an ended request: nothing is left to the garbage collector.
 
 A full collection walks over every live request, and takes longer than a lease where many wait.
 """

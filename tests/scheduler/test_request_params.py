@@ -1,4 +1,4 @@
-"""What may be asked, what is refused and in which words, and what a request looks like once settled."""
+"""Parameters that are accepted, refusals and their words, and the settled request."""
 
 import time
 from typing import Any

@@ -20,7 +20,7 @@ from scheduler_svc.requests.params.request_params import (
 
 
 def mostly(usual: st.SearchStrategy[Any], *unusual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """So that enough requests pass that have many fields."""
+    """Draw the usual value most of the time, so that enough requests pass that have many fields."""
     return st.integers(0, 11).flatmap(lambda n: st.one_of(unusual) if n == 0 else usual)
 
 

@@ -1,4 +1,4 @@
-"""What lives long is said again in the journal: it can be trimmed, or lost and begun anew, and no request notices."""
+"""Restatements: live state is written to the journal again, so it can be trimmed or lost, and no request notices."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ class LossyStore(SlowStore):
         self._num_appends, self._losing_at = 0, appends
 
     def lose(self, num_kept: int) -> None:
-        """All but the first `num_kept` of what it has; the connection breaks."""
+        """Lose all but the first `num_kept` entries; the connection breaks."""
         self.num_losses += 1
         num_left = min(num_kept, len(self._ids))
         del self._ids[num_left:], self._payloads[num_left:]
@@ -191,7 +191,7 @@ def test_what_is_said_again_is_no_news() -> None:
 
 
 async def test_an_idle_scheduler_finds_out_that_the_journal_is_gone() -> None:
-    """Nothing is written, since no worker is there; it looks by itself."""
+    """Without a worker no entry is written, so the scheduler must check by itself."""
     store = LossyStore(random.Random(1))
     async with lives_on(store, probe_every_s=0.02) as lives:
         site = await lives.begin()

@@ -1,4 +1,4 @@
-"""What befalls one sample or one step of a request with several: it fails alone, or nobody notices."""
+"""Faults in one sample or one step of a request with several samples: it fails alone, or nobody notices."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -43,7 +43,7 @@ async def site(worker: ScriptedWorker) -> AsyncIterator[Site]:
 
 
 def drawn(worker: ScriptedWorker) -> worker_pb2.SlotSampling:
-    """How the last request's slot samples."""
+    """Sampling parameters of the last request's slot."""
     return [state.sampling for step in worker.steps for state in step.whole][-1]
 
 

@@ -1,4 +1,4 @@
-"""What the statistics say of shared, saved, half-filled and reserved memory. Blocks hold 4 tokens."""
+"""Statistics of shared, saved, half-filled and reserved memory. Blocks hold 4 tokens."""
 
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
 from scheduler_svc.core.scheduler_config import SchedulerConfig

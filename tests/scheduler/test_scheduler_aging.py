@@ -55,7 +55,7 @@ def test_an_overtaken_group_is_served_when_its_patience_has_passed_and_not_befor
 
 
 def test_without_a_better_class_nobody_is_promoted() -> None:
-    """What was preempted stays before what came after it, however long all of them wait."""
+    """Preempted groups stay before later arrivals, however long all of them wait."""
     cluster = make_cluster(max_num_seqs=2, num_blocks=8, num_host_blocks=8, preemption="swap")
     sequences = [cluster.add([i, 1, 2, 3], 12) for i in range(8)]
     while not all(each.is_finished for each in sequences):

@@ -1,4 +1,4 @@
-"""What one worker computes in a step: order, token budget, chunked prefill, pipeline, limits.
+"""Batch of one worker's step: order, token budget, chunked prefill, pipeline, limits.
 
 Blocks hold 4 tokens; the pools are large unless said.
 """

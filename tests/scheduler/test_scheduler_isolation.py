@@ -39,7 +39,7 @@ class SickCluster:
         )
 
     def lose(self, worker_id: str) -> None:
-        """It dies, and is back at once, empty."""
+        """Kill a worker; it is back at once, empty."""
         self.num_incidents += 1
         self.failed += self.cluster.lose_worker(worker_id)
         self.add_worker(worker_id)

@@ -95,7 +95,7 @@ def test_a_group_one_token_larger_than_fits_is_never_started(shape: dict[str, in
 def test_the_largest_group_of_samples_really_comes_to_hold_what_is_kept_for_it(
     num_prompt_tokens: int, num_sequences: int, num_blocks: int
 ) -> None:
-    """So a pool of one block less could not have held it: the bound is not needlessly low."""
+    """A pool of one block less could not have held it, so the bound is not needlessly low."""
     alone = Alone(
         num_blocks=num_blocks,
         block_size=4,

@@ -27,7 +27,7 @@ def resume_and_compare(cluster: Cluster, group: SequenceGroup) -> None:
 
 
 def complete_all(cluster: Cluster) -> None:
-    """Nothing is left to do but for those that are paused."""
+    """Run until nothing is left except paused groups."""
     while cluster.start() is not None or cluster.in_flight["w"]:
         if cluster.in_flight["w"]:
             cluster.complete()

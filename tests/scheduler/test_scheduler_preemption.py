@@ -1,4 +1,4 @@
-"""Who gives way when blocks run out, when it comes back, and that nothing is lost by it.
+"""Preemption when blocks run out: the choice of group, its return, and its complete output.
 
 Blocks hold 4 tokens. A sequence of 4k + 1 tokens needs k + 1 blocks.
 """

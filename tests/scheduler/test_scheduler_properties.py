@@ -56,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.add_worker(50, 8)
 
     def num_blocks_for_the_largest(self) -> int:
-        """Of the smallest pool that holds each unfinished group alone, above the watermark."""
+        """Number of blocks of the smallest pool that holds each unfinished group alone, above the watermark."""
         num_needed = max((s.group.worst_case_blocks(self.block_size) for s in self.unfinished()), default=1)
         watermark = self.cluster.config.watermark
         return next(n for n in range(num_needed, 2 * num_needed + 9) if n - int(n * watermark) >= num_needed)

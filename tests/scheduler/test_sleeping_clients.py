@@ -68,7 +68,7 @@ async def test_a_client_that_sleeps_for_seconds_goes_on_with_its_stream(site: Si
 
 
 async def test_a_client_that_asks_often_whether_the_server_is_there_is_answered(site: Site) -> None:
-    """As the SDK does, every 0.8 s, on a port whose own keepalive is slow."""
+    """The SDK asks like this, every 0.8 s, on a port whose own keepalive is slow."""
     worker = await site.add_worker()
     async with grpc.aio.insecure_channel(site.address, options=channel_options(PUBLIC_MESSAGE_BYTES)) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)

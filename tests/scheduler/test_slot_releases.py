@@ -1,4 +1,4 @@
-"""When slots will be free for newcomers, against workers whose steps are made here, in virtual time."""
+"""Estimates of slot releases, against workers whose steps are made here, in virtual time."""
 
 import random
 from collections import deque
@@ -88,7 +88,7 @@ def test_who_has_more_ahead_than_run_waits_for_newcomers_too() -> None:
 
 
 def test_groups_that_use_a_part_of_what_they_may_are_expected_to_end_so() -> None:
-    """All use a quarter of their max_tokens."""
+    """Each group uses a quarter of its max_tokens."""
     workers = Workers(1, [[]])
     for _ in range(80):
         workers.groups[0] += begun(40)

@@ -52,7 +52,7 @@ def places(site: Site) -> list[Subscription]:
 
 
 async def rest_of(call: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
-    """All messages that still come, and the error behind them."""
+    """Collect the remaining messages and the error after them."""
     messages = []
     try:
         while (message := await call.read()) is not grpc.aio.EOF:
@@ -142,7 +142,7 @@ async def said(process: asyncio.subprocess.Process) -> str:
 
 
 async def test_the_sdk_goes_on_from_its_position_when_its_stream_was_cut(site: Site) -> None:
-    """Its event loop is busy with something else until then."""
+    """The SDK's event loop is busy with something else until then."""
     process = await client_process(
         site,
         """

@@ -25,7 +25,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def refuse_for(worker: ScriptedWorker, epoch: int) -> None:
-    """It answers every step with STALE_EPOCH, for a scheduler of this epoch."""
+    """Make the worker answer every step of this epoch with STALE_EPOCH."""
 
     def script(request: worker_pb2.StepRequest) -> Answer:
         return worker_pb2.StepResponse(epoch=epoch, step_id=request.step_id, status=worker_pb2.STEP_STATUS_STALE_EPOCH)
@@ -138,7 +138,7 @@ async def test_while_the_store_does_not_say_who_leads_nobody_ends_and_the_worker
 
 
 async def test_a_worker_that_says_it_follows_a_higher_epoch_gets_no_step_until_it_follows_ours(site: Site) -> None:
-    """As after a loss of the store, which counts epochs anew: the worker lets go of the old one by itself."""
+    """After a loss of the store epochs are counted anew: the worker drops the old epoch by itself."""
     worker = ScriptedWorker("w1")
     await worker.start()
     site.on_close(worker.stop)

@@ -237,7 +237,7 @@ async def test_a_lease_that_a_clock_set_back_has_made_long_ends_in_time(valkey: 
 async def test_a_standby_leads_as_soon_as_the_leader_has_written_its_end(
     valkey: ValkeyProcess, leases: RedisLeases
 ) -> None:
-    """Its lease is still there, and would be for a minute."""
+    """The leader's lease is still there, and would be for a minute."""
     async with redis_store(valkey.url) as store, running_journal(store) as journal:
         await leases.hold(replace(LEADER, epoch=journal.stats.epoch), 60_000)
         async with standing_by(valkey, leases, store) as (waiting, leaders):
@@ -252,7 +252,7 @@ async def test_a_standby_leads_as_soon_as_the_leader_has_written_its_end(
 async def test_a_standby_leads_as_soon_as_it_reads_that_a_lease_which_is_gone_was_handed_over(
     valkey: ValkeyProcess, leases: RedisLeases
 ) -> None:
-    """It saw that nobody has the lease before it read why, and would have waited a minute."""
+    """The standby saw the missing lease before it read the reason, and would have waited a minute."""
     async with redis_store(valkey.url) as store, running_journal(store) as journal:
         leader = replace(LEADER, epoch=journal.stats.epoch)
         await leases.hold(leader, 60_000)

@@ -1,4 +1,4 @@
-"""What the store loses while a standby follows: a leader that lives keeps leading, and else nothing read is lost."""
+"""Losses of the store while a standby follows: a live leader keeps leading; without one no read entry is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -42,7 +42,7 @@ async def store(valkey: ValkeyProcess) -> AsyncIterator[RedisStore]:
 
 
 async def lose(valkey: ValkeyProcess, store: RedisStore, num_kept: int) -> None:
-    """All but the first entries, the lease and the epoch counter; every connection breaks."""
+    """Drop all but the first entries, the lease and the epoch counter; every connection breaks."""
     entries = await store.read_entries(JOURNAL_START, 1000)
     valkey.command("FLUSHALL")
     for each in entries[:num_kept]:
@@ -159,7 +159,7 @@ async def test_what_a_leader_could_not_say_again_before_its_death_is_known_to_it
 async def test_a_loss_behind_which_another_leader_went_on_is_forgotten(
     valkey: ValkeyProcess, store: RedisStore
 ) -> None:
-    """What that leader did not find is not what happened."""
+    """Entries that the new leader did not find never happened."""
     hot = new_hot(valkey, store)
     async with running_journal(store) as leader, following(hot):
         await leader.admit(admission(1))
@@ -188,7 +188,7 @@ async def begin_below(store: RedisStore, *, is_ready: bool) -> EntryId:
 async def test_a_leader_that_begins_below_what_was_read_is_noticed(
     valkey: ValkeyProcess, store: RedisStore, is_ready: bool
 ) -> None:
-    """Nothing that it writes comes behind what was read. Until it serves what was read is kept, and then is not."""
+    """No entry of that leader continues what was read, which the standby keeps until that leader serves."""
     hot = new_hot(valkey, store)
     async with running_journal(store) as leader, following(hot):
         await leader.admit(admission(1))

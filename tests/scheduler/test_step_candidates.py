@@ -98,7 +98,7 @@ def asked_by(plan: StepPlan) -> dict[int, SlotSampling]:
 
 
 def answer(*candidates: Candidates) -> StepResult:
-    """As it comes from the wire."""
+    """Result as parsed from the wire."""
     return result_from_pb(result_to_pb(StepResult(epoch=1, step_id=1, candidates=list(candidates))))
 
 

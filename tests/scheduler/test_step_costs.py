@@ -1,4 +1,4 @@
-"""What is learnt of a worker's speed from its steps, and when it is worth telling."""
+"""Estimates of a worker's speed from its steps, and the changes worth reporting."""
 
 from itertools import pairwise
 from typing import Any

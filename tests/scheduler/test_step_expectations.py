@@ -1,4 +1,4 @@
-"""What is expected of a step, by the steps before it, and of which steps nothing is."""
+"""Expected time of a step, from the steps before it, and the steps without one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What one tenant may take of the queue, of what may be paused and of pins; and what a session may have open.
+"""Limits of one tenant on the queue, paused requests and pins; and limits of a session.
 
 Each refusal is RESOURCE_EXHAUSTED with a delay and says which limit it was.
 """
@@ -37,7 +37,7 @@ async def busy_worker(site: Site) -> tuple[ScriptedWorker, "asyncio.Task[Any]"]:
 
 
 async def waiting(site: Site, number: int, tenant: str) -> "list[asyncio.Task[Any]]":
-    """So many requests of a tenant in the queue, named by it and their number."""
+    """Queue requests of a tenant, named by it and their number."""
     before = site.engine.scheduler.waiting.num_groups
     tasks = [
         asyncio.create_task(site.run(counting(20, 2, f"{tenant}-{index}", tenant=tenant))) for index in range(number)

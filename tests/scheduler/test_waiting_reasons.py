@@ -1,4 +1,4 @@
-"""What a group that does not run waits for, by the scheduler alone. Blocks hold 4 tokens."""
+"""Reasons why a group waits, by the scheduler alone. Blocks hold 4 tokens."""
 
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup

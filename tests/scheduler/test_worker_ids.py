@@ -36,10 +36,10 @@ class HollowLink(WorkerLink):
         return ScriptedWorker(self.address).description
 
     def open(self, step_key: str = "") -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def hang_up(self) -> None:
         self._break("it has gone")

@@ -1,4 +1,4 @@
-"""Who is a worker here: registration, dialling back, identity, model, silence, replacement."""
+"""Workers of the scheduler: registration, dialling back, identity, model, silence, replacement."""
 
 import asyncio
 import time
@@ -204,7 +204,7 @@ async def hanging(site: Site, num_results: int) -> float:
 
 
 async def look_at(site: Site, worker_id: str, now_s: float) -> None:
-    """As if it were then, and the worker had registered until then."""
+    """Check the workers at this time, with the worker registered until then."""
     site.workers.members[worker_id].seen_s = now_s
     site.workers.give_up_silent(now_s)
     await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_a_step_like_those_before_hangs_after_seconds_and_late_answers_cha
 
 
 async def test_the_first_step_of_a_worker_that_is_back_hangs_after_seconds_too(site: Site) -> None:
-    """As when a damaged length keeps a step from ever being whole."""
+    """A damaged length, for example, keeps a step from ever being complete."""
     worker = await site.add_worker("back")
     for start in (10, 20, 30):
         await site.run(counting(start))

@@ -20,7 +20,7 @@ _CORPUS = [
 
 @lru_cache
 def byte_level_json() -> bytes:
-    """As of GPT-2 and LLaMA 3: tokens are bytes, special tokens are put in front by a template."""
+    """Tokenizer like that of GPT-2 and LLaMA 3: tokens are bytes, a template puts special tokens in front."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,7 +38,7 @@ def byte_level_json() -> bytes:
 
 @lru_cache
 def byte_fallback_json() -> bytes:
-    """As of LLaMA 2 and Mistral: words begin with "▁", unknown characters are spelled as byte tokens."""
+    """Tokenizer like that of LLaMA 2 and Mistral: words begin with "▁", unknown characters become byte tokens."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(

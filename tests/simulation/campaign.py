@@ -16,7 +16,7 @@ SEEDS_AT_ONCE = 5  # that a process takes
 
 @dataclass(slots=True)
 class Tally:
-    """Of the outcomes so far."""
+    """Tally of the outcomes so far."""
 
     num_seeds: int = 0
     failed: list[Outcome] = field(default_factory=list)

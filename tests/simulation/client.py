@@ -92,12 +92,12 @@ class Client:
             self._forget_connection()
 
     def server_is_silent(self, leader: SchedulerLife) -> None:
-        """What keepalive tells."""
+        """Handle the keepalive's report that the server is silent."""
         if self._connection is not None and self._leader is leader:
             self._connection.lose()
 
     def lose_way(self, *, to_server: bool) -> bool:
-        """Its path to the scheduler dies on one side, and nobody is told. False if it has none."""
+        """Break its path to the scheduler on one side, without telling anybody. False if it has none."""
         if self._connection is None or self._connection.half_open_s is not None:
             return False
         self._history.count("client's path dies on one side")
@@ -105,7 +105,7 @@ class Client:
         return True
 
     def _look_for_silent(self, connection: Connection) -> None:
-        """As the SDK does: attaches again where nothing is heard of a request, and leaves a silent connection."""
+        """Act like the SDK: attach again to requests without messages, and leave a silent connection."""
         if connection is not self._connection or self.is_done:
             return
         for handle, order in list(self._order_of.items()):

@@ -1,4 +1,4 @@
-"""What a request's output is when nothing stands in its way, and when what was seen of it agrees with that."""
+"""Expected output of a request without disturbance, and the check of observed output against it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tests.simulation import toy_model as model
 
 @dataclass(slots=True)
 class SeenSample:
-    """As far as it came."""
+    """Sample as far as it was seen."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Sample:
 
 
 class ClosedForm:
-    """Of one request; computed when it is first asked for."""
+    """Expected output of one request; computed when it is first asked for."""
 
     def __init__(self, request: pb.GenerateRequest) -> None:
         self._request = request
@@ -40,7 +40,7 @@ class ClosedForm:
         self._samples: dict[int, Sample] = {}
 
     def faults_of(self, samples: Sequence[SeenSample], *, is_whole: bool) -> list[str]:
-        """What is wrong with what was seen; `is_whole` if the request ended by itself."""
+        """List what is wrong with the observed samples; `is_whole` if the request ended by itself."""
         if self._request.HasField("beam"):
             return self._faults_of_beams(samples, is_whole=is_whole)
         num_drawn, num_returned = num_sequences_of(self._request), self._request.sampling.n or 1
@@ -58,7 +58,7 @@ class ClosedForm:
         return faults
 
     def prompt_logprobs(self) -> list[tuple[int, float]]:
-        """Of the prompt's tokens from the second on."""
+        """Log-probabilities of the prompt's tokens from the second on."""
         told, checksum = [], model.START
         ids = self._request.token_ids.ids
         for token_id, next_id in pairwise(ids):

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when: drawn from the seed, before the run.
+"""Faults of a run and their times: drawn from the seed, before the run.
 
 Knows the names of faults, not how they are done.
 """

@@ -1,4 +1,4 @@
-"""What happens in a run: each event goes into a digest, is printed if wanted, and violations of promises are kept.
+"""History of a run: each event enters a digest and is printed on request; violations of promises are kept.
 
 Also where the log of production code ends: an exception that it caught and logged is a violation.
 """
@@ -17,7 +17,7 @@ MAX_VIOLATIONS = 20
 
 
 class History:
-    """Of one run. Two runs with the same digest had the same events in the same order at the same times."""
+    """History of one run. Two runs with the same digest had the same events in the same order at the same times."""
 
     def __init__(self, clock: VirtualClock, *, is_traced: bool) -> None:
         self.violations: list[str] = []
@@ -47,7 +47,7 @@ class History:
             self.say(event)
 
     def count(self, effect: str) -> None:
-        """Something that a fault is there for has happened."""
+        """Count an effect that a fault is meant to have."""
         self.note(effect)
         self.effects[effect] += 1
 
@@ -69,10 +69,10 @@ class _Sink:
 
 
 class _Logger:
-    """What structlog gives to production code."""
+    """Logger with the methods that production code calls on structlog's."""
 
     def __init__(self, logger: Any, processors: Any, context: Any) -> None:
-        """As structlog calls it."""
+        """Accept the arguments that structlog passes."""
 
     def bind(self, **_: Any) -> "_Logger":
         return self

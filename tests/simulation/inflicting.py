@@ -19,7 +19,7 @@ HEALED_S = 20.0  # from then on nothing goes wrong any more
 
 
 class Inflicting:
-    """Of one world."""
+    """Faults inflicted on one world."""
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         self._world = world
@@ -67,7 +67,7 @@ class Inflicting:
             self._do_to_worker(fault, workers[fault.number % len(workers)])
 
     def _set_clock(self, fault: Fault) -> None:
-        """Of one process: a scheduler, leading or not, the store or a worker; by hours, or by less than a second."""
+        """Set the clock of one process, a scheduler, the store or a worker, by hours or by less than a second."""
         world = self._world
         processes = [("scheduler", life.process) for life in (world.life, *world.standbys)]
         processes += [("store", world.store.process)]
@@ -114,7 +114,7 @@ class Inflicting:
             store.fail_over(fault.number % 5 + 1)
 
     def _flush_at_death(self) -> None:
-        """Where a standby has read all that has not ended, though perhaps not its last tokens."""
+        """Flush if a standby has read all requests that have not ended, though perhaps not their last tokens."""
         world = self._world
         leader = world.holder()
         if leader is not None and any(each.knows_all(world.truth) for each in world.standbys):
@@ -137,7 +137,7 @@ class Inflicting:
         self._world.store.thaw()
 
     def _load_store(self) -> None:
-        """It is started again, with all that it had, which it reads first."""
+        """Restart the store with all its data, which it reads first."""
         self._world.store.mode = "loading"
         self._later(LOADING_S, self._end_mode)
 
@@ -183,7 +183,7 @@ class Inflicting:
             standby.cut_in_take_over(fault.number, fault.lasts_s)
 
     def _do_to_client(self, fault: Fault) -> None:
-        """As soon as it has a connection."""
+        """Inflict the fault on a client as soon as it has a connection."""
         client = self._world.clients[fault.number % len(self._world.clients)]
         if not client.is_done and not client.lose_way(to_server=fault.kind == "client is unheard"):
             self._later(CONNECTED_S, self._do_to_client, fault)

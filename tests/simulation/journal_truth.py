@@ -1,4 +1,4 @@
-"""What the store ever took into the journal, read as it comes: what may be delivered, and what must not happen there.
+"""Truth of the journal: every entry that the store took, to decide what may be delivered and what must not happen.
 
 It reads entries with its own few lines, not with the replay that it is to judge.
 """
@@ -78,11 +78,11 @@ class JournalTruth:
             self._unsure.add(self._last_payload)
 
     def note_answered(self, payload: bytes) -> None:
-        """Its writer has heard that this entry was taken, and will not send it again: the same bytes are news."""
+        """Record that the writer knows that this entry was taken: the same bytes again are a new entry."""
         self._unsure.discard(payload)
 
     def unended(self) -> list[Admitted]:
-        """Of each id the last that was admitted by it, if it has no end: one that was lost may be admitted anew."""
+        """Last admission of each id, if it has no end: a lost one may be admitted again."""
         owners = (self.owner(request_id) for request_id in self.by_id)
         return [each for each in owners if each is not None and each.state is None]
 

@@ -78,7 +78,7 @@ class LeaseClient:
         return found
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     async def _call(self, name: str, work: Callable[[LossyStore], Any], *, is_write: bool = True) -> Any:
         return await self._link.call(name, work, is_write=is_write)
@@ -118,7 +118,7 @@ class TailClient:
         return bool(found) and found[0].entry_id == entry_id
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     async def _read(self, first: EntryId, limit: int) -> Sequence[StoredEntry]:
         found: Sequence[StoredEntry] = await self._link.call(

@@ -1,4 +1,4 @@
-"""Who asks for what, when, and how they behave: drawn from the seed, before the run.
+"""Clients of a run, their requests, times and behaviour: drawn from the seed, before the run.
 
 A mixed population: greedy, drawn with a seed, several samples, ranked ones, beam searches, stop ids, log-probabilities,
 priorities, deadlines; clients that hang up, read slowly, cancel, ask twice, or with another body, or never come back.
@@ -79,7 +79,7 @@ class PinPlan:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of a run."""
+    """Load of a run."""
 
     clients: list[ClientPlan]
     pins: list[PinPlan]

@@ -18,7 +18,7 @@ MILLION = 1_000_000
 
 
 class MachineClock:
-    """Of one machine. Outside of all machines the true clock counts, which is one without an offset."""
+    """Clock of one machine. Outside of all machines the true clock counts, which is one without an offset."""
 
     def __init__(self, *, uptime_ns: int = START_NS, drift_ppm: int = 0, ahead_ns: int = 0) -> None:
         """`uptime_ns` is that at the beginning of the run."""
@@ -34,7 +34,7 @@ class MachineClock:
         return START_NS - (self._uptime_ns - monotonic_ns) * MILLION // self._pace
 
     def true_span_ns(self, span_ns: int) -> int:
-        """How long a time by this clock truly is, at least."""
+        """Least true duration of a span by this clock."""
         return -(-span_ns * MILLION // self._pace)
 
 
@@ -74,7 +74,7 @@ class VirtualClock:
 
 
 class Clocks:
-    """Those of the machines of a run, drawn as they are needed."""
+    """Clocks of a run's machines, drawn as they are needed."""
 
     def __init__(self, random_: Random) -> None:
         self._random = random_

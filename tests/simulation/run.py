@@ -25,7 +25,7 @@ MAX_TURNS = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one seed."""
+    """Outcome of one seed."""
 
     seed: int
     digest: str
@@ -119,7 +119,7 @@ async def _answered(life: SchedulerLife, request_id: str) -> pb.GetRequestRespon
 
 
 async def _audit(world: World, life: SchedulerLife) -> None:
-    """Everything accepted has an end, and its record says what was seen."""
+    """Assert that everything accepted has an end, and that its record equals what was seen."""
     for order in world.orders:
         if world.is_excused(order):
             continue

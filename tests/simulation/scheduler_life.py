@@ -104,7 +104,7 @@ class SchedulerLife:
         )
 
     def _build(self) -> None:
-        """What serves, once this leads."""
+        """Build the serving parts, once this scheduler leads."""
         options = self._options
         limits = AdmissionLimits(max_queue_requests=options.max_queue_requests, max_queue_tokens=1_000_000)
         self.admission = Admission(self.engine, limits, self.readers, self.recovery)
@@ -124,7 +124,7 @@ class SchedulerLife:
             connection.end_from_server()
 
     async def pause(self, request_id: str, *, keep_on_host: bool) -> None:
-        """As somebody asks; what comes of it is noted."""
+        """Pause a request, as a client would, and record the outcome."""
         try:
             await self.admission.pause(request_id, keep_on_host=keep_on_host)
             self._history.note(f"{self.process.name} has paused {request_id}")
@@ -156,7 +156,7 @@ class SchedulerLife:
         self._cut = (num_commands, cut_s)
 
     def knows_all(self, truth: JournalTruth) -> bool:
-        """Whether this standby has read of every request that has not ended."""
+        """True if this standby has read of every request that has not ended."""
         live = {each.number for each in truth.by_number.values() if each.state is None and not each.is_withdrawn}
         return self._hot is not None and self.process.runs and live <= self._hot.replay.requests.keys()
 

@@ -1,4 +1,4 @@
-"""How the schedulers of a run are set up: drawn from the seed, before the run."""
+"""Options of a run's schedulers: drawn from the seed, before the run."""
 
 from dataclasses import dataclass
 from random import Random

@@ -19,7 +19,7 @@ SIDE_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class Way:
-    """Of one scheduler to the store. Cut at the command that brings `num_left` to 0, for `cut_s`.
+    """Connection of one scheduler to the store. Cut at the command that brings `num_left` to 0, for `cut_s`.
 
     `before_command` is called before each.
     """
@@ -34,7 +34,7 @@ class Way:
         self.num_left, self.cut_s = num_commands, cut_s
 
     def lets_pass(self) -> bool:
-        """Whether one more command gets through and back."""
+        """True if one more command and its reply get through."""
         self.before_command()
         now_s = asyncio.get_running_loop().time()
         if self.num_left:
@@ -44,7 +44,7 @@ class Way:
         return now_s >= self._cut_until_s
 
     def is_cut_now(self) -> bool:
-        """Whether it was cut by the command that was counted last."""
+        """True if the command that was counted last cut it."""
         return asyncio.get_running_loop().time() + self.cut_s == self._cut_until_s
 
 
@@ -149,4 +149,4 @@ class StoreClient:
         return payload
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""

@@ -32,7 +32,7 @@ REFUSALS: dict[Mode, str] = {
 
 
 class LossyStore(MemoryStore):
-    """What the server holds: journal, epoch and records, the lease with its end, and standbys with theirs."""
+    """Contents of the server: journal, epoch and records, the lease with its end, and standbys with theirs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class LossyStore(MemoryStore):
         self.standbys: dict[str, float] = {}
 
     def lose_last(self, num_entries: int) -> None:
-        """As after a failover to a replica that lagged behind."""
+        """Lose the last entries, as after a failover to a replica that lagged behind."""
         num_kept = max(1, len(self._ids) - num_entries)
         del self._ids[num_kept:], self._payloads[num_kept:]
         self._last = self._ids[-1]
 
     async def put_records_at(self, unix_ns: int, records: Sequence[Record], limits: RecordLimits) -> int:
-        """As RedisStore does it: accounts of records go by the time of day of who puts them."""
+        """Put records as RedisStore does: their accounts go by the writer's time of day."""
         with time_of_day(unix_ns):
             return await self.put_records(records, limits)
 
@@ -97,7 +97,7 @@ class StoreServer:
         self._last_append: Command | None = None  # that was done
 
     def send(self, command: Command) -> None:
-        """It arrives after a while, whatever becomes of the sender."""
+        """Send a command. It arrives after a delay, even if the sender is gone by then."""
         self.process.call_later(self._delay(), self._arrive, command)
 
     def thaw(self) -> None:
@@ -122,7 +122,7 @@ class StoreServer:
             self.server += 1
 
     def hang_up(self) -> None:
-        """As at its end: every connection breaks, and replies are lost. What it took it has."""
+        """Break every connection, as at the server's end; replies are lost, accepted commands are not."""
         self._history.count("store ends and keeps its journal" if self.content.num_entries else "store ends empty")
         self.server += 1
 

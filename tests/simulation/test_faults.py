@@ -19,13 +19,13 @@ STRUCK_S = (1.7, 2.3, 3.1)  # while requests run: the first leader waits for a l
 
 
 def repeated(kind: Kind, *, lasts_s: float = 0.5) -> list[Fault]:
-    """Of other clients, workers and so on each time."""
+    """Repeat a fault, on other clients, workers and so on each time."""
     return [Fault(kind=kind, at_s=at_s, lasts_s=lasts_s, number=number) for number, at_s in enumerate(STRUCK_S, 1)]
 
 
 @pytest.fixture(scope="module")
 def effects_of() -> Iterator[EffectsOf]:
-    """What faults come to in all those seeds, none of which fails. In a process whose clocks are nobody else's."""
+    """Effects of the faults in all those seeds, none of which fails. Runs in a process with clocks of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
 
         def inflict(faults: Sequence[Fault]) -> Counter[str]:
@@ -56,7 +56,7 @@ def test_workers_that_are_told_to_end_leave_and_come_back(effects_of: EffectsOf,
 
 
 def test_what_workers_leave_undone_runs_elsewhere_or_again(effects_of: EffectsOf) -> None:
-    """Those that a number divisible by three hits are given no time to drain."""
+    """Faults with a number divisible by three give workers no time to drain."""
     at_once = [Fault(kind="worker is told to end", at_s=at_s, lasts_s=0.5, number=3) for at_s in STRUCK_S]
     assert effects_of(at_once)["worker leaves with work undone"] > 2 * len(SEEDS)
 

@@ -1,4 +1,4 @@
-"""What the simulation's checker takes for lost, for the same again, and for news."""
+"""Judgement of the simulation's checker: lost, repeated, or new."""
 
 from quire.v1 import inference_pb2, journal_pb2
 from scheduler_svc.journal.store import EntryId
@@ -29,7 +29,7 @@ def test_an_entry_that_may_have_been_lost_unheard_of_counts_once_though_it_comes
 
 
 def test_the_same_bytes_are_news_once_their_writer_has_heard_that_the_first_were_taken() -> None:
-    """Its answer was on the way when the store lost all: the same token of the same request may come twice."""
+    """The reply was on the way when the store lost everything: the same token of the same request may come twice."""
     truth = truth_of("a")
     truth.note_loss(True, True)
     truth.note_answered(admission(0, "a"))

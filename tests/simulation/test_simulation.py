@@ -24,6 +24,6 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 
 
 def test_a_store_that_breaks_its_word_is_found_out() -> None:
-    """It acknowledges one entry in ten that it does not keep."""
+    """The store acknowledges one entry in ten without keeping it."""
     found = [each for each in outcomes(range(10), 1, forgets=0.1) if each.violations]
     assert len(found) > 5

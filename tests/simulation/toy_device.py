@@ -1,4 +1,4 @@
-"""What a simulated worker executes steps on: blocks that hold checksums of contexts, and slots known only from steps.
+"""Device of a simulated worker: blocks that hold checksums of contexts, and slots known only from steps.
 
 It obeys as a real worker does, and says what makes no sense: a slot that is not there, a block that does not hold what
 the table says. Sampling seeds of some values make a request poisonous.
@@ -60,7 +60,7 @@ class ToyDevice:
         return self._fence.epoch
 
     def follow(self, epoch: int) -> None:
-        """As a scheduler that leads has answered, though it may be lower."""
+        """Follow the epoch of a leading scheduler's answer, even if it is lower."""
         self._fence.follow(epoch)
 
     def execute(self, step: Step) -> StepResult:
@@ -86,7 +86,7 @@ class ToyDevice:
         return result
 
     def _break_off(self, step: Step) -> StepResult:
-        """What it would have written is garbage, and the slots are in disorder."""
+        """Leave garbage in the blocks that the step would have written, and the slots in disorder."""
         self.fails_next = False
         counts = step.num_tokens or [1] * len(step.rows)
         for number, count in zip(step.rows, counts, strict=True):

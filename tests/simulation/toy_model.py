@@ -41,7 +41,7 @@ def rank(checksum: int, token_id: int) -> int:
 
 @lru_cache(maxsize=50_000)
 def ranking(checksum: int) -> tuple[int, ...]:
-    """All tokens, the most likely first."""
+    """Rank all tokens, the most likely first."""
     return tuple(sorted(range(VOCAB_SIZE), key=lambda token_id: (-logprob(checksum, token_id), token_id)))
 
 

@@ -1,4 +1,4 @@
-"""How a simulated worker tells whoever leads that it is there, and at its end that it leaves: see the worker's own.
+"""Registration of a simulated worker with any leader, and its farewell: see the worker's own.
 
 Messages of it can get lost, and a scheduler that is gone answers nothing. Knows no steps.
 """
@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 
 
 class Registry(Protocol):
-    """Of a scheduler."""
+    """Registry of a scheduler."""
 
     epoch: int
 
@@ -42,7 +42,7 @@ class Leader(Protocol):
 
 
 class ToyRegistration:
-    """Of one incarnation."""
+    """Registration of one incarnation."""
 
     def __init__(
         self,

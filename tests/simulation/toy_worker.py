@@ -134,7 +134,7 @@ class ToyWorker:
 
     @property
     def answers(self) -> bool:
-        """Whether a message from outside would be answered."""
+        """True if a message from outside would be answered."""
         return self.process.runs and not self.is_cut_off
 
     def add_line(self, line: "ToyLine") -> None:
@@ -262,7 +262,7 @@ class ToyLine(WorkerLink):
 
 
 def _copied(step: Step) -> Step:
-    """As the wire would: the scheduler goes on changing its tables."""
+    """Copy a step as the wire would: the scheduler goes on changing its tables."""
     for state in step.whole:
         state.block_table = list(state.block_table)
     return step

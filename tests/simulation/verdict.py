@@ -1,4 +1,4 @@
-"""What must hold: of a request as its client sees its end, and of everything when all is quiet."""
+"""Verdict on a request as its client sees its end, and on everything when all is quiet."""
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.scheduler import Scheduler
@@ -9,7 +9,7 @@ SLACK_S = 0.5
 
 
 def fault_of_end(order: Order, now_s: float, grace_s: float, wall_span_s: float = 0.0) -> str | None:
-    """What is wrong with the end of a request as its client has seen it; None if nothing is.
+    """Describe what is wrong with a request's end as its client saw it; None if nothing is.
 
     Over a change of leaders a deadline may pass early by as much as the time of day was set: `wall_span_s` at most.
     """
@@ -55,7 +55,7 @@ def faults_of_rest(scheduler: Scheduler, num_samplings: int) -> list[str]:
 
 
 def faults_of_record(order: Order, response: pb.GetRequestResponse) -> list[str]:
-    """Whether the record says what was seen, or what would have been."""
+    """Faults of a record that differs from what was seen, or from the expected output."""
     name, faults = order.request_id, []
     came = [list(sample.token_ids) for sample in response.samples]
     if order.finished is not None:

@@ -21,7 +21,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class StuckError(Exception):
-    """Nobody can go on: no callback is ready and no timer runs, or turns follow each other without end."""
+    """Deadlock: no callback is ready and no timer runs, or turns follow each other without end."""
 
 
 class Process:
@@ -47,7 +47,7 @@ class Process:
         return self._loop.create_task(work, context=self.context)
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
-        """As a message from outside that arrives then."""
+        """Call later, as a message from outside that arrives then."""
         self._loop.arrive(delay_s, callback, args, self.context)
 
     def kill(self) -> None:
@@ -83,7 +83,7 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """As much of a loop as code without I/O needs. First come, first served, as in asyncio's own."""
+    """Event loop for code without I/O. First come, first served, as in asyncio's own."""
 
     def __init__(self, clock: VirtualClock, *, max_turns: int) -> None:
         self.clock = clock
@@ -227,7 +227,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the heap until it is due."""
+        """Leave a cancelled timer in the heap until it is due."""
 
 
 def _process_of(context: Context | None) -> Process | None:
@@ -235,5 +235,5 @@ def _process_of(context: Context | None) -> Process | None:
 
 
 def new_loop(clock: VirtualClock, *, max_turns: int) -> VirtualLoop:
-    """What has to do with the outside world, from readers to subprocesses, it does not have."""
+    """Make a loop without methods for the outside world, from readers to subprocesses."""
     return VirtualLoop(clock, max_turns=max_turns)  # type: ignore[abstract]

@@ -32,7 +32,7 @@ LIMIT_S = 240.0  # virtual time in which everybody is served
 
 
 class World:
-    """Everything is drawn at the beginning; `run` lets it happen."""
+    """World of a run. Everything is drawn at the beginning; `run` lets it happen."""
 
     def __init__(self, loop: VirtualLoop, draw: Random, history: History) -> None:
         self.loop = loop
@@ -113,7 +113,7 @@ class World:
             self.lives.append(life)
 
     def kill_scheduler(self, life: SchedulerLife) -> None:
-        """It is followed by another, if it was the youngest; after the end of all faults that one is spared."""
+        """Kill a scheduler; another follows if it was the youngest. After all faults the youngest is spared."""
         if self.is_spared and life is self.life:
             return
         if self.is_healing():
@@ -128,7 +128,7 @@ class World:
         self.loop.outside(PING_TIMEOUT_S, self._note_silence, life)
 
     def is_quiet(self) -> bool:
-        """Whether nothing is live, waiting, on its way in or to the store."""
+        """True if nothing is live, waiting, or on its way into or to the store."""
         life = self.life
         if not life.serves or life.is_told_to_end or not life.process.runs:
             return False
@@ -152,7 +152,7 @@ class World:
         )
 
     def has_memory(self) -> bool:
-        """Whether a scheduler lives that has all that is in the store."""
+        """True if a live scheduler knows everything that is in the store."""
         return self.holder() is not None
 
     def holder(self) -> SchedulerLife | None:
@@ -161,12 +161,12 @@ class World:
         return leading[-1] if leading and leading[-1].process.runs else None
 
     def kill_memory(self, life: SchedulerLife) -> None:
-        """As `kill_scheduler`, though the store has just lost all: a standby knows it."""
+        """Kill a scheduler like `kill_scheduler`, though the store has just lost all: a standby knows it."""
         life.die()
         self._on_end(life)
 
     def is_healing(self) -> bool:
-        """Nothing is promised of data that the store has lost, if memory is lost before it has said it again."""
+        """True while data that the store lost is not rewritten: no promise holds for it if memory is lost too."""
         if not self.store.has_lost_data:
             return False
         holder = self.holder()
@@ -241,7 +241,7 @@ class World:
             self.history.violate(fault)
 
     def is_excused(self, order: Order) -> bool:
-        """What had ended, and may have run again under the same id since the store lost its record, is not judged."""
+        """True if a request had ended and its record was lost: it may have run again under its id."""
         return self.truth.ended_before(order.request_id, self.store.flushed_s)
 
     def _pause(self, order: Order) -> None:

@@ -1,4 +1,4 @@
-"""What the native kernels of an installed wheel compute, against torch: `python -m tests.wheel.variant_numerics NAME`.
+"""Results of an installed wheel's native kernels against torch: `python -m tests.wheel.variant_numerics NAME`.
 
 NAME is the variant that they must be. Ends with a traceback where they are not, or compute something else.
 """

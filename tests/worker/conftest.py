@@ -1,4 +1,4 @@
-"""What tests of both runners share."""
+"""Fixtures that tests of both runners share."""
 
 import pytest
 

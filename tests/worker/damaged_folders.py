@@ -92,7 +92,7 @@ def spoilt_copy(sound: Path, damage: Damage, at: Path) -> Path:
 
 
 def damages(sound: Path) -> Iterator[Damage]:
-    """All kinds that there are for this folder, in a fixed order."""
+    """Yield all kinds of damage for this folder, in a fixed order."""
     config = json.loads((sound / "config.json").read_text())
     for key in config:
         for value in VALUES:

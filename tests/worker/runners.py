@@ -23,7 +23,7 @@ NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 96, 32, 4, 12
 
 
 class SteppedRunner:
-    """Any runner, one step at a time."""
+    """Runner of any kind, one step at a time."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner

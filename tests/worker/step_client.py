@@ -14,7 +14,7 @@ from tests.worker.steps import GREEDY
 
 @dataclass(slots=True)
 class Sent:
-    """What the client knows of one sequence."""
+    """Sequence as the client knows it."""
 
     slot: int
     token_ids: list[int]

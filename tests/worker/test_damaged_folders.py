@@ -1,4 +1,4 @@
-"""Whatever is wrong with a model folder is one line that says what to change; never a traceback, never a hang."""
+"""Damaged model folders: any fault gives one line that says what to change; never a traceback, never a hang."""
 
 import random
 import shutil
@@ -23,7 +23,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refusals(sound: Path, kinds: Iterable[Damage], at: Path) -> dict[str, str | None]:
-    """What the check says of each; None where the folder can be served all the same."""
+    """Refusal of each kind of damage; None if the folder can be served all the same."""
     found: dict[str, str | None] = {}
     for damage in kinds:
         folder = spoilt_copy(sound, damage, at / "model")
@@ -39,7 +39,7 @@ def refusals(sound: Path, kinds: Iterable[Damage], at: Path) -> dict[str, str | 
 
 
 def sample(family: str, kinds: list[Damage]) -> list[Damage]:
-    """All of a LLaMA, some of the others: most differ by the family's config alone."""
+    """Sample all damages of a LLaMA, some of the others: most differ by the family's config alone."""
     return kinds if family == "llama_gqa" else random.Random(family).sample(kinds, NUM_OF_OTHERS)
 
 

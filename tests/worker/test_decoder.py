@@ -119,7 +119,7 @@ def _reference_logits(folder: Path, prompt: list[int], dtype: torch.dtype) -> to
 
 
 def _paged_logits(folder: Path, prompt: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Of every position: a first chunk of 40, one of 20, then token by token through the cache."""
+    """Logits of every position: a first chunk of 40, one of 20, then token by token through the cache."""
     decoder = load_decoder(folder, dtype, CPU)
     runner = PagedRunner(decoder, num_blocks=8, block_size=16)
     sequence = PagedSequence(prompt, len(prompt), block_table=[6, 1, 4, 3, 7])

@@ -41,7 +41,7 @@ def test_what_is_in_small_pages_moves_and_stays_what_it_is() -> None:
 
 
 def can_collapse() -> bool:
-    """Whether this kernel knows how."""
+    """True if this kernel supports it."""
     return kernel_version() >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 

@@ -35,7 +35,7 @@ def host_decoder(name: str, folder: Path, dtype: torch.dtype = torch.float32) ->
 
 
 def chunked_logits(decoder: HostDecoder, kv_dtype: torch.dtype | None, block_size: int) -> Tensor:
-    """Of every prompt's last token, each prompt in chunks beside the others, so that chunks read what others wrote."""
+    """Logits of every prompt's last token. Prompts run in chunks side by side; later chunks read earlier ones."""
     runner = PagedRunner(decoder, num_blocks=120, block_size=block_size, kv_dtype=kv_dtype)
     prompts = random_prompts((48,) * 4)
     sequences = [PagedSequence(list(prompt), len(prompt)) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""How much of the main memory a worker's pool may take: beside others, within its share, with nearly nothing free."""
+"""Main memory for a worker's pool: beside others, within its share, with nearly nothing free."""
 
 import pytest
 import torch

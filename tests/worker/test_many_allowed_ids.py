@@ -37,7 +37,7 @@ def samples() -> list[SlotSampling]:
 
 
 def least_s(work: Callable[[], Any]) -> float:
-    """Of the processor, at best."""
+    """Least processor time in seconds."""
     times = []
     for _ in range(5):
         began_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""What is read from config.json: both spellings, every family, and what is refused."""
+"""Values read from config.json: both spellings, every family, and refusals."""
 
 import json
 from pathlib import Path

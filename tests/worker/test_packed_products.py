@@ -31,7 +31,7 @@ def matrices(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def assert_as_exact(product: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """As near to the exact product as float32 sums in any order are, rounded once."""
+    """Assert that the result is as near to the exact product as float32 sums in any order are, rounded once."""
     exact = rows.double() @ weight.double().t()
     largest = rows.double().abs() @ weight.double().abs().t()
     if bias is not None:

@@ -1,4 +1,4 @@
-"""How large the pool gets, how long a sequence may be, and which wishes do not fit together."""
+"""Size of the pool, length of a sequence, and wishes that do not fit together."""
 
 from dataclasses import replace
 

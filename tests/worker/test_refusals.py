@@ -1,4 +1,4 @@
-"""What a worker cannot be started with is refused before torch is loaded, and called as it was typed.
+"""Settings that a worker cannot start with are refused before torch is loaded, and named as they were typed.
 
 Through the worker's own entry point, and through the check that `quire serve` makes before it starts anything.
 """

@@ -199,7 +199,7 @@ async def test_a_worker_goes_where_it_is_told_that_the_leader_is() -> None:
 
 
 async def test_a_leader_that_was_followed_does_not_win_its_worker_back() -> None:
-    """It was frozen meanwhile, and does not know it yet."""
+    """The old leader was frozen meanwhile, and does not know its successor yet."""
     addresses = [free_address(), free_address()]
     old, new = Scheduler(1), Scheduler(2)
     await new.start(addresses[1])
@@ -251,7 +251,7 @@ async def test_names_are_looked_up_again_after_a_look_that_failed() -> None:
 
 
 async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
-    """It was knocked at by a word that was passed on."""
+    """A standby named its address earlier, and names it no longer."""
     leader, lost = Scheduler(), Standby(None)
     await leader.start(leading := free_address())
     await lost.start(named := free_address())
@@ -278,7 +278,7 @@ async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
 
 
 async def test_an_epoch_that_no_scheduler_answers_with_any_more_is_followed_no_more() -> None:
-    """As after a loss of the store, which counts epochs anew."""
+    """After a loss of the store epochs are counted anew."""
     address, epochs = free_address(), list[int]()
     registration = Registration(address, IDENTITY, epochs.append, forget_epoch_s=0.3)
     keeping = asyncio.create_task(registration.keep())

@@ -9,7 +9,7 @@ from worker_svc.cpu.row_buffers import RowBuffers
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1, 31, 33, 768, 1024, 2048, 4096, 150_016])
 def test_a_dozen_rows_share_no_set_of_the_first_cache(size: int, dtype: torch.dtype) -> None:
-    """Of 64 sets of lines of 64 bytes."""
+    """The cache has 64 sets of lines of 64 bytes."""
     rows = RowBuffers(dtype).of("inner", 12, size)
     assert rows.shape == (12, size)
     sets = {row.data_ptr() // 64 % 64 for row in rows}

@@ -1,4 +1,4 @@
-"""Which runner it will be, on which device and with which KV, and what is said where that cannot be."""
+"""Choice of the runner, its device and its KV, and the refusals of impossible ones."""
 
 import re
 from dataclasses import replace

@@ -25,7 +25,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 def bits(blocks: Tensor) -> Tensor:
-    """So that NaN equals NaN."""
+    """Reinterpret as integers, so that NaN equals NaN."""
     return blocks.clone().view(torch.int32)
 
 

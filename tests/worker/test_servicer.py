@@ -93,7 +93,7 @@ class Stream:
         return answer.status
 
     async def error(self) -> grpc.StatusCode:
-        """How the stream ended, past all answers."""
+        """Read the stream past all answers; return how it ended."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self.read() is not None:
                 pass

@@ -106,7 +106,7 @@ def prepared() -> SlotTable:
 
 
 def contents(table: SlotTable) -> list[Any]:
-    """All that a table holds, copied."""
+    """Copy everything that a table holds."""
     counts = table.counts
     arrays: tuple[Any, ...] = (table.block_tables, table.token_ids, table.num_prompt_tokens)
     held: list[Any] = [*arrays, counts.live, counts.num_blocks, counts.positions, counts.num_known]
@@ -236,7 +236,7 @@ def test_rows_that_were_looked_at_before_are_taken_and_refused_as_any_others(sen
 
 
 def seen(rows: StepRows) -> dict[str, Any]:
-    """What is in them, to be compared."""
+    """Contents of the rows, to be compared."""
     return {each.name: np.asarray(getattr(rows, each.name)).tolist() for each in fields_of(rows)}
 
 
@@ -257,7 +257,7 @@ def test_a_step_that_decodes_is_known_as_one() -> None:
 
 
 def check_integrity(table: SlotTable) -> None:
-    """What holds of every live slot after every step."""
+    """Check the invariants of every live slot after a step."""
     counts = table.counts
     live = counts.live
     assert (counts.num_blocks[live] <= LIMITS.max_blocks).all()

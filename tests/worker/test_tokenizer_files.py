@@ -1,4 +1,4 @@
-"""What a worker finds of a tokenizer in a checkpoint's folder."""
+"""Tokenizer files that a worker finds in a checkpoint's folder."""
 
 import json
 from pathlib import Path

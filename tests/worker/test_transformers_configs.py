@@ -129,7 +129,7 @@ def _one_thread() -> None:
 
 
 def config_of(family: str) -> dict[str, Any]:
-    """As it is saved."""
+    """Config of a family, as it is saved."""
     raw: dict[str, Any] = TINY_MODELS[family]().config.to_diff_dict()
     return raw
 
@@ -206,7 +206,7 @@ def write(folder: Path, raw: dict[str, Any]) -> PreTrainedConfig:
 
 
 def compare_configs(ours: ModelConfig, theirs: PreTrainedConfig) -> None:
-    """What short prompts do not show."""
+    """Compare the settings that short prompts do not show."""
     assert ours.max_model_len == theirs.max_position_embeddings
     eos = theirs.eos_token_id
     eos = [] if eos is None else eos if isinstance(eos, list) else [eos]

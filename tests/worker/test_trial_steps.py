@@ -26,7 +26,7 @@ TIGHT = [
 
 
 def take(steps: list[Step], limits: StepLimits) -> list[CheckedStep]:
-    """As a runner does; each sample is token 0."""
+    """Take steps as a runner does; each sample is token 0."""
     table = SlotTable(limits)
     taken = []
     for step in steps:

@@ -66,7 +66,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def sentences(completed: subprocess.CompletedProcess[str]) -> list[str]:
-    """What stands on standard error beside the log."""
+    """Lines on standard error beside the log."""
     return [line for line in completed.stderr.splitlines() if not line.startswith("{")]
 
 

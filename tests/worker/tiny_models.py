@@ -100,7 +100,7 @@ def write_tiny_model(family: str, folder: Path, seed: int = 0, dtype: torch.dtyp
 
 
 def randomise(model: PreTrainedModel, seed: int = 0) -> None:
-    """All parameters, the same for the same seed."""
+    """Set all parameters to random values, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -109,7 +109,7 @@ def randomise(model: PreTrainedModel, seed: int = 0) -> None:
 
 
 def _std(name: str) -> float:
-    """Of a matrix, such that positions and prompts matter and the best logits lie well apart."""
+    """Standard deviation of a matrix, such that positions and prompts matter and the best logits lie well apart."""
     if "lm_head" in name or "wpe" in name or "embed_positions" in name:
         return 1.0
     return 0.3 if "embed" in name or "wte" in name else 0.2
@@ -123,7 +123,7 @@ def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class GreedyReference:
-    """What `transformers` generates from each prompt alone, and how sure it was."""
+    """Output of `transformers` for each prompt alone, with its margins."""
 
     tokens: list[list[int]]
     margins: list[list[float]]  # gap of the top two logits at each token

@@ -24,7 +24,7 @@ def native(cache_directory: Path) -> NativeKernels:
 
 @pytest.fixture
 def native_on_two_threads(cache_directory: Path) -> Iterator[NativeKernels]:
-    """Whatever the environment says of threads."""
+    """Kernels on two threads, for any thread settings of the environment."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield native_kernels({**os.environ, "QUIRE_CACHE_DIR": str(cache_directory)})

@@ -32,7 +32,7 @@ def stored(side: Tensor, shape: CacheShape, slots: Tensor, *, keys: bool) -> tup
 
 
 def sides(cache: LayerCache, slots: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Of the keys, and of the values."""
+    """Split the cache into the parts of the keys and of the values."""
     return stored(cache.keys, cache.shape, slots, keys=True), stored(cache.values, cache.shape, slots, keys=False)
 
 
@@ -151,7 +151,7 @@ def test_a_query_gets_the_same_bits_whoever_is_beside_it_and_however_its_prompt_
 def test_a_number_that_is_not_finite_spoils_its_own_row_alone(
     native: NativeKernels, part: int, block_size: int, bad: float
 ) -> None:
-    """It has no step, so none of its head's numbers can be told."""
+    """Without a finite step, none of the numbers of its head can be restored."""
     case = int8_case(native, [(1, 40), (1, 30)], heads=(1, 1), block_size=block_size)
     token = torch.ones(1, 3, 32)
     token[0, part, 7] = bad

@@ -1,4 +1,4 @@
-"""What a CPU runner does to rows beside products and attention, against the formulas in float32."""
+"""Layer operations of a CPU runner beside products and attention, against the formulas in float32."""
 
 import math
 

@@ -30,7 +30,7 @@ class CountingLibrary:
 def threads_of(
     num_rows: int, num_weights: int, *, context: int = 1, num_threads: int = 4, num_cores: int = 4, **product: Any
 ) -> int:
-    """Of a pass of so many rows through weights of which half are the head's, with queries of 512 numbers."""
+    """Number of threads for a pass of these sizes; half of the weights are the head's, queries have 512 numbers."""
     library: Any = CountingLibrary()
     program = Program(library, num_threads, num_cores)
     program.add(Operation(kind=NORM, x=1, out=1, num_outputs=1 << 40))

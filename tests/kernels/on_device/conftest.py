@@ -1,4 +1,4 @@
-"""Where the Triton kernels run.
+"""Devices on which the Triton kernels run.
 
 The interpreter must be switched on before Triton is first imported, and other tests of the suite import it through
 transformers. So without a GPU the files here are not collected, unless the process was started for them

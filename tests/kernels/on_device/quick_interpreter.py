@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 
 
 class Scope:
-    """What one preparation changed, until `restore`, which ends a launch."""
+    """Scope of one preparation's changes, until `restore`, which ends a launch."""
 
     def __init__(self, changes: Any, prepared: set[frozenset[int]]) -> None:
         self._changes = changes

@@ -1,4 +1,4 @@
-"""What a step reads of its tokens, gathered by kernel, against the torch reference."""
+"""Inputs of a step's tokens, gathered by kernel, against the torch reference."""
 
 import pytest
 import torch

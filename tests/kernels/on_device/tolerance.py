@@ -1,4 +1,4 @@
-"""How far a kernel may be from its reference."""
+"""Tolerance of a kernel against its reference."""
 
 import torch
 from torch import Tensor

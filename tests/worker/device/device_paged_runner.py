@@ -66,7 +66,7 @@ class DevicePagedRunner(PagedRunner):
     def lay_out(
         self, sequences: Sequence[PagedSequence], counts: Sequence[int], prefixes: Sequence[SharedPrefix] = ()
     ) -> Batch:
-        """Of rows in order: those of one token come first, of which some may begin with the same blocks."""
+        """Lay out rows in order: those of one token come first, of which some may begin with the same blocks."""
         num_ones = list(counts).count(1)
         num_decode = -(-num_ones // PADDED_TO) * PADDED_TO
         padding = num_decode - num_ones

@@ -21,7 +21,7 @@ CAPABILITIES = {"bf16": (80, 90), "cache of e4m3": (90,), "fp16": (90,)}
 
 
 def compile_faults(launch: RecordedLaunch, capability: int) -> list[str]:
-    """What the compiler says is a fault too."""
+    """Compile a launch; faults that the compiler reports count too."""
     try:
         return resource_faults(capability, compile_recorded(launch, capability))
     except Exception as error:  # of any kind, by the stage of the compiler

@@ -73,7 +73,7 @@ class LaunchCase:
         return DeviceRunner(decoder, pool, limits, _launched_and_computed(), graph_sizes(limits.num_slots), cost=FREE)
 
     def launches_of_start(self, decoder: Decoder) -> Mapping[LaunchKey, RecordedLaunch]:
-        """As a start on a GPU compiles them, beside a pool for trial; the real pool may shorten sequences."""
+        """Record the launches that a start on a GPU compiles, with a trial pool; the real one may shorten sequences."""
         trial = replace(LIMITS, num_host_blocks=0, max_model_len=MAX_MODEL_LEN)
         trial = replace(trial, num_blocks=num_trial_blocks(trial))
         with recorded_launches() as recorder:

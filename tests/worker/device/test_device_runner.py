@@ -1,4 +1,4 @@
-"""What only the accelerator's runner does: steps launched before earlier ones are answered, and prefixes read together.
+"""Runner of the accelerator: steps launched before earlier ones are answered, and prefixes read together.
 
 That it gives what the CPU's runner gives is shown by the tests of runners, which run both.
 """

@@ -1,4 +1,4 @@
-"""How whole steps launch kernels, seen without a GPU: only in forms that a start has had compiled, and with types of
+"""Kernel launches of whole steps, seen without a GPU: only in forms that a start has compiled, and with types of
 arguments that the compile gate knows.
 """
 
@@ -41,7 +41,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("started", ["bf16", "cache of e4m3"], indirect=True)
 def test_no_step_launches_a_kernel_that_was_not_compiled_at_the_start(started: Started) -> None:
-    """Which would hold up all requests for seconds. Two steps are on the way at once."""
+    """A compilation would hold up all requests for seconds. Two steps are on the way at once."""
     runner = started.case.runner(started.decoder, LIMITS)
     steps = RandomSteps(Random(1), LIMITS)
     before: PendingDeviceStep | None = None

@@ -1,4 +1,4 @@
-"""How a runner starts, and what the KV pool gets of a device's memory."""
+"""Start of a runner, and the KV pool's share of a device's memory."""
 
 from collections.abc import Sequence
 

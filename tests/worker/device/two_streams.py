@@ -32,7 +32,7 @@ class TwoStreams:
         return event in self._reached
 
     def run(self, most: int | None = None) -> None:
-        """So many entries, or all; asserts that the streams do not wait for each other for ever."""
+        """Run entries, at most `most`; assert that the streams do not wait for each other for ever."""
         while most is None or most > 0:
             ready = [stream for stream in self._queues if self._is_ready(stream)]
             if not ready:
