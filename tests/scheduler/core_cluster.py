@@ -6,6 +6,7 @@ Every sequence's output is compared with that of an unconstrained run.
 from collections import deque
 from typing import Any
 
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -24,9 +25,22 @@ from tests.scheduler.core_executor import (
     unconstrained_output,
 )
 
+Transition = tuple[GroupState, GroupState]
+
 
 def single(sequence: Sequence, priority: int = 0) -> SequenceGroup:
     return SequenceGroup([sequence], arrival=sequence.seq_id, priority=priority)
+
+
+class WatchedGroup(SequenceGroup):
+    """A group that remembers which transitions it made, in a set that all groups of a cluster share."""
+
+    transitions: set[Transition]
+
+    def move_to(self, state: GroupState) -> None:
+        before = self.state
+        super().move_to(state)
+        self.transitions.add((before, state))
 
 
 class Cluster:
@@ -41,6 +55,7 @@ class Cluster:
         self.sequences: list[Sequence] = []
         self.num_plans = 0
         self.now_s = 0.0
+        self.transitions: set[Transition] = set()  # that groups have made
         self.candidate_sequences: dict[tuple[str, int], list[Sequence]] = {}  # by worker and step
         self.candidates: dict[Sequence, list[tuple[int, int]]] = {}  # of beams, the latest
         self.ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
@@ -133,13 +148,14 @@ class Cluster:
             )
             for index in range(num_sequences)
         ]
-        group = SequenceGroup(
+        group = WatchedGroup(
             sequences,
             arrival=len(self.sequences),
             priority=priority,
             deadline_s=deadline_s,
             awaits_host=is_beam,
         )
+        group.transitions = self.transitions
         self.sequences += sequences
         return group
 
@@ -210,15 +226,15 @@ class Cluster:
         """The same, and those in it are under suspicion. Returns who is failed for it."""
         failed = self.plans[worker_id][0]
         self.fail_steps(worker_id)
-        return self._end(self.scheduler.record_failed_step([failed]))
+        return self.end_guilty(self.scheduler.record_failed_step([failed]))
 
     def lose_worker(self, worker_id: str = "w") -> list[SequenceGroup]:
         """The worker dies. Returns who is failed for it."""
         verdicts = self.scheduler.record_worker_loss(worker_id)
         self.remove_worker(worker_id)
-        return self._end(verdicts)
+        return self.end_guilty(verdicts)
 
-    def _end(self, verdicts: list[Verdict]) -> list[SequenceGroup]:
+    def end_guilty(self, verdicts: list[Verdict]) -> list[SequenceGroup]:
         for verdict in verdicts:
             self.scheduler.finish_group(verdict.group)
         return [verdict.group for verdict in verdicts]
@@ -269,6 +285,14 @@ class Cluster:
             assert worker.num_saved_blocks == sum(map(len, held)) - num_distinct
             assert 0 <= worker.num_filled_token_slots <= worker.num_allocated_token_slots
             assert worker.num_reserved_token_slots >= 0 and worker.num_fragmented_token_slots >= 0
+
+    def assert_groups_are_listed(self) -> None:
+        """Every group is listed where its state says, and one that is new or has ended nowhere."""
+        self.scheduler.check()
+        listed = {group for group, _ in self.scheduler._places.listed_states()}
+        for group in dict.fromkeys(sequence.group for sequence in self.sequences):
+            is_listed = group.state not in (GroupState.NEW, GroupState.ENDED)
+            assert (group in listed) == is_listed, f"group {group.arrival} is {group.state.name}"
 
     def assert_idle_and_unleaked(self) -> None:
         self.scheduler.check()

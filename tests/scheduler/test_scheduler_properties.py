@@ -234,7 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def check(self) -> None:
         if hasattr(self, "cluster"):
-            self.cluster.scheduler.check()
+            self.cluster.assert_groups_are_listed()
             self.cluster.assert_figures_add_up()
 
     def teardown(self) -> None:
