@@ -14,6 +14,7 @@
 #include "attention_tiles.h"
 #include "cache.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace quire {
 
@@ -56,6 +57,13 @@ class UnitAttention {
 
   void attend() {
     take_queries();
+#if QUIRE_TILES
+    if constexpr (CAN_TILE)
+      if (is_tiled_) {
+        int64_t first = std::min<int64_t>(TILE_ROWS, rows_per_kv_head_), second = rows_per_kv_head_ - first;
+        tiles_.load({{first}, {second}, {first}, {second}, {TILE_ROWS}, {first, 32}, {second, 32}, {GROUP / 2}});
+      }
+#endif
     int first_part = unit_.first_key / PART_KEYS, part = first_part;
     for (; part * PART_KEYS < unit_.last_key; ++part) {
       attend_part(std::max(unit_.first_key, part * PART_KEYS), std::min(unit_.last_key, (part + 1) * PART_KEYS));
@@ -81,6 +89,8 @@ class UnitAttention {
   typedef typename P::Factor Factor;
   static constexpr int ROW_FACTORS = P::FACTORS;
   static constexpr bool SCALED = PACKED && std::is_same<K, int8_t>::value;
+  // In tiles of the processor: each row always, or never, so that its bits do not depend on the rows beside it.
+  static constexpr bool CAN_TILE = QUIRE_TILES && PACKED && std::is_same<K, bf16>::value;
   // Which of the tiles to come is fetched into the caches meanwhile.
   static constexpr int TILES_AHEAD = 2;
 
@@ -127,6 +137,15 @@ class UnitAttention {
       std::copy(values, values + TILE_GROUPS, next_values);
       word_stride = TILE;
     }
+#if QUIRE_TILES
+    if constexpr (CAN_TILE)
+      if (is_tiled_) {
+        score_by_tiles(first_row, keys, next_keys, first / GROUP, num_groups);
+        for (int row = 0; row < rows_per_kv_head_; ++row) weigh_scores(first_row + row, key, first, last);
+        weigh_by_tiles(first_row, values, next_values, first, last);
+        return;
+      }
+#endif
     in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
       row += first_row;
       score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
@@ -240,6 +259,77 @@ class UnitAttention {
     });
   }
 
+#if QUIRE_TILES
+  // As score_tile. Tiles 0 and 1 are scores, 2 and 3 queries of up to 16 rows each, 4 is 32 dimensions of 16 keys.
+  void score_by_tiles(int first_row, const Word* const* keys, const Word* const* ahead, int first_group,
+                      int num_groups) {
+    const int64_t key_stride = plan_.block_size * sizeof(Word), query_stride = dims_ * sizeof(bf16);
+    const bool has_second = rows_per_kv_head_ > TILE_ROWS;
+    const Factor *queries = queries_ + first_row * query_factors(), *below = queries + TILE_ROWS * query_factors();
+    float* scores = scores_ + first_row * TILE;
+    stored_for_tiles();
+    for (int g = first_group; g < num_groups; ++g) {
+      _tile_zero(0);
+      if (has_second) _tile_zero(1);
+      for (int64_t word = 0; word < dims_ / 2; word += TILE_ROWS) {
+        for (int64_t i = 0; i < TILE_ROWS; ++i) fetch_ahead(ahead[g] + (word + i) * plan_.block_size);
+        _tile_loadd(4, keys[g] + word * plan_.block_size, key_stride);
+        _tile_loadd(2, queries + word, query_stride);
+        _tile_dpbf16ps(0, 2, 4);
+        if (has_second) {
+          _tile_loadd(3, below + word, query_stride);
+          _tile_dpbf16ps(1, 3, 4);
+        }
+      }
+      _tile_stored(0, scores + g * GROUP, TILE * sizeof(float));
+      if (has_second) _tile_stored(1, scores + TILE_ROWS * TILE + g * GROUP, TILE * sizeof(float));
+    }
+  }
+
+  // Adds the weighted values of tokens from first to last. Tiles 0 and 1 are results, 5 and 6 weights of 16 tokens, 7 is
+  // 16 dimensions of their values. Values that must not be read are zeros in a copy of their group.
+  void weigh_by_tiles(int first_row, const Word* const* values, const Word* const* ahead, int first, int last) {
+    const int64_t value_stride = dims_ * sizeof(Word), result_stride = dims_ * sizeof(float);
+    const int64_t weight_stride = weight_factors() * sizeof(Factor), group_words = GROUP / 2 * dims_;
+    const bool has_second = rows_per_kv_head_ > TILE_ROWS;
+    const int first_group = first / GROUP, num_groups = (last + GROUP - 1) / GROUP;
+    const Factor* weights = weights_ + first_row * weight_factors();
+    float* results = results_ + first_row * dims_;
+    const Word* groups[TILE_GROUPS];
+    for (int g = first_group; g < num_groups; ++g) {
+      groups[g] = values[g];
+      if (g * GROUP >= first && (g + 1) * GROUP <= last) continue;
+      uint32_t* copy = reinterpret_cast<uint32_t*>(gathered_) + g * group_words;
+      for (int pair = 0; pair < GROUP / 2; ++pair) {
+        int token = g * GROUP + 2 * pair;
+        uint32_t mask = (token >= first && token < last ? 0x0000ffffu : 0) |
+                        (token + 1 >= first && token + 1 < last ? 0xffff0000u : 0);
+        for (int64_t d = 0; d < dims_; ++d) copy[pair * dims_ + d] = values[g][pair * dims_ + d] & mask;
+      }
+      groups[g] = copy;
+    }
+    stored_for_tiles();
+    for (int64_t d = 0; d < dims_; d += GROUP) {
+      _tile_loadd(0, results + d, result_stride);
+      if (has_second) _tile_loadd(1, results + TILE_ROWS * dims_ + d, result_stride);
+      for (int g = first_group; g < num_groups; ++g) {
+        // The share of these dimensions of a group, in the order of memory.
+        for (int64_t i = 0; i < GROUP / 2; ++i) fetch_ahead(ahead[g] + (d / GROUP * (GROUP / 2) + i) * GROUP);
+        _tile_loadd(7, groups[g] + d, value_stride);
+        _tile_loadd(5, weights + g * (GROUP / 2), weight_stride);
+        _tile_dpbf16ps(0, 5, 7);
+        if (has_second) {
+          _tile_loadd(6, weights + TILE_ROWS * weight_factors() + g * (GROUP / 2), weight_stride);
+          _tile_dpbf16ps(1, 6, 7);
+        }
+      }
+      _tile_stored(0, results + d, result_stride);
+      if (has_second) _tile_stored(1, results + TILE_ROWS * dims_ + d, result_stride);
+    }
+  }
+
+#endif
+
   const Plan& plan_;
   const Unit& unit_;
   const Call<S, K>& call_;
@@ -255,6 +345,10 @@ class UnitAttention {
   float* gathered_;
   float key_scales_[TILE], value_scales_[TILE];  // of a tile of int8
   Softmax softmax_[MAX_UNIT_ROWS];
+#if QUIRE_TILES
+  Tiles tiles_;
+  const bool is_tiled_ = CAN_TILE && dims_ % TILE_INPUTS == 0 && tiles_allowed();
+#endif
 };
 
 template <class S, class K, bool PACKED>

@@ -101,16 +101,32 @@ void multiply_all(const typename M::Input* x, int64_t stride, int64_t num_rows, 
 }
 
 #if QUIRE_TILES
+// Sums 0 to 3, rows 4 and 5, weights 6 and 7: `first` and `second` rows (second may be 0) by a panel's two tiles.
+class ProductTiles {
+ public:
+  void shape(int64_t first, int64_t second) {
+    if (first == first_ && second == second_) return;
+    first_ = first;
+    second_ = second;
+    tiles_.load({{first}, {first}, {second}, {second}, {first}, {second}, {TILE_ROWS}, {TILE_ROWS}});
+  }
+
+ private:
+  Tiles tiles_;
+  int64_t first_ = 0, second_ = 0;
+};
+
 // All rows with one panel, up to 32 at a time: two tiles of rows by the panel's two tiles of weights. A row's sums run
 // over the inputs tile by tile, whatever rows are beside it. `is_first`: sums begin at zero.
 inline void multiply_tiles(const bf16* x, int64_t stride, int64_t num_rows, const bf16* weights, int64_t size,
-                           float* sums, bool is_first, const void* next, int64_t next_bytes, Tiles& tiles) {
+                           float* sums, bool is_first, const void* next, int64_t next_bytes,
+                           ProductTiles& tiles) {
   static_assert(PANEL == 32 && LINE == 64, "a panel is two tiles wide");
   constexpr int64_t ROW = PANEL * sizeof(float);  // bytes of a row of sums, and of a pair of inputs of a panel
   constexpr int64_t BOTH = 2 * TILE_ROWS;
   int64_t num_groups = (num_rows + BOTH - 1) / BOTH, steps = num_groups * (size / TILE_INPUTS);
   Ahead ahead = {static_cast<const char*>(next), (next_bytes / LINE + steps - 1) / steps};
-  asm volatile("" : : : "memory");  // GCC 12 does not know that tiles are loaded from memory
+  stored_for_tiles();
   for (int64_t row = 0; row < num_rows; row += BOTH) {
     int64_t first = std::min(TILE_ROWS, num_rows - row), second = std::min(BOTH, num_rows - row) - first;
     const bf16 *above = x + row * stride, *below = above + TILE_ROWS * stride;
@@ -202,7 +218,7 @@ void many_rows(const ProductCall<M, S>& call, int64_t first_row, int64_t num_row
   alignas(64) float sums[BlockRows<M>::MOST * PANEL];
   const typename M::Input* x = call.x + first_row * call.stride;
 #if QUIRE_TILES
-  Tiles tiles;
+  ProductTiles tiles;
 #endif
   for (int64_t panel = begin; panel < end; ++panel) {
     const typename M::Weight* weights = call.weights + panel * call.num_inputs * PANEL;

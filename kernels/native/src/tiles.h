@@ -28,43 +28,42 @@ inline bool tiles_allowed() {
   return allowed;
 }
 
-// Shapes of this thread's tiles while it lives: sums 0 to 3, rows 4 and 5, weights 6 and 7. Loading shapes clears all
-// tiles, so it is done only where the number of rows differs.
+// Rows, and bytes of a row, of one tile; none of either: it is not used.
+struct TileShape {
+  int64_t rows = 0, row_bytes = 64;
+};
+
+// The shapes of this thread's tiles, from the first `load` on while it lives. Loading clears all tiles.
 class Tiles {
  public:
   Tiles() = default;
   ~Tiles() {
-    if (first_) _tile_release();
+    if (is_loaded_) _tile_release();
   }
   Tiles(const Tiles&) = delete;
 
-  // Sums of `first` and `second` rows (second may be 0), each of two tiles side by side.
-  inline __attribute__((always_inline)) void shape(int64_t first, int64_t second) {
-    if (first == first_ && second == second_) return;
-    load_shapes(first, second);
-  }
-
- private:
-  __attribute__((noinline)) void load_shapes(int64_t first, int64_t second) {
+  __attribute__((noinline)) void load(const TileShape (&tiles)[8]) {
     struct alignas(64) Shapes {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } shapes;
-    const int64_t rows[8] = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS};
     for (int tile = 0; tile < 8; ++tile) {
-      if (!rows[tile]) continue;
-      shapes.rows[tile] = static_cast<uint8_t>(rows[tile]);
-      shapes.row_bytes[tile] = 64;
+      if (!tiles[tile].rows) continue;
+      shapes.rows[tile] = static_cast<uint8_t>(tiles[tile].rows);
+      shapes.row_bytes[tile] = static_cast<uint16_t>(tiles[tile].row_bytes);
     }
     asm volatile("" : : "m"(shapes));  // GCC 12 takes only the first bytes of what is loaded for read
     _tile_loadconfig(&shapes);
-    first_ = first;
-    second_ = second;
+    is_loaded_ = true;
   }
 
-  int64_t first_ = 0, second_ = 0;
+ private:
+  bool is_loaded_ = false;
 };
+
+// GCC 12 does not know that tiles are loaded from memory: what was stored before this is in memory.
+QUIRE_INLINE void stored_for_tiles() { asm volatile("" : : : "memory"); }
 
 #endif
 
