@@ -20,32 +20,55 @@ QUIRE_INLINE void multiply_tile(float* row, const float* scales) {
   for (int i = 0; i < TILE; i += LANES) store(row + i, load<vfloat>(row + i) * load<vfloat>(scales + i));
 }
 
-// Turns a row's scores into weights relative to the greatest score so far, zero outside first to last. Returns by what
-// earlier results are to be multiplied. The scale is positive.
-inline float weights_of(float* scores, int first, int last, float scale, Softmax& row) {
-  if (first >= last) {
-    for (int i = 0; i < TILE; i += LANES) store(scores + i, vfloat{});
-    return 1.0f;
-  }
-  if (first > 0 || last < TILE)
+// The keys of a tile that a row sees, the last one not included.
+struct Seen {
+  int first, last;
+
+  bool is_nothing() const { return first >= last; }
+};
+
+// The greatest of a row's scores that it sees; the others become LOWEST, where it sees any.
+inline float greatest_of(float* scores, Seen seen) {
+  if (seen.is_nothing()) return LOWEST;
+  if (seen.first > 0 || seen.last < TILE)
     for (int i = 0; i < TILE; i += LANES) {
       vint token = lane_numbers() + i;
       vfloat score = load<vfloat>(scores + i);
-      store(scores + i, (token >= first) & (token < last) ? score : all(LOWEST));
+      store(scores + i, (token >= seen.first) & (token < seen.last) ? score : all(LOWEST));
     }
   vfloat greatest = load<vfloat>(scores);
   for (int i = LANES; i < TILE; i += LANES) greatest = greater(load<vfloat>(scores + i), greatest);
-  float before = row.greatest, now = std::max(max_of(greatest) * scale, before);
+  return max_of(greatest);
+}
+
+// Takes the greatest scores of some rows of a tile, at most LANES: factors are what their earlier results are to be
+// multiplied by. The scale is positive.
+inline void raise_greatest(const float* greatest, float scale, int num_rows, Softmax* rows, float* factors) {
+  float before[LANES] = {}, now[LANES] = {};
+  for (int i = 0; i < num_rows; ++i) {
+    before[i] = rows[i].greatest;
+    now[i] = std::max(greatest[i] * scale, before[i]);
+    rows[i].greatest = now[i];
+  }
+  vfloat was = load<vfloat>(before), is = load<vfloat>(now);
+  store(factors, was == is ? all(1.0f) : exp_of(was - is));
+  for (int i = 0; i < num_rows; ++i)
+    if (factors[i] != 1.0f) rows[i].sums *= factors[i];
+}
+
+// Turns a row's scores into weights relative to its greatest score so far; zero where it sees nothing.
+inline void weights_of(float* scores, Seen seen, float scale, Softmax& row) {
+  if (seen.is_nothing()) {
+    for (int i = 0; i < TILE; i += LANES) store(scores + i, vfloat{});
+    return;
+  }
   vfloat sums = {};
   for (int i = 0; i < TILE; i += LANES) {
-    vfloat weight = exp_below(load<vfloat>(scores + i) * scale - now);
+    vfloat weight = exp_below(load<vfloat>(scores + i) * scale - row.greatest);
     store(scores + i, weight);
     sums += weight;
   }
-  float factor = before == now ? 1.0f : exp_of(before - now);
-  row.greatest = now;
-  row.sums = row.sums * factor + sums;
-  return factor;
+  row.sums = row.sums + sums;
 }
 
 // Adds a part to what was merged before it: greatest score, sum of weights, and results of one row.

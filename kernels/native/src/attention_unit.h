@@ -141,7 +141,7 @@ class UnitAttention {
     if constexpr (CAN_TILE)
       if (is_tiled_) {
         score_by_tiles(first_row, keys, next_keys, first / GROUP, num_groups);
-        for (int row = 0; row < rows_per_kv_head_; ++row) weigh_scores(first_row + row, key, first, last);
+        weigh_scores(first_row, key, first, last);
         weigh_by_tiles(first_row, values, next_values, first, last);
         return;
       }
@@ -151,7 +151,7 @@ class UnitAttention {
       score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
                             queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
     });
-    for (int row = 0; row < rows_per_kv_head_; ++row) weigh_scores(first_row + row, key, first, last);
+    weigh_scores(first_row, key, first, last);
     if constexpr (P::STEP == 2)
       if (first % 2) weigh_half(first_row, values, first / 2, 0xffff0000u);
     weigh(first_row, values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
@@ -219,19 +219,34 @@ class UnitAttention {
     }
   }
 
-  void weigh_scores(int row, int key, int first, int last) {
-    int position = unit_.first_position + row / unit_.num_heads - key;
-    if (plan_.window) first = std::max(first, position - plan_.window + 1);
-    last = std::min(last, position + 1);
-    if constexpr (SCALED) multiply_tile(scores_ + row * TILE, key_scales_);
-    float factor = weights_of(scores_ + row * TILE, first, last, call_.scale, softmax_[row]);
-    if constexpr (SCALED) multiply_tile(scores_ + row * TILE, value_scales_);
-    if (factor != 1.0f)
-      for (int64_t d = 0; d < dims_; d += LANES)
-        store(results_ + row * dims_ + d, load<vfloat>(results_ + row * dims_ + d) * factor);
-    if constexpr (P::ROUNDS) {
-      bf16* to = reinterpret_cast<bf16*>(weights_ + row * weight_factors());
-      for (int i = 0; i < TILE; i += LANES) store_floats(to + i, load<vfloat>(scores_ + row * TILE + i));
+  // Scores of one key-value head's rows into weights. As many rows together as a vector has lanes.
+  void weigh_scores(int first_row, int key, int first, int last) {
+    for (int row = 0; row < rows_per_kv_head_; row += LANES)
+      weigh_rows(first_row + row, std::min(LANES, rows_per_kv_head_ - row), key, first, last);
+  }
+
+  void weigh_rows(int first_row, int num_rows, int key, int first, int last) {
+    Seen seen[LANES];
+    float greatest[LANES], factors[LANES];
+    for (int i = 0; i < num_rows; ++i) {
+      int position = unit_.first_position + (first_row + i) / unit_.num_heads - key;
+      seen[i] = {plan_.window ? std::max(first, position - plan_.window + 1) : first, std::min(last, position + 1)};
+      float* scores = scores_ + (first_row + i) * TILE;
+      if constexpr (SCALED) multiply_tile(scores, key_scales_);
+      greatest[i] = greatest_of(scores, seen[i]);
+    }
+    raise_greatest(greatest, call_.scale, num_rows, softmax_ + first_row, factors);
+    for (int i = 0; i < num_rows; ++i) {
+      int row = first_row + i;
+      float *scores = scores_ + row * TILE, *results = results_ + row * dims_;
+      weights_of(scores, seen[i], call_.scale, softmax_[row]);
+      if constexpr (SCALED) multiply_tile(scores, value_scales_);
+      if (factors[i] != 1.0f)
+        for (int64_t d = 0; d < dims_; d += LANES) store(results + d, load<vfloat>(results + d) * factors[i]);
+      if constexpr (P::ROUNDS) {
+        bf16* to = reinterpret_cast<bf16*>(weights_ + row * weight_factors());
+        for (int k = 0; k < TILE; k += LANES) store_floats(to + k, load<vfloat>(scores + k));
+      }
     }
   }
 
@@ -286,7 +301,7 @@ class UnitAttention {
     }
   }
 
-  // Adds the weighted values of tokens from first to last. Tiles 0 and 1 are results, 5 and 6 weights of 16 tokens, 7 is
+  // Adds the weighted values of tokens from first to last. Tiles 0 to 3 are results, 5 and 6 weights of 16 tokens, 7 is
   // 16 dimensions of their values. Values that must not be read are zeros in a copy of their group.
   void weigh_by_tiles(int first_row, const Word* const* values, const Word* const* ahead, int first, int last) {
     const int64_t value_stride = dims_ * sizeof(Word), result_stride = dims_ * sizeof(float);
@@ -308,23 +323,35 @@ class UnitAttention {
       }
       groups[g] = copy;
     }
+    const int64_t side = GROUP, below = TILE_ROWS * dims_;
     stored_for_tiles();
-    for (int64_t d = 0; d < dims_; d += GROUP) {
+    for (int64_t d = 0; d < dims_; d += 2 * side) {
       _tile_loadd(0, results + d, result_stride);
-      if (has_second) _tile_loadd(1, results + TILE_ROWS * dims_ + d, result_stride);
+      _tile_loadd(2, results + d + side, result_stride);
+      if (has_second) {
+        _tile_loadd(1, results + below + d, result_stride);
+        _tile_loadd(3, results + below + d + side, result_stride);
+      }
       for (int g = first_group; g < num_groups; ++g) {
         // The share of these dimensions of a group, in the order of memory.
-        for (int64_t i = 0; i < GROUP / 2; ++i) fetch_ahead(ahead[g] + (d / GROUP * (GROUP / 2) + i) * GROUP);
-        _tile_loadd(7, groups[g] + d, value_stride);
+        for (int64_t i = 0; i < GROUP; ++i) fetch_ahead(ahead[g] + (d / GROUP * (GROUP / 2) + i) * GROUP);
         _tile_loadd(5, weights + g * (GROUP / 2), weight_stride);
+        _tile_loadd(7, groups[g] + d, value_stride);
         _tile_dpbf16ps(0, 5, 7);
         if (has_second) {
           _tile_loadd(6, weights + TILE_ROWS * weight_factors() + g * (GROUP / 2), weight_stride);
           _tile_dpbf16ps(1, 6, 7);
         }
+        _tile_loadd(7, groups[g] + d + side, value_stride);
+        _tile_dpbf16ps(2, 5, 7);
+        if (has_second) _tile_dpbf16ps(3, 6, 7);
       }
       _tile_stored(0, results + d, result_stride);
-      if (has_second) _tile_stored(1, results + TILE_ROWS * dims_ + d, result_stride);
+      _tile_stored(2, results + d + side, result_stride);
+      if (has_second) {
+        _tile_stored(1, results + below + d, result_stride);
+        _tile_stored(3, results + below + d + side, result_stride);
+      }
     }
   }
 

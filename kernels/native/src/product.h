@@ -18,6 +18,7 @@ namespace quire {
 
 constexpr int64_t CHUNK = 256;                      // inputs at a time with all rows: their weights stay in L1
 constexpr int64_t BLOCK_BYTES = 384 << 10;          // of rows that are multiplied with a panel: they stay in L2
+constexpr int64_t TILED_BLOCK_BYTES = 1 << 20;      // the same where there are tiles: such processors have 2 MB of it
 constexpr int64_t MAX_BLOCK = 12 * ROWS;            // rows
 constexpr int64_t MAX_TILED_BLOCK = 256;            // the same where they are multiplied as tiles
 constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
@@ -209,6 +210,7 @@ QUIRE_INLINE vfloat outputs_of(const ProductCall<M, S>& call, const float* sums,
 template <class M>
 struct BlockRows {
   static constexpr int64_t AT_ONCE = M::TILED ? 32 : ROWS, MOST = M::TILED ? MAX_TILED_BLOCK : MAX_BLOCK;
+  static constexpr int64_t BYTES = M::TILED ? TILED_BLOCK_BYTES : BLOCK_BYTES;
 };
 
 // Panels [begin, end) with many rows, a chunk of a panel at a time with all of them.
@@ -275,7 +277,7 @@ struct Parts {
     constexpr int64_t AT_ONCE = BlockRows<M>::AT_ONCE, MOST = BlockRows<M>::MOST;
     int64_t row_bytes = num_inputs * sizeof(typename M::Input);
     num_panels = num_panels_of(num_outputs);
-    int64_t most = std::clamp<int64_t>(BLOCK_BYTES / row_bytes, AT_ONCE, MOST);
+    int64_t most = std::clamp<int64_t>(BlockRows<M>::BYTES / row_bytes, AT_ONCE, MOST);
     num_blocks = (num_rows + most - 1) / most;
     block = (num_rows + num_blocks - 1) / num_blocks;
     block = std::min((block + AT_ONCE - 1) / AT_ONCE * AT_ONCE, MOST);

@@ -54,11 +54,9 @@ void write_slot(const Cache& cache, S* keys, S* values, int offset, const float*
       values[offset * dim + d] = value[d];
     }
   } else if (sizeof(S) == 2) {
-    for (int64_t d = 0; d < dim; d += 2) {
-      S* pair = keys + (d / 2 * size + offset) * 2;
-      set_float(pair[0], key[d]);
-      set_float(pair[1], key[d + 1]);
-    }
+    S halves[MAX_DIM];
+    copy_floats(halves, key, dim);
+    for (int64_t d = 0; d < dim; d += 2) store(keys + (d / 2 * size + offset) * 2, load<uint32_t>(halves + d));
     S* at = values + offset / 2 * 2 * dim + offset % 2;
     for (int64_t d = 0; d < dim; ++d) at[2 * d] = value[d];
   } else {

@@ -106,6 +106,13 @@ QUIRE_INLINE float sum_of(vfloat v) {
 }
 
 QUIRE_INLINE float max_of(vfloat v) {
+#if QUIRE_LANES == 16 && !defined(__clang__)
+  v = greater(v, __builtin_shuffle(v, vint{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+  v = greater(v, __builtin_shuffle(v, vint{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+  v = greater(v, __builtin_shuffle(v, vint{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+  v = greater(v, __builtin_shuffle(v, vint{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+  return v[0];
+#endif
   float lanes[LANES];
   store(lanes, v);
   for (int width = LANES / 2; width; width /= 2)
