@@ -1,4 +1,4 @@
-"""Composition root of the scheduler: reads the settings, builds the parts, serves until it is told to end."""
+"""Composition root of the scheduler: read the settings, build the parts, serve until told to end."""
 
 import asyncio
 import gc
@@ -6,6 +6,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,24 +31,23 @@ from scheduler_svc.api.leader_gate import LeaderGate
 from scheduler_svc.api.readiness import Readiness
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.edge_limits import edge_limits
-from scheduler_svc.full_collections import FullCollections
+from scheduler_svc.gc_gate import GcGate
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease, Leases
 from scheduler_svc.journal.open_store import open_leases, open_store, open_tail
 from scheduler_svc.journal.records import Records
-from scheduler_svc.journal.store import FencedError, RecordLimits, Store, StoreError
+from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
-from scheduler_svc.leadership.take_over import Attempt, TakeOver
+from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
+from scheduler_svc.part_settings import admission_limits, edge_limits, pin_limits, record_limits, scheduler_config
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
-from scheduler_svc.requests.prefixes.prefix_requests import PinLimits, Prefixes
-from scheduler_svc.requests.queue_limits import AdmissionLimits
+from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
 from scheduler_svc.requests.recovery.recovery import Recovery
+from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.workers.worker_loop import SupersededError
 from scheduler_svc.workers.workers import Workers
@@ -57,7 +57,6 @@ CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
 JOURNAL = "quire.v1.Journal"  # by health alone
 
 _LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
-_MOST_BATCHED_TOKENS = 65_536  # in a step, whatever a worker says that it takes
 
 log = structlog.get_logger()
 
@@ -84,7 +83,7 @@ def main() -> None:
 
 
 async def serve(settings: SchedulerSettings) -> None:
-    """Serves until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
+    """Serve until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
     if settings.standby:
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     end = ending(settings.parent_pipe_fd)
@@ -96,13 +95,53 @@ async def serve(settings: SchedulerSettings) -> None:
         return
     leases = open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
     try:
-        await _serve_with(store, leases, settings, end)
+        parts = compose(store, leases, settings)
+        leading = await stand_by(parts, end)
+        if leading is None:
+            await parts.server.stop(0)
+            log.info("scheduler ended")
+            return
+        leader = compose_leader(parts, leading)
+        try:
+            await lead(parts, leader, end)
+        finally:
+            await end_leading(parts, leader)
     finally:
         await leases.close()
         await store.close()
 
 
-async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings, end: asyncio.Event) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Parts of every scheduler, leading or not. `hot`: the journal that a standby follows; None for no standby."""
+
+    settings: SchedulerSettings
+    store: Store
+    gate: LeaderGate
+    server: GrpcServer
+    address: str
+    taking_over: TakeOver
+    hot: HotJournal | None
+    gc_gate: GcGate
+
+
+@dataclass(slots=True, kw_only=True)
+class LeaderParts:
+    """Parts of the scheduler that leads. `fatal` raises what ends it; `running` are its tasks until the end."""
+
+    leading: Leading
+    admission: Admission
+    keeper: PrefixKeeper
+    workers: Workers
+    readiness: Readiness
+    fatal: "asyncio.Future[None]"
+    running: "list[asyncio.Task[None]]"
+    successors: list[str] = field(default_factory=list)
+    is_drained: bool = False
+
+
+def compose(store: Store, leases: Leases, settings: SchedulerSettings) -> Parts:
+    """Build the server, bound but not started, and the way to leadership. Raises ListenError."""
     gate = LeaderGate((INFERENCE, CLUSTER))
     server = GrpcServer(
         (INFERENCE, CLUSTER),
@@ -116,15 +155,9 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
     me = Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise))
     hot = standby = None
     if settings.standby:
-        hot = HotJournal(
-            open_tail(settings.store, deployment=settings.deployment), store, record_ttl_s=settings.record_ttl_s
-        )
+        tail = open_tail(settings.store, deployment=settings.deployment)
+        hot = HotJournal(tail, store, record_ttl_s=settings.record_ttl_s)
         standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=gate.note_leader)
-        await server.start()
-        await server.set_serving("", True)
-        log.info("listening", address=address, store=store.kind, standby=True)
-    full_collections = FullCollections()
-    full_collections.put_off()  # while what earlier leaders left is read
     taking_over = TakeOver(
         partial(_new_attempt, store, me, settings),
         store,
@@ -135,98 +168,139 @@ async def _serve_with(store: Store, leases: Leases, settings: SchedulerSettings,
         standby=standby,
         hot=hot,
     )
+    return Parts(
+        settings=settings,
+        store=store,
+        gate=gate,
+        server=server,
+        address=address,
+        taking_over=taking_over,
+        hot=hot,
+        gc_gate=GcGate(),
+    )
+
+
+async def stand_by(parts: Parts, end: asyncio.Event) -> Leading | None:
+    """Wait until this process leads; a standby answers meanwhile with NOT_LEADER. None if it is told to end first."""
+    if parts.hot is not None:
+        await parts.server.start()
+        await parts.server.set_serving("", True)
+        log.info("listening", address=parts.address, store=parts.store.kind, standby=True)
+    parts.gc_gate.close()  # while the journal of earlier leaders is read
     try:
-        leading = await _before(end, taking_over.lead())
+        return await _before(end, parts.taking_over.lead())
     finally:
-        if hot is not None:
-            await hot.close()
-    if leading is None:
-        await server.stop(0)
-        log.info("scheduler ended")
-        return
-    attempt, epoch, lease, keeping_lease = leading.attempt, leading.epoch, leading.lease, leading.keeping_lease
-    journal, records, engine = attempt.journal, attempt.records, attempt.engine
-    readers, recovery = attempt.readers, attempt.recovery
-    admission = Admission(engine, _admission_limits(settings), readers, recovery)
-    keeper = PrefixKeeper(engine, admission.keeps_its_word)
+        if parts.hot is not None:
+            await parts.hot.close()
+
+
+def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
+    """Build the parts that serve clients and workers, and register their services behind the gate."""
+    settings, store, attempt = parts.settings, parts.store, leading.attempt
+    engine, recovery, limits = attempt.engine, attempt.recovery, admission_limits(settings)
+    control = RequestControl(engine, recovery, limits)
+    admission = Admission(engine, limits, attempt.readers, recovery, control)
+    keeper = PrefixKeeper(engine, admission.in_flight_admissions_still_fit)
     if settings.prefix_cache:
         keeper.restore(recovery.pins)
     elif recovery.pins:
         log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
-    prefixes = Prefixes(admission, keeper, _pin_limits(settings), is_enabled=settings.prefix_cache)
+    prefixes = Prefixes(admission, keeper, pin_limits(settings), is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    readiness = Readiness(server)
+    readiness = Readiness(parts.server)
     workers = Workers(
         engine,
         admission,
         keeper,
-        epoch=epoch,
+        epoch=leading.epoch,
         send_whole=settings.step_form == "whole",
         decide=settings.decide,
         only_model=settings.only_model,
         model_patience_s=settings.model_patience_s,
         on_change=partial(readiness.announce, INFERENCE),
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
-        longer=lease.longer,
+        longer=leading.lease.longer,
     )
     stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
-    inference = InferenceServicer(admission, prefixes, RequestList(engine, admission), stats)
-    inference_pb2_grpc.add_InferenceServicer_to_server(inference, gate.services)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers), gate.services)
-    gate.open()
-    if hot is None:
-        await server.start()
+    inference = InferenceServicer(admission, control, prefixes, RequestList(engine, admission), stats)
+    inference_pb2_grpc.add_InferenceServicer_to_server(inference, parts.gate.services)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers), parts.gate.services)
+    return LeaderParts(
+        leading=leading,
+        admission=admission,
+        keeper=keeper,
+        workers=workers,
+        readiness=readiness,
+        fatal=fatal,
+        running=[leading.keeping_lease],
+    )
+
+
+async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
+    """Serve until told to end; then hand over to a standby, or drain if there is none. Raises what ends it before."""
+    attempt, lease = leader.leading.attempt, leader.leading.lease
+    engine, journal, recovery = attempt.engine, attempt.journal, attempt.recovery
+    parts.gate.open()
+    if parts.hot is None:
+        await parts.server.start()
     for ready in ("", CLUSTER, JOURNAL):
-        await server.set_serving(ready, True)
-    journal.health.on_change = lambda degraded: readiness.announce(JOURNAL, not degraded)
-    if not store.durable:
+        await parts.server.set_serving(ready, True)
+    journal.health.on_change = lambda degraded: leader.readiness.announce(JOURNAL, not degraded)
+    _log_leading(parts, leader.leading.epoch)
+    gating = parts.gc_gate.run(lambda: len(engine.sampling_of) + recovery.num_waiting)
+    tasks = (journal.run(), attempt.records.run(), leader.workers.watch(), gating)
+    leader.running += [asyncio.create_task(each) for each in tasks]
+    await unless_failed(end.wait(), (leader.fatal, *leader.running))
+    await leader.readiness.close(INFERENCE)
+    leader.keeper.close()
+    leader.successors = await lease.standbys()
+    if leader.successors:  # one that is told to end together with us leaves now
+        await unless_failed(asyncio.sleep(_LEAVE_S), (leader.fatal, *leader.running))
+        leader.successors = await lease.standbys()
+    if leader.successors:
+        log.info("handing over", live=len(engine.live), to=leader.successors)
+        await leader.readiness.close(CLUSTER)
+        parts.gate.close(leader.successors[0])
+    else:
+        draining = _drain(engine, leader.admission, parts.settings.drain_timeout_s)
+        await unless_failed(draining, (leader.fatal, *leader.running))
+        leader.is_drained = True
+
+
+async def end_leading(parts: Parts, leader: LeaderParts) -> None:
+    """Close all parts in order: readers, workers, journal, lease, server, records."""
+    attempt, lease = leader.leading.attempt, leader.leading.lease
+    leader.admission.closed = attempt.readers.closed = True
+    await leader.readiness.close(INFERENCE)
+    leader.keeper.close()
+    await attempt.recovery.close()
+    await leader.workers.close()
+    if leader.successors and await attempt.journal.hand_over():
+        log.info("handed over", epoch=leader.leading.epoch)
+    await attempt.journal.close()
+    await lease.release()
+    if not leader.is_drained:  # else they end by themselves
+        parts.gate.end_streams()
+    await parts.server.stop(1.0)
+    await attempt.records.close()
+    for task in leader.running:
+        task.cancel()
+    await asyncio.gather(*leader.running, return_exceptions=True)  # the first error is raised already
+    log.info("scheduler ended")
+
+
+def _log_leading(parts: Parts, epoch: int) -> None:
+    if not parts.store.durable:
         log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
-    if settings.delivery == "relaxed":
+    if parts.settings.delivery == "relaxed":
         log.warning("relaxed delivery: clients may see output that a later scheduler has to compute again")
-    event = "listening" if hot is None else "leading"
-    log.info(event, address=address, store=store.kind, durability=store.durability, epoch=epoch)
-    running = [asyncio.create_task(each) for each in (journal.run(), records.run(), workers.watch())]
-    running.append(keeping_lease)
-    running.append(asyncio.create_task(full_collections.tend(lambda: len(engine.sampling_of) + recovery.num_waiting)))
-    successors: list[str] = []
-    is_drained = False
-    try:
-        await unless_failed(end.wait(), (fatal, *running))
-        await readiness.close(INFERENCE)
-        keeper.close()
-        successors = await lease.standbys()
-        if successors:  # one that is told to end together with us leaves now
-            await unless_failed(asyncio.sleep(_LEAVE_S), (fatal, *running))
-            successors = await lease.standbys()
-        if successors:
-            log.info("handing over", live=len(engine.live), to=successors)
-            await readiness.close(CLUSTER)
-            gate.close(successors[0])
-        else:
-            await unless_failed(_drain(engine, admission, settings.drain_timeout_s), (fatal, *running))
-            is_drained = True
-    finally:
-        admission.closed = admission.readers.closed = True
-        await readiness.close(INFERENCE)
-        keeper.close()
-        await recovery.close()
-        await workers.close()
-        if successors and await journal.hand_over():
-            log.info("handed over", epoch=epoch)
-        await journal.close()
-        await lease.release()
-        if not is_drained:  # else they end by themselves
-            gate.end_streams()
-        await server.stop(1.0)
-        await records.close()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)  # what went wrong first is raised already
-        log.info("scheduler ended")
+    event = "listening" if parts.hot is None else "leading"
+    store = parts.store
+    log.info(event, address=parts.address, store=store.kind, durability=store.durability, epoch=epoch)
 
 
 async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Does the work. None, and it is given up, if the end comes first."""
+    """Result of the work; None, and the work is cancelled, if `end` is set first."""
     task, ending_ = asyncio.create_task(work), asyncio.create_task(end.wait())
     try:
         await asyncio.wait([task, ending_], return_when=asyncio.FIRST_COMPLETED)
@@ -239,9 +313,9 @@ async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Resu
 
 def _new_attempt(store: Store, me: Lease, settings: SchedulerSettings) -> Attempt:
     journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
-    records = Records(store, limits=_record_limits(settings))
+    records = Records(store, limits=record_limits(settings))
     engine = Engine(
-        Scheduler(_scheduler_config(settings)),
+        Scheduler(scheduler_config(settings)),
         journal,
         records,
         delivery=settings.delivery,
@@ -253,7 +327,7 @@ def _new_attempt(store: Store, me: Lease, settings: SchedulerSettings) -> Attemp
 
 
 async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:
-    """Refuses what is new, and lets end what runs and what is on its way in."""
+    """Refuse new requests; wait for the end of those that run or are on their way in."""
     admission.readers.closed = True
     log.info("draining", live=len(engine.live))
     try:
@@ -262,48 +336,6 @@ async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None
             await engine.wait_until_empty()
     except TimeoutError:
         log.warning("requests left unfinished in the journal", live=len(engine.live))
-
-
-def _scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_batched_tokens=settings.max_batched_tokens or _MOST_BATCHED_TOKENS,
-        max_num_seqs=settings.max_num_seqs,
-        watermark=settings.watermark,
-        pipeline_depth=1 if settings.step_form == "whole" else settings.pipeline_depth,
-        enable_prefix_cache=settings.prefix_cache,
-        order=settings.order,
-        priority_patience_s=settings.priority_patience_s,
-        preemption=settings.preemption,
-        preempt_every=settings.preempt_every,
-    )
-
-
-def _admission_limits(settings: SchedulerSettings) -> AdmissionLimits:
-    return AdmissionLimits(
-        max_queue_requests=settings.max_queue_requests,
-        max_queue_tokens=settings.max_queue_tokens,
-        max_queue_wait_s=settings.max_queue_wait_ms / 1000,
-        max_queue_share=settings.max_queue_share,
-        max_paused_requests=settings.max_paused_requests,
-        max_paused_tokens=settings.max_paused_tokens,
-        max_paused_share=settings.max_paused_share,
-        max_requests_per_session=settings.max_requests_per_session,
-    )
-
-
-def _record_limits(settings: SchedulerSettings) -> RecordLimits:
-    most = settings.max_record_mb << 20 or 1 << 50
-    return RecordLimits(
-        ttl_s=settings.record_ttl_s, max_bytes=most, max_tenant_bytes=int(most * settings.max_record_share)
-    )
-
-
-def _pin_limits(settings: SchedulerSettings) -> PinLimits:
-    return PinLimits(
-        max_per_tenant=settings.max_pins_per_tenant,
-        max_share=settings.max_pinned_share,
-        max_share_per_tenant=settings.max_pinned_share_per_tenant,
-    )
 
 
 if __name__ == "__main__":

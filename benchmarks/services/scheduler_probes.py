@@ -10,7 +10,7 @@ from benchmarks.services.stage_spans import SpanLog
 from common import step_wire
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api import inference_servicer
-from scheduler_svc.api.session import Session
+from scheduler_svc.api.session import ServerSession
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import PendingEntry
@@ -30,7 +30,7 @@ def probe_scheduler(log: SpanLog) -> None:
     log.wrap(worker_link, "open_response", "open", lambda _, message: int(message.step_id))
     log.wrap(worker_link, "result_from_pb", "decode")
     log.wrap(worker_loop.WorkerLoop, "_take", "apply")
-    log.wrap(Engine, "note_scheduled", "note")
+    log.wrap(Engine, "record_scheduled", "note")
     log.wrap(Scheduler, "cache_decoded_blocks", "offer")
     log.wrap(Engine, "settle", "settle")
     log.wrap(LiveSample, "push_text", "text")
@@ -38,10 +38,10 @@ def probe_scheduler(log: SpanLog) -> None:
     log.wrap(PendingEntry, "encode", "pack")
     setattr(RedisStore, "append", log.timed_wait("xadd", RedisStore.append))  # noqa: B010 - mypy allows none other
     log.wrap(Publisher, "_release", "release")
-    log.wrap(Session, "_take_news", "publish")
+    log.wrap(ServerSession, "_take_news", "publish")
     numbers = count(1)
 
-    class ProbedSession(Session):
+    class ProbedSession(ServerSession):
         """Notes how long gRPC takes a response: serialises it, and hands it on."""
 
         made_ns: int | None = None  # when the last response was
@@ -53,4 +53,4 @@ def probe_scheduler(log: SpanLog) -> None:
             self.made_ns = time.perf_counter_ns()
             return response
 
-    setattr(inference_servicer, "Session", ProbedSession)  # noqa: B010
+    setattr(inference_servicer, "ServerSession", ProbedSession)  # noqa: B010

@@ -18,12 +18,13 @@ from quire.errors import (
 )
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
-from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, Session, add_chunk
+from scheduler_svc.api.session import MAX_RESPONSE_TOKENS, ServerSession, add_chunk
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.output_stream import OutputStream
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.params.prompt_checks import check_detokenize, check_tokenize
 from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
+from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -46,11 +47,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def __init__(
         self,
         admission: Admission,
+        control: RequestControl,
         prefixes: Prefixes,
         requests: RequestList,
         stats: Callable[[], pb.GetStatsResponse],
     ) -> None:
         self._admission = admission
+        self._control = control
         self._prefixes = prefixes
         self._requests = requests
         self._stats = stats
@@ -72,7 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[pb.AttachRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Streams the rest of a request."""
-        stream, accepted = await self._admission.attach(request.request_id, request.from_positions)
+        stream, accepted = await self._control.attach(request.request_id, request.from_positions)
         async with aclosing(_read(self._admission.readers, stream, accepted, request.from_positions)) as messages:
             async for message in messages:
                 yield message
@@ -83,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse],
     ) -> AsyncIterator[pb.SessionResponse]:
         """Carries all requests of one client process."""
-        session = Session(self._admission)
+        session = ServerSession(self._admission, self._control)
         reading = asyncio.create_task(session.read(request_iterator))
         reading.add_done_callback(_retrieve)
         try:
@@ -104,19 +107,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if request.keep not in _KEEPS_ON_HOST:
             raise InvalidRequestError.of([FieldViolation("keep", f"is {request.keep}: give AUTO (1) or TOKENS (2)")])
         keep_on_host = _KEEPS_ON_HOST[request.keep]
-        return pb.PauseResponse(state=await self._admission.pause(request.request_id, keep_on_host=keep_on_host))
+        return pb.PauseResponse(state=await self._control.pause(request.request_id, keep_on_host=keep_on_host))
 
     async def Resume(
         self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext[pb.ResumeRequest, pb.ResumeResponse]
     ) -> pb.ResumeResponse:
         """Lets a request go on."""
-        return pb.ResumeResponse(state=await self._admission.resume(request.request_id))
+        return pb.ResumeResponse(state=await self._control.resume(request.request_id))
 
     async def Cancel(
         self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]
     ) -> pb.CancelResponse:
         """Ends a request."""
-        return pb.CancelResponse(state=await self._admission.cancel(request.request_id))
+        return pb.CancelResponse(state=await self._control.cancel(request.request_id))
 
     async def GetRequest(
         self,
@@ -124,7 +127,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
         """Tells what is known of a request."""
-        response = await self._admission.response(request.request_id)
+        response = await self._control.response(request.request_id)
         response.waiting_for = self._requests.waiting_for(request.request_id)
         return response
 
@@ -218,7 +221,7 @@ async def _read(
                 news.clear()
                 continue
             chunks = pb.SessionResponse()
-            subscription.take(partial(add_chunk, chunks, 0), MAX_RESPONSE_TOKENS)
+            subscription.take_chunks(partial(add_chunk, chunks, 0), MAX_RESPONSE_TOKENS)
             for event in chunks.events:
                 yield pb.GenerateResponse(chunk=event.chunk)
         assert stream.finished is not None

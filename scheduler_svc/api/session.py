@@ -17,6 +17,7 @@ from quire.errors import DataLossError, FieldViolation, InvalidRequestError, Ove
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.output_stream import Subscription
+from scheduler_svc.requests.request_control import RequestControl
 
 log = structlog.get_logger()
 
@@ -26,11 +27,12 @@ MAX_RESPONSE_TOKENS = 8192  # with every logprob that can be asked for, about 2 
 Start = Callable[[int, pb.SessionRequest], Awaitable[None]]
 
 
-class Session:
+class ServerSession:
     """Requests by handle. Closing it detaches from all."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, control: RequestControl) -> None:
         self._admission = admission
+        self._control = control
         self._subscriptions: dict[int, Subscription] = {}
         self._handle_of: dict[Subscription, int] = {}
         self._starting: dict[int, asyncio.Task[None]] = {}
@@ -112,7 +114,7 @@ class Session:
         while self._with_news and num_left > 0:
             subscription, _ = self._with_news.popitem(last=False)
             handle = self._handle_of[subscription]
-            num_taken = subscription.take(partial(add_chunk, response, handle), num_left)
+            num_taken = subscription.take_chunks(partial(add_chunk, response, handle), num_left)
             if subscription.done:
                 response.events.add(handle=handle, finished=subscription.stream.finished)
                 self._drop(handle)
@@ -171,14 +173,14 @@ class Session:
 
     async def _attach(self, handle: int, request: pb.SessionRequest) -> None:
         positions = request.attach.from_positions
-        stream, accepted = await self._admission.attach(request.attach.request_id, positions)
+        stream, accepted = await self._control.attach(request.attach.request_id, positions)
         subscription = self._admission.readers.subscribe(stream, positions, self._on_news)
         self._open(handle, subscription, accepted)
 
     def _cancel(self, handle: int) -> None:
         subscription = self._subscriptions.get(handle)
         if subscription is not None:
-            self._admission.cancel_live(subscription.stream.accepted.request_id)
+            self._control.cancel_live(subscription.stream.accepted.request_id)
         elif handle in self._starting:
             self._to_cancel.add(handle)
 

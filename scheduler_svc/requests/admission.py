@@ -1,16 +1,16 @@
-"""The door: a submission is checked, tokenised and made durable here, or refused with its reason.
+"""Admission of requests: check a submission, tokenise its prompt, make it durable, or refuse it with the reason.
 
-The same request_id twice is one request, also while the first submission is still on its way. Everything that
-takes time runs in a task of its own, so that a client who hangs up leaves nothing half done.
+Two submissions with one request_id are one request, also while the first is still on its way in. Each runs in a task of
+its own, so that a client that hangs up leaves nothing half done. Knows nothing of calls on admitted requests: see
+`request_control`.
 """
 
 import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -19,9 +19,7 @@ from common.bounds import MOST_TOKEN_IDS
 from common.native_faults import CONTROL_FLOW
 from quire.errors import (
     AlreadyExistsError,
-    FailedPreconditionError,
     InvalidRequestError,
-    NotFoundError,
     UnavailableError,
 )
 from quire.v1 import inference_pb2 as pb
@@ -45,26 +43,16 @@ from scheduler_svc.requests.params.request_params import (
 from scheduler_svc.requests.params.sampling_defaults import with_defaults
 from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
-from scheduler_svc.requests.recovery.journal_replay import JournaledRequest
 from scheduler_svc.requests.recovery.recovery import Recovery
+from scheduler_svc.requests.request_control import ADMISSION_TIMEOUT_S, RequestControl, Submission, read_record
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
-ADMISSION_TIMEOUT_S = 5.0  # how long a client is kept waiting for the journal, by default
-MOST_PARAMETER_BYTES = 1024 * 1024  # that the journal keeps of a request beside 4 for each token of its prompt
-
-
-class Entering(NamedTuple):
-    """A submission on its way in."""
-
-    digest: bytes
-    task: "asyncio.Task[OutputStream]"
+MOST_PARAMETER_BYTES = 1024 * 1024  # of a request in the journal, beside 4 for each token of its prompt
 
 
 class Admission:
-    """The table of who may come in, and the way to one's request once inside."""
+    """Way in for new requests. `closed`: refuses new ones. `num_refused`: submissions that raised."""
 
     def __init__(
         self,
@@ -72,46 +60,49 @@ class Admission:
         limits: AdmissionLimits,
         readers: Readers,
         recovery: Recovery,
+        control: RequestControl,
         *,
         timeout_s: float = ADMISSION_TIMEOUT_S,
     ) -> None:
+        """`timeout_s`: longest wait for the journal to acknowledge a request."""
         self.model: ServedModel | None = None
         self.num_refused = 0
-        self.closed = False  # to new requests
+        self.closed = False
         self.readers = readers
         self.recovery = recovery
         self.tokenizer = PromptTokenizer()
         self._engine = engine
         self.limits = limits
         self._timeout_s = timeout_s
-        self._admitting: dict[str, Entering] = {}  # by request_id
+        self._control = control
+        self._submissions = control.submissions
         self._queue = QueueLimits(engine, limits)
-        self._entering: dict[LiveRequest, None] = {}  # through the door, found to fit, and not yet in the queue
+        self._entering: dict[LiveRequest, None] = {}  # found to fit, and not yet in the queue
 
     @property
     def is_in_use(self) -> bool:
-        """Whether any request is live or on its way in: the model must not change."""
-        if self._admitting or self._engine.live:
+        """True if any request is live or on its way in: the model must not change."""
+        if self._submissions or self._engine.live:
             return True
         return self.model is not None and self.recovery.is_rebuilding(self.model.fingerprint)
 
     @property
     def entering(self) -> Collection[LiveRequest]:
-        """Requests that were found to fit, and wait for the journal to have them."""
+        """Requests that were found to fit, and wait for the journal's acknowledgement."""
         return self._entering.keys()
 
-    def serve(self, model: ServedModel) -> None:
-        """From now on this is the model; requests of earlier schedulers that wait for it go on."""
+    def serve_model(self, model: ServedModel) -> None:
+        """Serve this model from now on; requests of earlier schedulers that wait for it go on."""
         self.model = model
         self._engine.vocab_size = model.limits.vocab_size
         self.recovery.model_known(model)
 
     async def close(self) -> None:
-        """Lets nobody in any more; returns when those on their way in are in or refused."""
+        """Refuse new requests; return when each submission on its way in is admitted or refused."""
         self.closed = True
-        while self._admitting:
-            await asyncio.wait([entering.task for entering in self._admitting.values()])
-            await asyncio.sleep(0)  # they leave the table by a callback of their own
+        while self._submissions:
+            await asyncio.wait([each.task for each in self._submissions.values()])
+            await asyncio.sleep(0)  # a callback takes each out of the table
 
     def require_model(self) -> ServedModel:
         """The model, or UnavailableError while no worker has described one."""
@@ -119,8 +110,8 @@ class Admission:
             raise UnavailableError("no worker has registered yet; start one, or wait while it loads", 1.0)
         return self.model
 
-    def keeps_its_word(self) -> bool:
-        """Whether all that is on its way in fits as it did when it was let through: the queue does not know it yet."""
+    def in_flight_admissions_still_fit(self) -> bool:
+        """True if each request on its way in still fits as it did when checked. The queue does not know them yet."""
         scheduler = self._engine.scheduler
         return not self.recovery.num_waiting and all(
             live.num_prompt_tokens + live.max_tokens
@@ -129,13 +120,14 @@ class Admission:
         )
 
     async def submit(self, request: pb.GenerateRequest, timeout_s: float | None) -> tuple[OutputStream, pb.Accepted]:
-        """Admits a request, or attaches to the one that has its id.
+        """Admit a request, or attach to the one that has its id.
 
         Raises the errors of `validate` and `settle_length`, AlreadyExistsError, OverloadedError, UnavailableError.
         """
         try:
             if (journaled := self.recovery.find(request.request_id)) is not None:
-                return await self._attach_to(journaled, request_digest(request))
+                _check_same(journaled.request_id, journaled.admission.request_digest, request_digest(request))
+                return await self._control.attach(journaled.request_id)
             model = self.require_model()
             digest = request_digest(request)  # of what was asked for, whatever the model's defaults are meanwhile
             request = with_defaults(request, model.sampling_defaults)
@@ -153,112 +145,6 @@ class Admission:
         accepted.attached = stream.accepted.attached or not is_new
         return stream, accepted
 
-    async def find(self, request_id: str) -> OutputStream:
-        """The output of a request, live or recorded. Raises NotFoundError.
-
-        Of one of an earlier scheduler that waits for its model it comes with that.
-        """
-        await self.recovery.settled(request_id)
-        live = await self._live(request_id)
-        if live is not None:
-            return live.stream
-        return stream_of_record(await self._found_record(request_id))
-
-    async def attach(self, request_id: str, from_positions: Sequence[int] = ()) -> tuple[OutputStream, pb.Accepted]:
-        """As `find`, with what its reader is told first.
-
-        A reader that has more than we know of has it from our successor, if there is one: raises UnavailableError.
-        Else from an earlier leader, and the store has lost it: it is computed again.
-        """
-        stream = await self.find(request_id)
-        if stream.is_behind(from_positions):
-            await self._confirm_leading()
-        accepted = pb.Accepted()
-        accepted.CopyFrom(stream.accepted)
-        accepted.attached = True
-        return stream, accepted
-
-    async def response(self, request_id: str) -> pb.GetRequestResponse:
-        """What is known of a request. Raises NotFoundError."""
-        waiting = self.recovery.response(request_id)
-        if waiting is not None:
-            return waiting
-        live = await self._live(request_id)
-        if live is not None:
-            return live.to_response()
-        return (await self._found_record(request_id)).response
-
-    async def cancel(self, request_id: str) -> pb.RequestState.ValueType:
-        """Ends a request, unless it has ended. Returns its state once its end is durable.
-
-        Raises NotFoundError, UnavailableError.
-        """
-        return await self._in_time(self._cancel(request_id))
-
-    async def pause(self, request_id: str, *, keep_on_host: bool) -> pb.RequestState.ValueType:
-        """Pauses a request; returns when that is durable.
-
-        Raises NotFoundError, FailedPreconditionError if it has ended, OverloadedError if too much is paused,
-        UnavailableError.
-        """
-        await self._in_time(self._pause(request_id, keep_on_host))
-        return pb.REQUEST_STATE_PAUSED
-
-    async def resume(self, request_id: str) -> pb.RequestState.ValueType:
-        """Lets a paused request go on, and returns its state once that is durable. Raises as `pause`."""
-        return await self._in_time(self._resume(request_id))
-
-    async def _cancel(self, request_id: str) -> pb.RequestState.ValueType:
-        state = await self.recovery.cancel(request_id)
-        if state is not None:
-            return state
-        live = await self._live(request_id)
-        if live is None:
-            return (await self.response(request_id)).state
-        self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
-        await live.until_closed()
-        return live.ended_state or live.state
-
-    async def _pause(self, request_id: str, keep_on_host: bool) -> None:
-        if not await self.recovery.set_paused(request_id, is_paused=True):
-            live = await self._unfinished(request_id)
-            self._queue.check_pause(live)
-            await self._engine.pause(live, keep_on_host=keep_on_host)
-
-    async def _resume(self, request_id: str) -> pb.RequestState.ValueType:
-        if not await self.recovery.set_paused(request_id, is_paused=False):
-            live = await self._unfinished(request_id)
-            await self._engine.resume(live)
-            return live.state
-        return (await self.response(request_id)).state
-
-    async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await change
-        except TimeoutError:
-            raise UnavailableError(
-                "the journal's store did not answer in time; repeat the call, which does no harm", 1.0
-            ) from None
-
-    async def _unfinished(self, request_id: str) -> LiveRequest:
-        live = await self._live(request_id)
-        if live is None:
-            await self.response(request_id)  # or there is no such request
-        if live is None or live.ended_state is not None:
-            raise FailedPreconditionError(f"request {request_id!r} has ended")
-        return live
-
-    def cancel_live(self, request_id: str) -> None:
-        """Ends a request if it is live."""
-        live = self._engine.live.get(request_id)
-        if live is not None:
-            self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
-
-    async def _attach_to(self, journaled: JournaledRequest, digest: bytes) -> tuple[OutputStream, pb.Accepted]:
-        _check_same(journaled.request_id, journaled.admission.request_digest, digest)
-        return await self.attach(journaled.request_id)
-
     async def _known_or_new(
         self,
         request: pb.GenerateRequest,
@@ -271,23 +157,23 @@ class Admission:
         if live is not None:
             _check_same(params.request_id, live.digest, digest)
             return live.stream, False
-        entering = self._admitting.get(params.request_id)
-        is_new = entering is None
-        if entering is None:
+        submission = self._submissions.get(params.request_id)
+        is_new = submission is None
+        if submission is None:
             admitting = self._admit(request, params, digest, model, timeout_s)
-            entering = self._admitting[params.request_id] = Entering(digest, asyncio.create_task(admitting))
-            entering.task.add_done_callback(lambda done: self._admitted(params.request_id, done))
+            submission = self._submissions[params.request_id] = Submission(digest, asyncio.create_task(admitting))
+            submission.task.add_done_callback(lambda done: self._remove_submission(params.request_id, done))
         else:
-            _check_same(params.request_id, entering.digest, digest)
+            _check_same(params.request_id, submission.digest, digest)
         try:
-            return await asyncio.shield(entering.task), is_new
+            return await asyncio.shield(submission.task), is_new
         finally:
-            del entering  # a refusal is in its task, whose traceback has this frame: the two would keep each other
+            del submission  # a refusal is in its task, whose traceback has this frame: the two would keep each other
 
-    def _admitted(self, request_id: str, task: "asyncio.Task[OutputStream]") -> None:
-        del self._admitting[request_id]
+    def _remove_submission(self, request_id: str, task: "asyncio.Task[OutputStream]") -> None:
+        del self._submissions[request_id]
         if not task.cancelled():
-            task.exception()  # seen: whoever waits has it too
+            task.exception()  # retrieved: each waiter gets it too
 
     async def _admit(
         self,
@@ -328,7 +214,7 @@ class Admission:
         times: RequestTimes,
         deadline_s: float | None,
     ) -> LiveRequest:
-        """Tokenises the prompt and settles the length."""
+        """Tokenise the prompt and settle the length."""
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
         if params.num_prompt_logprobs is not None:
@@ -404,9 +290,9 @@ class Admission:
         self._start(live)
 
     def _withdraw(self, live: LiveRequest, durable: "asyncio.Future[None]") -> None:
-        """Ends a request that became durable only after its client had been told to come back.
+        """End a request that became durable only after its client was told to send it again.
 
-        It never owned its request_id: the client may have come back with it already.
+        The request never owned its request_id: the client may have used it again already.
         """
         if not durable.cancelled() and durable.exception() is None:
             self._engine.withdraw(live)
@@ -422,34 +308,9 @@ class Admission:
             num_sequences=live.params.num_sequences,
         )
 
-    async def _live(self, request_id: str) -> LiveRequest | None:
-        """The request if it is live, once it is admitted if it is on its way."""
-        entering = self._admitting.get(request_id)
-        if entering is not None:
-            await asyncio.wait([entering.task])
-        return self._engine.live.get(request_id)
-
-    async def _found_record(self, request_id: str) -> journal_pb2.RequestRecord:
-        """Raises NotFoundError only while we lead: what a successor has accepted is not known here."""
-        record = await self._record(request_id)
-        if record is not None:
-            return record
-        await self._confirm_leading()
-        raise NotFoundError(f"no request has the id {request_id!r}, or its record is not kept any more")
-
-    async def _confirm_leading(self) -> None:
-        try:
-            await self._engine.journal.confirm_leading()
-        except FencedError as error:
-            raise UnavailableError("another scheduler has taken over; ask that one", 1.0) from error
-
-    async def _record(self, request_id: str) -> journal_pb2.RequestRecord | None:
-        payload = await self._engine.records.get(request_id)
-        return None if payload is None else journal_pb2.RequestRecord.FromString(payload)
-
     async def _record_in_time(self, request_id: str) -> journal_pb2.RequestRecord | None:
-        """Raises UnavailableError where the store is silent."""
-        reading = asyncio.ensure_future(self._record(request_id))
+        """Record of a request that has ended. Raises UnavailableError if the store does not answer."""
+        reading = asyncio.ensure_future(read_record(self._engine.records, request_id))
         try:
             if await self._engine.journal.health.is_in_time(reading):
                 return reading.result()
@@ -468,7 +329,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _check_journaled_bytes(entry: journal_pb2.Admission) -> None:
-    """Raises InvalidRequestError for more than the journal keeps of one request, whatever its fields may hold."""
+    """Raise InvalidRequestError if the journal entry of the request is above the bound for one request."""
     most = 4 * MOST_TOKEN_IDS + MOST_PARAMETER_BYTES
     if (num_bytes := entry.ByteSize()) > most:
         raise InvalidRequestError(f"the request takes {num_bytes:,} bytes in the journal: give at most {most:,}")
@@ -477,6 +338,6 @@ def _check_journaled_bytes(entry: journal_pb2.Admission) -> None:
 def _check_same(request_id: str, digest: bytes, other: bytes) -> None:
     if digest != other:
         raise AlreadyExistsError(
-            f"request_id {request_id!r} is that of a request with another prompt or other parameters; choose a new id, "
-            "or send the same request to read its output"
+            f"request_id {request_id!r} belongs to a request with another prompt or other parameters; choose a new id, "
+            "or send the same request again to read its output"
         )

@@ -1,6 +1,6 @@
-"""What the door lets wait: of all tenants together and of each, in requests, prompt tokens and time.
+"""Limits of the queue, for all tenants together and for each: requests, prompt tokens and waiting time.
 
-What is on its way in counts as waiting: the queue does not know it yet.
+Requests on their way in count as waiting: the queue does not know them yet.
 """
 
 from collections import Counter
@@ -10,15 +10,16 @@ from math import inf
 from quire.errors import OverloadedError
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.live_request import LiveRequest
+from scheduler_svc.requests.live.paused_requests import PausedRequests
 
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
-_PAUSED_RETRY_S = 5.0  # nothing says when somebody resumes
+_PAUSED_RETRY_S = 5.0  # when a client resumes is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What the door lets in. A share is what one tenant may take of a limit."""
+    """Limits of what may wait, be paused, or be open in a session. A share is one tenant's part of a limit."""
 
     max_queue_requests: int
     max_queue_tokens: int
@@ -31,7 +32,7 @@ class AdmissionLimits:
 
 
 class QueueLimits:
-    """Counts what is on its way in, and refuses what would be too much. Raises OverloadedError alone."""
+    """Counts requests on their way in, and refuses those above the limits. Raises OverloadedError alone."""
 
     def __init__(self, engine: Engine, limits: AdmissionLimits) -> None:
         self._engine = engine
@@ -41,21 +42,21 @@ class QueueLimits:
         self._entering_tokens: Counter[str] = Counter()
 
     def enter(self, tenant: str, num_tokens: int = 0) -> None:
-        """A request is on its way in; or, with tokens, what its prompt has turned out to be."""
+        """Count a request on its way in; or, with `num_tokens`, the tokens of its prompt."""
         if num_tokens:
             self._entering_tokens[tenant] += num_tokens
         else:
             self._num_entering[tenant] += 1
 
     def leave(self, tenant: str, num_tokens: int) -> None:
-        """It is in, or refused; `num_tokens` as they were told to `enter`, 0 if they never were."""
+        """Stop counting a request, admitted or refused. `num_tokens`: as given to `enter`, 0 if they never were."""
         for counter, number in ((self._num_entering, 1), (self._entering_tokens, num_tokens)):
             counter[tenant] -= number
             if not counter[tenant]:
                 del counter[tenant]
 
     def check_newcomer(self, tenant: str, priority: int, deadline_s: float | None) -> None:
-        """How many wait, and how long one more would."""
+        """Raise if too many requests wait, or if one more would wait too long."""
         num_entering = self._num_entering.total()
         num_requests = self._scheduler.waiting.num_groups + num_entering
         limits = self._limits
@@ -66,14 +67,14 @@ class QueueLimits:
         if num_mine >= max(1, most):
             raise self._refusal(f"{num_mine} requests of this tenant wait, which is its share of the queue", num_mine)
         num_ahead = self._scheduler.waiting.num_ahead(priority, deadline_s) + num_entering
-        wait_s = self._engine.expected_wait_s(num_ahead)
+        wait_s = self._engine.waits.expected_s(num_ahead)
         if wait_s > limits.max_queue_wait_s:
             raise self._refusal(
                 f"this request would wait some {wait_s:.1f} s for a worker, behind {num_ahead} that wait", num_ahead
             )
 
     def check_tokens(self, tenant: str, num_tokens: int) -> None:
-        """A prompt that is alone may be as long as it likes."""
+        """Raise if too many prompt tokens wait. A prompt that waits alone may have any length."""
         num_groups, queued = self._scheduler.waiting.size()
         queued += self._entering_tokens.total()
         limits = self._limits
@@ -85,23 +86,23 @@ class QueueLimits:
             what = f"{mine} prompt tokens of this tenant wait, and more would be beyond its share of the queue"
             raise self._refusal(what, num_mine)
 
-    def check_pause(self, request: LiveRequest) -> None:
-        """How many are paused, which wait in no queue and keep what they have."""
-        paused, limits = self._engine.paused, self._limits
-        if request in paused:
-            return
-        num_tokens = request.num_tokens
-        for (num_requests, tokens), share, whose in (
-            (paused.size(), 1.0, ""),
-            (paused.size_of(request.params.tenant), limits.max_paused_share, " of this tenant"),
-        ):
-            is_full = num_requests >= max(1, limits.max_paused_requests * share)
-            is_long = num_requests and tokens + num_tokens > limits.max_paused_tokens * share
-            if is_full or is_long:
-                what = f"{num_requests} requests{whose} with {tokens} tokens are paused, and there is no room for more"
-                raise OverloadedError(f"{what}: resume or cancel some, or come back later", _PAUSED_RETRY_S)
-
     def _refusal(self, fault: str, num_ahead: int) -> OverloadedError:
-        wait_s = self._engine.expected_wait_s(num_ahead)
+        wait_s = self._engine.waits.expected_s(num_ahead)
         retry_after_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S) if wait_s else 1.0
         return OverloadedError(f"{fault}; come back later", retry_after_s)
+
+
+def check_pause(request: LiveRequest, paused: PausedRequests, limits: AdmissionLimits) -> None:
+    """Raise OverloadedError if one more paused request is above the limits of all tenants or of its own."""
+    if request in paused:
+        return
+    num_tokens = request.num_tokens
+    for (num_requests, tokens), share, whose in (
+        (paused.size(), 1.0, ""),
+        (paused.size_of(request.params.tenant), limits.max_paused_share, " of this tenant"),
+    ):
+        is_full = num_requests >= max(1, limits.max_paused_requests * share)
+        is_long = num_requests and tokens + num_tokens > limits.max_paused_tokens * share
+        if is_full or is_long:
+            what = f"{num_requests} requests{whose} with {tokens} tokens are paused, and there is no room for more"
+            raise OverloadedError(f"{what}: resume or cancel some, or come back later", _PAUSED_RETRY_S)

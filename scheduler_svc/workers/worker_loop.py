@@ -146,7 +146,7 @@ class WorkerLoop:
                 raise ImpossibleAnswerError(self.link.broken)
         except ImpossibleAnswerError as error:
             due = [self._in_flight[0].plan] if self._in_flight else []
-            self._engine.note_disbelieved_step(due, error.message)
+            self._engine.faults.record_disbelieved_step(due, error.message)
             raise
         except (QuireError, *CONTROL_FLOW):
             raise  # the worker's doing, or our own end
@@ -184,7 +184,7 @@ class WorkerLoop:
             if self._send_whole:
                 self._scheduler.request_snapshot(self.worker_id)
             now_s = time.monotonic()
-            self._engine.drop_hopeless(now_s, is_idle=not self._in_flight)
+            self._engine.hopeless.drop(now_s, is_idle=not self._in_flight)
             plan = self._scheduler.schedule(self.worker_id, now_s)
             was_delayed, self._is_delaying = self._is_delaying, False
             if plan is None:
@@ -196,7 +196,8 @@ class WorkerLoop:
             epoch = self._current_epoch()
             self._in_flight.append(SentStep(plan, epoch))
             step = build_step(plan, epoch, self._engine.sampling_of)
-            self._engine.note_scheduled(plan)  # before the wait: behind it, a request may have ended
+            self._engine.record_scheduled(plan)  # before the wait: a request may end meanwhile
+            self._engine.waits.record_step(plan)
             await self.link.send(step)
         return 0
 
@@ -266,11 +267,11 @@ class WorkerLoop:
         self._refused.clear()
         self._scheduler.rollback(self.worker_id)
         if first.is_failure:
-            self._engine.note_failed_step([first.plan], first.error)
+            self._engine.faults.record_failed_step([first.plan], first.error)
         elif first.disbelieved is not None:
-            self._engine.note_disbelieved_step([first.plan], first.error, first.disbelieved)
+            self._engine.faults.record_disbelieved_step([first.plan], first.error, first.disbelieved)
 
     def _blame(self, error: BaseException) -> None:
         """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
         plans = [sent.plan for sent in self._in_flight]
-        self._engine.note_failed_step(plans, f"{type(error).__name__} in the scheduler")
+        self._engine.faults.record_failed_step(plans, f"{type(error).__name__} in the scheduler")

@@ -338,7 +338,7 @@ class Workers:
             self._add_to_scheduler(member, description)
         except ValueError as error:
             raise FailedPreconditionError(str(error)) from error
-        self._admission.serve(with_shortest_context(model, self._max_model_lens()))
+        self._admission.serve_model(with_shortest_context(model, self._max_model_lens()))
 
     def _max_model_lens(self) -> list[int]:
         """Of the workers in service."""
@@ -404,7 +404,7 @@ class Workers:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
             self._prefixes.worker_went(member.worker_id)
             if self._admission.model is not None:
-                self._admission.serve(with_shortest_context(self._admission.model, self._max_model_lens()))
+                self._admission.serve_model(with_shortest_context(self._admission.model, self._max_model_lens()))
             self._refusals.reconsider()
             if not self.driven:
                 self._model_policy.note_last_gone(time.monotonic())
@@ -415,7 +415,7 @@ class Workers:
         """Its steps are not to blame where it was told to end, the line is at fault, or we are (no reason)."""
         if lost_by is None or member.is_leaving or member.link.is_damaged:
             return self._engine.scheduler.workers.remove_worker(member.worker_id)
-        return self._engine.lose_worker(member.worker_id, lost_by)
+        return self._engine.faults.lose_worker(member.worker_id, lost_by)
 
 
 def _check_identity(member: Member, description: worker_pb2.DescribeResponse) -> None:

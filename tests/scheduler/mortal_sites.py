@@ -127,7 +127,7 @@ class Client:
         if self.is_done:
             return
         if self.is_accepted:
-            stream = await site.admission.find(self.request.request_id)
+            stream = await site.control.find(self.request.request_id)
         else:
             with suppress(UnavailableError):
                 stream, _ = await site.admission.submit(self.request, None)
@@ -142,7 +142,7 @@ class Client:
         if place is not self._place and self._place is not None:
             return  # of an earlier life
         response = pb.SessionResponse()
-        place.take(lambda: response.events.add().chunk, 1_000_000)
+        place.take_chunks(lambda: response.events.add().chunk, 1_000_000)
         for event in response.events:
             chunk = event.chunk
             if chunk.index < len(self.seen.samples) and self.seen.samples[chunk.index].finish is not None:

@@ -38,6 +38,7 @@ from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes.prefix_requests import PinLimits, Prefixes
 from scheduler_svc.requests.queue_limits import AdmissionLimits
 from scheduler_svc.requests.recovery.recovery import Recovery
+from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers
@@ -110,10 +111,11 @@ class Site:
             **limits,  # type: ignore[arg-type]
         )
         self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
+        self.control = RequestControl(self.engine, self.recovery, admission_limits, timeout_s=admission_timeout_s)
         self.admission = Admission(
-            self.engine, admission_limits, self.readers, self.recovery, timeout_s=admission_timeout_s
+            self.engine, admission_limits, self.readers, self.recovery, self.control, timeout_s=admission_timeout_s
         )
-        self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word, retry_s=pin_retry_s)
+        self.keeper = PrefixKeeper(self.engine, self.admission.in_flight_admissions_still_fit, retry_s=pin_retry_s)
         self.prefixes = Prefixes(self.admission, self.keeper, pin_limits, is_enabled=prefix_cache)
         self.changes: list[bool] = []
         self.fatal: list[QuireError] = []
@@ -138,7 +140,7 @@ class Site:
         )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
         inference = InferenceServicer(
-            self.admission, self.prefixes, RequestList(self.engine, self.admission), self.stats
+            self.admission, self.control, self.prefixes, RequestList(self.engine, self.admission), self.stats
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers), self.server.grpc)

@@ -222,7 +222,7 @@ async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store:
         with pytest.raises(grpc.aio.AioRpcError) as asked:
             await site.inference.GetRequest(ask)
         with pytest.raises(UnavailableError, match="taken over"):
-            await site.admission.find("elsewhere")
+            await site.control.find("elsewhere")
         assert asked.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "taken over" in (asked.value.details() or "")
 
@@ -330,7 +330,7 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_th
         running = asyncio.create_task(site.run(counting(10, 60_000, "long")))
         await until(lambda: "long" in site.engine.live)
         waiting = asyncio.create_task(site.run(counting(20, 2)))
-        await until(lambda: site.engine.expected_wait_s(1) > 0.2)
+        await until(lambda: site.engine.waits.expected_s(1) > 0.2)
         error = error_of(await refused(site, counting(30)))
         assert isinstance(error, OverloadedError)
         assert 0.2 < error.retry_after_s <= 60

@@ -367,21 +367,21 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
 class SpoiltWait(QueueWait):
     """Fails by an error of the kind that unsuitable arguments raise."""
 
-    def note_step(self, now_s: float, num_served: int, num_waiting: int) -> None:
+    def record_step(self, now_s: float, num_served: int, num_waiting: int) -> None:
         raise ValueError("spoilt")
 
 
 async def test_a_value_error_of_our_own_is_not_taken_for_the_workers_doing() -> None:
     async with running_site() as site:
         worker = await site.add_worker()
-        site.engine.queue_wait = SpoiltWait()
+        site.engine.waits.queue_wait = SpoiltWait()
         poison = asyncio.create_task(refused(site, counting(20, 3, "poison")))
         while not poison.done():
             await site.cluster.Register(worker.registration())
             await asyncio.sleep(0.005)
         error = await poison
         assert "in 3 attempts, the last while running alone: ValueError in the scheduler" in (error.details() or "")
-        site.engine.queue_wait = QueueWait()
+        site.engine.waits.queue_wait = QueueWait()
         await site.register(worker)
         assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]
         await site.idle()

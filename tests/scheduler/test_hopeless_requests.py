@@ -8,7 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import worker_pb2
-from scheduler_svc.requests.live.engine import HOPELESS_EVERY_S
+from scheduler_svc.requests.live.hopeless_requests import HOPELESS_EVERY_S
 from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, running_site
@@ -64,6 +64,6 @@ async def test_only_an_idle_worker_is_woken_for_the_next_search_and_once(
     site.engine.add_waker(lambda: wakes.append(time.monotonic()))
     now_s = time.monotonic()
     for _ in range(3):
-        site.engine.drop_hopeless(now_s, is_idle=is_idle)  # the first one searches
+        site.engine.hopeless.drop(now_s, is_idle=is_idle)  # the first one searches
     await asyncio.sleep(4 * HOPELESS_EVERY_S)
     assert len(wakes) == is_idle

@@ -56,7 +56,7 @@ class CheckingReader:
 
     def take(self, place: Subscription) -> None:
         chunks = pb.SessionResponse()
-        place.take(lambda: chunks.events.add().chunk, 1_000_000)
+        place.take_chunks(lambda: chunks.events.add().chunk, 1_000_000)
         for event in chunks.events:
             self.seen.add_chunk(event.chunk)
         request_id = place.stream.accepted.request_id
@@ -90,7 +90,7 @@ async def run_all(site: Site, store: ReplayingStore, requests: Sequence[pb.Gener
     for i, request in enumerate(requests):
         if i % 7 == 6:
             later = store.num_entries + 3 + i // 7
-            store.at_entry[later] = partial(site.admission.cancel_live, request.request_id)
+            store.at_entry[later] = partial(site.control.cancel_live, request.request_id)
         stream, _ = await site.admission.submit(request, None)
         readers.append(CheckingReader(store))
         place = site.readers.subscribe(stream, (), readers[-1].take)

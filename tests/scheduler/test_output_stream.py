@@ -168,7 +168,7 @@ class OutputStreamMachine(RuleBasedStateMachine):
     def _take(self, reader: Reader, max_tokens: int) -> int:
         has_news, was_notified = reader.place.has_news, reader.place in self.notified
         chunks = pb.SessionResponse()
-        num_taken = reader.place.take(lambda: chunks.events.add().chunk, max_tokens)
+        num_taken = reader.place.take_chunks(lambda: chunks.events.add().chunk, max_tokens)
         found = [event.chunk for event in chunks.events]
         assert len({chunk.index for chunk in found}) == len(found), "two chunks of a sample at once"
         assert num_taken == sum(chunk.num_tokens + len(chunk.prompt_logprobs) for chunk in found)
@@ -226,7 +226,7 @@ def test_who_is_ahead_of_an_output_that_ended_shorter_gets_its_end_and_nothing_a
     sample.close(pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED))
     stream.close(pb.Finished())
     chunks = pb.SessionResponse()
-    assert place.take(lambda: chunks.events.add().chunk, 100) == 0
+    assert place.take_chunks(lambda: chunks.events.add().chunk, 100) == 0
     assert [event.chunk for event in chunks.events] == [
         pb.Chunk(position=5, finish=pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED))
     ]

@@ -11,14 +11,14 @@ from scheduler_svc.requests.live.queue_wait import QueueWait
 def test_nothing_is_expected_of_a_queue_that_everybody_leaves_at_once() -> None:
     wait = QueueWait()
     for step in range(100):
-        wait.note_step(step * 0.01, num_served=5 * step, num_waiting=0)
+        wait.record_step(step * 0.01, num_served=5 * step, num_waiting=0)
     assert wait.expected_s(1.0, 1000) == 0.0
 
 
 def test_before_anything_was_measured_nobody_is_kept_out() -> None:
     wait = QueueWait()
     assert wait.expected_s(5.0, 1000) == 0.0
-    wait.note_step(5.0, num_served=0, num_waiting=3)
+    wait.record_step(5.0, num_served=0, num_waiting=3)
     assert wait.expected_s(5.0, 1000) == 0.0
 
 
@@ -26,21 +26,21 @@ def test_those_ahead_leave_as_fast_as_others_did() -> None:
     """Two leave in each step of 0.1 s: 20 a second, one more counted than seen in a window of 101."""
     wait = QueueWait()
     for step in range(51):
-        wait.note_step(step * 0.1, num_served=2 * step, num_waiting=9)
+        wait.record_step(step * 0.1, num_served=2 * step, num_waiting=9)
     assert wait.expected_s(5.0, 0) == 0.0
     assert wait.expected_s(5.0, 40) == pytest.approx(40 * 5.0 / 101)
 
 
 def test_while_nobody_leaves_the_wait_grows() -> None:
     wait = QueueWait()
-    wait.note_step(0.0, num_served=8, num_waiting=1)
+    wait.record_step(0.0, num_served=8, num_waiting=1)
     assert wait.expected_s(2.0, 1) == pytest.approx(2.0)
     assert wait.expected_s(20.0, 1) == pytest.approx(20.0)
 
 
 def test_who_is_first_never_has_a_wait_however_slow_it_was() -> None:
     wait = QueueWait()
-    wait.note_step(0.0, num_served=0, num_waiting=1)
+    wait.record_step(0.0, num_served=0, num_waiting=1)
     assert wait.expected_s(1e6, 0) == 0.0
 
 
@@ -48,19 +48,19 @@ def test_idle_time_between_bursts_does_not_count_and_what_was_before_it_counts_l
     """A second of 10 departures, which stay as 2 in 0.2 s; an hour in which nobody waits; and the next burst."""
     wait = QueueWait()
     for step in range(11):
-        wait.note_step(step * 0.1, num_served=step, num_waiting=1 if step < 10 else 0)
-    wait.note_step(3600.0, num_served=15, num_waiting=20)
+        wait.record_step(step * 0.1, num_served=step, num_waiting=1 if step < 10 else 0)
+    wait.record_step(3600.0, num_served=15, num_waiting=20)
     assert wait.expected_s(3600.0, 30) == pytest.approx(30 * 0.2 / 3)
-    wait.note_step(3602.0, num_served=16, num_waiting=19)
+    wait.record_step(3602.0, num_served=16, num_waiting=19)
     assert wait.expected_s(3602.0, 30) == pytest.approx(30 * 2.2 / 4)
 
 
 def test_a_stall_is_forgotten_when_others_leave_again() -> None:
     """A minute in which nobody leaves, then 20 a second for ten seconds."""
     wait = QueueWait()
-    wait.note_step(0.0, num_served=0, num_waiting=9)
+    wait.record_step(0.0, num_served=0, num_waiting=9)
     for step in range(201):
-        wait.note_step(60.0 + step * 0.05, num_served=step, num_waiting=9)
+        wait.record_step(60.0 + step * 0.05, num_served=step, num_waiting=9)
     assert wait.expected_s(70.0, 20) == pytest.approx(1.0, rel=0.05)
 
 
@@ -86,8 +86,8 @@ def test_under_overload_nobody_who_is_let_in_waits_much_longer_than_the_bound(
             waits.append(start_s - queue.popleft())
             ends[slot] = start_s + service_s * rng.uniform(0.5, 1.5)
             num_served += 1
-            wait.note_step(start_s, num_served, len(queue))
-        wait.note_step(now_s, num_served, len(queue))
+            wait.record_step(start_s, num_served, len(queue))
+        wait.record_step(now_s, num_served, len(queue))
         if wait.expected_s(now_s, len(queue)) <= bound_s:
             queue.append(now_s)
     overloaded = sorted(waits[len(waits) // 4 :])

@@ -162,7 +162,7 @@ async def test_a_place_beyond_what_can_ever_be_sent_is_refused(patient_site: Sit
         patient_site.readers.subscribe(stream, [0, 1], lambda _: None)
     place = patient_site.readers.subscribe(stream, [3], lambda _: None)
     chunk = pb.Chunk()
-    assert place.take(lambda: chunk, 10) == 0
+    assert place.take_chunks(lambda: chunk, 10) == 0
     assert (chunk.position, chunk.num_tokens, chunk.finish.reason) == (3, 0, pb.FINISH_REASON_LENGTH)
     assert place.done
     place.close()
@@ -176,7 +176,7 @@ async def test_a_slow_reader_gets_everything_in_one_piece(patient_site: Site) ->
     place = patient_site.readers.subscribe(stream, (), news.append)
     await until(lambda: stream.finished is not None)
     chunk = pb.Chunk()
-    assert place.take(lambda: chunk, 1000) == 50
+    assert place.take_chunks(lambda: chunk, 1000) == 50
     assert list(chunk.token_ids) == list(range(11, 61))
     assert place.done and len(news) > 1
     place.close()

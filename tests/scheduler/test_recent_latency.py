@@ -25,16 +25,16 @@ def test_nothing_has_no_percentile() -> None:
 
 def test_requests_without_output_and_outputs_of_one_token_count_for_what_they_have() -> None:
     latency = RecentLatency()
-    latency.note_end(1.0, None, None)
-    latency.note_end(1.0, 30, None)
-    latency.note_end(2.0, 10, 4)
+    latency.record_end(1.0, None, None)
+    latency.record_end(1.0, 30, None)
+    latency.record_end(2.0, 10, 4)
     assert latency.summary(2.0) == LatencySummary(2, 10, 30, 4, 4)
 
 
 def test_who_ended_before_the_window_counts_no_more() -> None:
     latency = RecentLatency()
-    latency.note_end(1.0, 10, 1)
-    latency.note_end(2.0, 20, 2)
+    latency.record_end(1.0, 10, 1)
+    latency.record_end(2.0, 20, 2)
     assert latency.summary(1.0 + WINDOW_S).num_requests == 2
     assert latency.summary(1.5 + WINDOW_S) == LatencySummary(1, 20, 20, 2, 2)
 
@@ -42,6 +42,6 @@ def test_who_ended_before_the_window_counts_no_more() -> None:
 def test_only_the_latest_are_kept() -> None:
     latency = RecentLatency()
     for number in range(MAX_KEPT + 5):
-        latency.note_end(1.0, number, number)
+        latency.record_end(1.0, number, number)
     kept = latency.summary(1.0)
     assert (kept.num_requests, kept.first_token_p99_ns) == (MAX_KEPT, 5 + MAX_KEPT * 99 // 100)

@@ -124,7 +124,7 @@ def test_a_replayed_search_goes_on_as_the_one_that_was_not_interrupted() -> None
             last = plan.sequences[row].token_ids[-1]
             tokens = [last % 7 + 1, last % 5 + 8, 0]
             logprobs = [-0.25 - last % 3 / 16, -0.5, -3.0 - step]
-            first.keep(plan.sequences[row], Candidates(token_ids=tokens, logprobs=logprobs))
+            first.store_candidates(plan.sequences[row], Candidates(token_ids=tokens, logprobs=logprobs))
         again.replay(first.advance(scheduler, group))
     restored = group_of([], [], awaits_host=True)
     again.seat(restored)

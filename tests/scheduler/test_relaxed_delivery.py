@@ -100,7 +100,7 @@ async def test_who_is_ahead_of_an_output_that_ended_shorter_is_told_of_the_end()
         await lives.die()
         store.may_append.set()
         site = await lives.begin()
-        assert await site.admission.cancel("r") == pb.REQUEST_STATE_CANCELLED
+        assert await site.control.cancel("r") == pb.REQUEST_STATE_CANCELLED
         seen = list(client.seen.token_ids[0])
         coming = asyncio.create_task(client.come(site))
         await lives.add_workers()

@@ -161,8 +161,8 @@ async def test_what_the_journal_does_not_have_yet_waits_for_it() -> None:
         await until(lambda: bool(site.admission.entering))
         found = (await listed(site))["entering"]
         assert (found.state, found.waiting_for) == (pb.LIVE_STATE_ENTERING, "the journal")
-        store.may_append.set()
-        await until(lambda: "entering" in site.engine.live)
+        await until(lambda: store.num_waiting == 1)
+        store.may_append.set()  # wakes the admission's append alone
         store.may_append.clear()
         await until(lambda: site.engine.output_tokens == 3)
         found = (await listed(site))["entering"]

@@ -30,7 +30,7 @@ async def test_a_slow_reader_gets_everything_in_one_piece_of_each_sample(site: S
     place = site.readers.subscribe(stream, (), lambda _: None)
     await until(lambda: stream.finished is not None)
     chunks: list[pb.Chunk] = []
-    assert place.take(adder(chunks), 1000) == 200
+    assert place.take_chunks(adder(chunks), 1000) == 200
     assert [chunk.index for chunk in chunks] == [0, 1, 2, 3]
     assert seen_in(chunks).token_ids == [counted(0, 50, i) for i in range(4)]
     assert place.done
@@ -112,7 +112,7 @@ def take_all(place: Subscription, chunks: list[pb.Chunk], max_tokens: int) -> li
     sizes = []
     while not place.done:
         assert place.has_news
-        sizes.append(place.take(adder(chunks), max_tokens))
+        sizes.append(place.take_chunks(adder(chunks), max_tokens))
     return sizes
 
 

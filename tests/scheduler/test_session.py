@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, Session
+from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, ServerSession
 from scheduler_svc.requests.params.request_params import request_digest
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
@@ -220,7 +220,7 @@ async def test_a_client_that_does_not_read_is_not_read_either(site: Site) -> Non
             num_said += 1
             yield pb.SessionRequest(handle=1)
 
-    session = Session(site.admission)
+    session = ServerSession(site.admission, site.control)
     reading = asyncio.create_task(session.read(nonsense()))
     for turn in (1, 2):
         await until(lambda: num_said > 0)
@@ -236,7 +236,7 @@ async def test_a_client_that_does_not_read_is_not_read_either(site: Site) -> Non
 async def test_who_has_more_than_a_message_holds_waits_behind_the_others(site: Site) -> None:
     put_record(site, "long", 3 * MAX_RESPONSE_TOKENS)
     put_record(site, "short", 3)
-    session = Session(site.admission)
+    session = ServerSession(site.admission, site.control)
 
     async def attachments() -> AsyncIterator[pb.SessionRequest]:
         for handle, request_id in enumerate(["long", "short"]):

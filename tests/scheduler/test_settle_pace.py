@@ -28,14 +28,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_comes_soon_after_is_held_back_and_what_is_urgent_is_not() -> None:
     pace = SettlePace(LONG_S, nobody)
     assert pace.is_due(ANY)
-    pace.note_settled(ANY)
+    pace.record_settled(ANY)
     assert not pace.is_due(ANY)
     assert not pace.is_due(ANY)
     pace.hasten()
     assert pace.is_due(ANY)
-    pace.note_settled(ANY)
+    pace.record_settled(ANY)
     assert not pace.is_due(ANY)
-    pace.note_settled(0)
+    pace.record_settled(0)
     assert pace.is_due(ANY)
 
 
@@ -44,14 +44,14 @@ async def test_with_a_limit_of_nothing_all_is_due_at_once() -> None:
     pace = SettlePace(0.0, nobody)
     for _ in range(3):
         assert pace.is_due(ANY)
-        pace.note_settled(ANY)
+        pace.record_settled(ANY)
 
 
 async def test_the_more_readers_there_are_the_longer_it_is_until_the_next_delivery() -> None:
     pace = SettlePace(LONG_S, nobody)
-    pace.note_settled(1_000_000)
+    pace.record_settled(1_000_000)
     assert not pace.is_due(ANY)
-    pace.note_settled(1)
+    pace.record_settled(1)
     await asyncio.sleep(2 * settle_pace.SECONDS_PER_DELIVERY)
     assert pace.is_due(ANY)
 
@@ -60,14 +60,14 @@ async def test_the_more_readers_there_are_the_longer_it_is_until_the_next_delive
 async def test_what_is_held_back_is_due_after_the_limit_and_somebody_is_woken_once() -> None:
     woken = asyncio.Event()
     pace = SettlePace(0.2, woken.set)
-    pace.note_settled(ANY)
+    pace.record_settled(ANY)
     assert not pace.is_due(ANY)
     await asyncio.wait_for(woken.wait(), patient(20))
     assert pace.is_due(ANY)
-    pace.note_settled(ANY)
+    pace.record_settled(ANY)
     woken.clear()
     pace.is_due(ANY)
-    pace.note_settled(ANY)  # ends the wait
+    pace.record_settled(ANY)  # ends the wait
     await asyncio.sleep(0.4)
     assert not woken.is_set()
 

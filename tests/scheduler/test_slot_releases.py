@@ -37,8 +37,8 @@ class Workers:
                 groups[place] = group._replace(num_output_tokens=group.num_output_tokens + 1)
             for group in [g for g in groups if g.num_output_tokens >= used_part * g.max_tokens]:
                 groups.remove(group)
-                self.releases.note_end(group.num_output_tokens, group.max_tokens)
-            self.releases.note_step(self.now_s, str(number), goes_on=goes_on)
+                self.releases.record_end(group.num_output_tokens, group.max_tokens)
+            self.releases.record_step(self.now_s, str(number), goes_on=goes_on)
         self.now_s += STEP_S
 
     def expected_s(self, num_ahead: int) -> float:

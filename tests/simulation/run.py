@@ -113,7 +113,7 @@ async def _answered(life: SchedulerLife, request_id: str) -> pb.GetRequestRespon
     """A client would ask again, too: the connection may turn out to have broken long ago."""
     while True:
         try:
-            return await life.admission.response(request_id)
+            return await life.control.response(request_id)
         except StoreUnavailableError:
             await asyncio.sleep(0.1)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from common.process import unless_failed
 from quire.errors import QuireError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.api.session import Session
+from scheduler_svc.api.session import ServerSession
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease
@@ -26,6 +26,7 @@ from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
 from scheduler_svc.requests.queue_limits import AdmissionLimits
 from scheduler_svc.requests.recovery.recovery import Recovery
+from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.workers.workers import Workers
 from tests.simulation.connection import Connection
 from tests.simulation.history import History
@@ -107,8 +108,9 @@ class SchedulerLife:
         """Build the serving parts, once this scheduler leads."""
         options = self._options
         limits = AdmissionLimits(max_queue_requests=options.max_queue_requests, max_queue_tokens=1_000_000)
-        self.admission = Admission(self.engine, limits, self.readers, self.recovery)
-        self.keeper = PrefixKeeper(self.engine, self.admission.keeps_its_word)
+        self.control = RequestControl(self.engine, self.recovery, limits)
+        self.admission = Admission(self.engine, limits, self.readers, self.recovery, self.control)
+        self.keeper = PrefixKeeper(self.engine, self.admission.in_flight_admissions_still_fit)
         self.prefixes = Prefixes(self.admission, self.keeper, is_enabled=options.config.enable_prefix_cache)
 
     @property
@@ -126,14 +128,14 @@ class SchedulerLife:
     async def pause(self, request_id: str, *, keep_on_host: bool) -> None:
         """Pause a request, as a client would, and record the outcome."""
         try:
-            await self.admission.pause(request_id, keep_on_host=keep_on_host)
+            await self.control.pause(request_id, keep_on_host=keep_on_host)
             self._history.note(f"{self.process.name} has paused {request_id}")
         except QuireError as error:
             self._history.note(f"{self.process.name} has not paused {request_id}: {error.message}")
 
     async def resume(self, request_id: str) -> None:
         try:
-            await self.admission.resume(request_id)
+            await self.control.resume(request_id)
             self._history.note(f"{self.process.name} has resumed {request_id}")
         except QuireError as error:
             self._history.note(f"{self.process.name} has not resumed {request_id}: {error.message}")
@@ -284,7 +286,7 @@ class SchedulerLife:
                 await self.engine.wait_until_empty()
 
     async def _serve_session(self, connection: Connection) -> None:
-        session = Session(self.admission)
+        session = ServerSession(self.admission, self.control)
         reading = asyncio.create_task(session.read(connection.requests()))
         try:
             while (response := await session.next_response()) is not None:

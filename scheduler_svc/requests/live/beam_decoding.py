@@ -37,7 +37,7 @@ class BeamDecoding:
     def is_done(self) -> bool:
         return self._search.is_done
 
-    def keep(self, sequence: Sequence, candidates: Candidates) -> None:
+    def store_candidates(self, sequence: Sequence, candidates: Candidates) -> None:
         """Takes the candidates of one live beam; those that came before a preemption are replaced."""
         self._candidates[sequence] = candidates
 

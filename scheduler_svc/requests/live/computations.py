@@ -1,7 +1,7 @@
 """Prompts that are computed for their KV alone: no client, no journal, no output.
 
-They wait, run, are preempted and move as requests do, by the scheduler's rules; the one token that each samples is
-thrown away. It knows nothing of why something is computed.
+The scheduler queues, runs, preempts and moves them like requests; the one token that each samples is discarded. Knows
+nothing of why a prompt is computed.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,20 @@ SAMPLING = SlotSampling(seed=0, temperature=0.0)
 
 @dataclass(slots=True, eq=False)
 class Computation:
-    """What becomes of it is told once, by one of the two."""
+    """Callbacks of one computation: exactly one of the two is called, once."""
 
-    on_computed: Callable[[str], None]  # on this worker; its blocks are cached there at that moment
-    on_failed: Callable[[str], None]  # for this reason
+    on_computed: Callable[[str], None]  # with the worker, where its blocks are cached at that moment
+    on_failed: Callable[[str], None]  # with the reason
 
 
 class Computations:
-    """By group, until they are computed, failed or cancelled. Groups have one sequence, with `max_tokens` 1."""
+    """Computations by group, until computed, failed or cancelled. A group has one sequence, with `max_tokens` 1."""
 
-    def __init__(self, scheduler: Scheduler, sampling_of: dict[int, SlotSampling]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, sampling_of: dict[int, SlotSampling], wake_workers: Callable[[], None]
+    ) -> None:
         self._scheduler = scheduler
+        self._wake_workers = wake_workers
         self._sampling_of = sampling_of  # the engine's, by seq_id
         self._computations: dict[SequenceGroup, Computation] = {}
 
@@ -34,18 +37,20 @@ class Computations:
         return len(self._computations)
 
     def start(self, group: SequenceGroup, computation: Computation) -> None:
-        """Queues it. Who calls wakes the workers."""
+        """Queue a group and wake the workers. A shutdown does not wait for it."""
         self._computations[group] = computation
         self._sampling_of[group.sequences[0].seq_id] = SAMPLING
         self._scheduler.add(group)
+        self._wake_workers()
 
     def cancel(self, group: SequenceGroup) -> None:
-        """Nobody is told. Harmless if it has ended."""
+        """End a computation without a callback. Harmless if it has ended."""
         if group in self._computations:
             self._end(group)
+        self._wake_workers()  # its blocks may let others run
 
-    def take(self, worker_id: str, appended: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """Ends those that got their token, and returns the tokens of everybody else."""
+    def take_results(self, worker_id: str, appended: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """End the computations that got their token; return the tokens of other sequences."""
         others = []
         for sequence, token_id in appended:
             if sequence.group not in self._computations:
@@ -54,12 +59,12 @@ class Computations:
                 self._end(sequence.group).on_computed(worker_id)
         return others
 
-    def fail(self, group: SequenceGroup, error: str) -> None:
-        """Gives it up. It is one of these."""
+    def fail_group(self, group: SequenceGroup, error: str) -> None:
+        """Fail the computation of a group. Raises KeyError if the group has none."""
         self._end(group).on_failed(error)
 
     def _end(self, group: SequenceGroup) -> Computation:
-        """Its blocks are cached from now on, and nobody's."""
+        """Take a group out of the scheduler; its blocks stay cached, without a holder."""
         self._scheduler.finish_group(group)
         del self._sampling_of[group.sequences[0].seq_id]
         self._scheduler.forget_group(group)

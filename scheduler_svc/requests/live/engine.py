@@ -1,12 +1,12 @@
-"""The engine: from an admitted request to its end, step result by step result.
+"""Engine: live requests from admission to end, step result by step result.
 
-Holds the live requests, hands the pure scheduler what happened, and decides what ends with it. Text, journal and
-readers are the publisher's. It knows no gRPC; workers and readers come to it.
+Reports to the pure scheduler what happened, and decides which samples and requests end. Text, journal and readers are
+the publisher's. Knows no gRPC; worker loops and readers call it.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 
 import structlog
 
@@ -15,39 +15,38 @@ from common.slot_sampling import SlotSampling
 from common.step import StepResult
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
-from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.memory_use import group_blocks
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
-from scheduler_svc.requests.live.computations import Computation, Computations
+from scheduler_svc.requests.live.computations import Computations
 from scheduler_svc.requests.live.end_report import first_token_ns, mean_token_ns, report_end
+from scheduler_svc.requests.live.fault_verdicts import FaultVerdicts
+from scheduler_svc.requests.live.hopeless_requests import HopelessRequests
 from scheduler_svc.requests.live.live_request import FINISH_REASON_OF_STATE, LiveRequest, set_token_stop
 from scheduler_svc.requests.live.live_sample import LiveSample
 from scheduler_svc.requests.live.paused_requests import PausedRequests
 from scheduler_svc.requests.live.publisher import Delivery, Publisher
-from scheduler_svc.requests.live.queue_wait import QueueWait
 from scheduler_svc.requests.live.recent_latency import RecentLatency
 from scheduler_svc.requests.live.result_check import MAX_VOCAB_SIZE, check_result
-from scheduler_svc.requests.live.result_logprobs import keep_logprobs, keep_prompt_logprobs
+from scheduler_svc.requests.live.result_logprobs import store_logprobs, store_prompt_logprobs
 from scheduler_svc.requests.live.settle_pace import SettlePace
-from scheduler_svc.requests.live.slot_releases import SlotReleases
+from scheduler_svc.requests.live.wait_estimate import WaitEstimate
 
 log = structlog.get_logger()
 
 MAX_PENDING_RECORDS = 100_000  # tokens, mostly, that the store has not acknowledged
-MAX_PENDING_BYTES = 64 << 20  # of those: a decision among 64 beams with log-probabilities is one record of 20 kB
+MAX_PENDING_BYTES = 64 << 20  # the same: one decision among 64 beams with log-probabilities takes 20 kB
 NO_TOKEN_LEFT = "no token was left to choose for any beam: relax allowed_token_ids, logit_bias or min_tokens"
-HOPELESS_EVERY_S = 0.05  # how often the queue is searched for requests that would come too late
 
 
 class Engine:
     """One per process. Every method runs on the event loop's thread.
 
-    A result is taken in two halves, so that the next step is on its way before text is made: `take_result` decides
-    which sequences go on, `settle` makes text, journal entries and, through them, what readers see.
+    A result is processed in two halves, so that the next step is sent before text is made: `take_result` decides
+    which sequences go on; `settle` makes text and journal entries, and through them the output of readers.
     """
 
     def __init__(
@@ -59,13 +58,13 @@ class Engine:
         delivery: Delivery = "durable",
         stream_interval_s: float = 0.0,
     ) -> None:
-        """`stream_interval_s`: how long tokens may wait under load, but for the first and the last of an output."""
+        """`stream_interval_s`: longest wait of tokens under load; the first and the last of an output do not wait."""
         self.scheduler = scheduler
         self.journal = journal
         self.records = records
         self.live: dict[str, LiveRequest] = {}  # by request_id, until the end is durable
         self.sampling_of: dict[int, SlotSampling] = {}  # by seq_id
-        self.on_result: Callable[[StepPlan], None] | None = None  # once a result is with its sequences
+        self.on_result: Callable[[StepPlan], None] | None = None  # called after a result was applied
         self.on_worker_at_fault: Callable[[str], None] = lambda worker_id: None
         self.vocab_size = MAX_VOCAB_SIZE  # of the model being served
         self.num_admitted = 0
@@ -81,26 +80,25 @@ class Engine:
             delivery=delivery,
         )
         self._pace = SettlePace(stream_interval_s, self.wake_workers)
-        self._computations = Computations(scheduler, self.sampling_of)
-        self._num_sequences = 0  # that were numbered
+        self.computations = Computations(scheduler, self.sampling_of, self.wake_workers)
+        self.faults = FaultVerdicts(scheduler, self._fail_group, self.wake_workers)
+        self.hopeless = HopelessRequests(scheduler, self._expire_group, self.wake_workers)
+        self.waits = WaitEstimate(scheduler)
+        self._num_sequences = 0  # highest number given
         self._request_of: dict[SequenceGroup, LiveRequest] = {}
-        self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of those that are drawn
+        self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of samples that a sequence draws
         self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
         self._with_logprobs: dict[int, SlotSampling] = {}  # by seq_id, of those that asked for any
-        self._appended: list[tuple[Sequence, int]] = []  # what results brought since the last settling
+        self._appended: list[tuple[Sequence, int]] = []  # tokens since the last settling
         self.paused = PausedRequests()
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
-        self.queue_wait = QueueWait()
         self.latency = RecentLatency()
-        self._slot_releases = SlotReleases(scheduler.workers.slot_use)
-        self._hopeless_sought_s = 0.0
-        self._hopeless_timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     def add_waker(self, wake: Callable[[], None]) -> None:
-        """`wake` is called when there may be new work for a worker."""
+        """Call `wake` whenever there may be new work for a worker."""
         self._wakers.append(wake)
 
     def remove_waker(self, wake: Callable[[], None]) -> None:
@@ -111,27 +109,17 @@ class Engine:
             wake()
 
     def number_sequences(self, count: int) -> int:
-        """The first of `count` numbers that no other sequence has."""
+        """Reserve `count` numbers that no other sequence has; returns the first."""
         first = self._num_sequences + 1
         self._num_sequences += count
         return first
 
-    def count_sequences_from(self, highest: int) -> None:
-        """Numbers up to `highest` are taken: by requests of earlier leaders."""
+    def skip_sequence_numbers(self, highest: int) -> None:
+        """Give out no number up to `highest`: requests of earlier leaders have them."""
         self._num_sequences = max(self._num_sequences, highest)
 
-    def compute(self, group: SequenceGroup, computation: Computation) -> None:
-        """Queues a group that is no request: see `computations`. Its end makes nobody wait."""
-        self._computations.start(group, computation)
-        self.wake_workers()
-
-    def cancel_computation(self, group: SequenceGroup) -> None:
-        """Nobody is told of its end. Harmless if it has ended."""
-        self._computations.cancel(group)
-        self.wake_workers()
-
     def start(self, request: LiveRequest, *, is_paused: bool = False) -> None:
-        """Queues a request whose admission is durable. One of an earlier leader goes on from the output that it has."""
+        """Queue a request whose admission is durable. One of an earlier leader goes on from the output that it has."""
         self.live[request.request_id] = request
         if request.times.accepted_ns is None:
             request.times.accepted_ns = time.monotonic_ns()
@@ -159,70 +147,70 @@ class Engine:
         request.durable.is_paused = is_paused
         if is_paused:
             self.paused.add(request)
-        self._note_emptiness()
+        self._update_emptiness()
         self.wake_workers()
 
     async def pause(self, request: LiveRequest, *, keep_on_host: bool) -> None:
-        """Takes a request off its worker until `resume`; returns when that is durable. Again is harmless.
+        """Take a request off its worker until `resume`; returns when the pause is durable. Repeating it is harmless.
 
-        Tokens of steps in flight still come, and may end it. It must not have ended.
+        Tokens of steps in flight still come, and may end the request. The request must not have ended before.
         """
         self._take_off(request, keep_on_host=keep_on_host)
         self.wake_workers()  # its blocks may let others run
-        await self.note_pause(request.number, is_paused=True, on_durable=request.note_durable_pause)
+        await self.journal_pause(request.number, is_paused=True, on_durable=request.set_durable_pause)
 
     async def resume(self, request: LiveRequest) -> None:
-        """Queues a paused request again; returns when that is durable. Again is harmless. It must not have ended."""
+        """Queue a paused request again; returns when that is durable. Repeating it is harmless."""
         self.scheduler.resume(request.group)
         self.paused.discard(request)
-        self._note_emptiness()
+        self._update_emptiness()
         self.wake_workers()
-        await self.note_pause(request.number, is_paused=False, on_durable=request.note_durable_pause)
+        await self.journal_pause(request.number, is_paused=False, on_durable=request.set_durable_pause)
 
-    async def note_pause(
+    async def journal_pause(
         self, number: int, *, is_paused: bool, on_durable: Callable[[bool], None] | None = None
     ) -> None:
-        """Writes into the journal that a request is paused, or goes on, and returns when it is durable.
+        """Write into the journal that a request is paused, or goes on; returns when that is durable.
 
-        `on_durable` is told `is_paused` at once then.
+        `on_durable` is called with `is_paused` in the moment of the acknowledgement.
         """
         durable = asyncio.Event()
         change = journal_pb2.PauseChange(sequence=number, paused=is_paused)
 
-        def note() -> None:
+        def acknowledge() -> None:
             if on_durable is not None:
                 on_durable(is_paused)
             durable.set()
 
-        self.journal.append(sequences=(), tokens=(), pauses=[change], on_durable=note)
+        self.journal.append(sequences=(), tokens=(), pauses=[change], on_durable=acknowledge)
         await durable.wait()
 
     def _take_off(self, request: LiveRequest, *, keep_on_host: bool) -> None:
         self.scheduler.pause(request.group, keep_on_host=keep_on_host)
         self.paused.add(request)
-        self._note_emptiness()
+        self._update_emptiness()
 
     async def wait_until_empty(self) -> None:
-        """Returns when no request is live but paused ones. One whose end is not durable is still live."""
+        """Return when no request is live but paused ones. A request whose end is not durable is still live."""
         await self._empty.wait()
 
-    def _note_emptiness(self) -> None:
+    def _update_emptiness(self) -> None:
         if len(self.live) == len(self.paused):
             self._empty.set()
         else:
             self._empty.clear()
 
     def may_step(self) -> bool:
-        """Whether the journal keeps up. Where it does not, computing more tokens would only fill the memory.
+        """True if the journal keeps up. If it does not, more tokens would only fill the memory.
 
-        Who is held back is woken when it does again.
+        A worker loop that is held back is woken when the journal has caught up.
         """
         self._is_held_back = self.is_journal_behind
         return not self._is_held_back
 
     @property
     def is_journal_behind(self) -> bool:
-        """Whether so much waits for the store to acknowledge it that no step is computed."""
+        """True if so much waits for the store's acknowledgement that no step is computed."""
         journal = self.journal
         return journal.num_pending >= MAX_PENDING_RECORDS or journal.pending_bytes >= MAX_PENDING_BYTES
 
@@ -230,32 +218,8 @@ class Engine:
         if self._is_held_back and self.may_step():
             self.wake_workers()
 
-    def drop_hopeless(self, now_s: float, *, is_idle: bool) -> None:
-        """Ends, now and then, requests whose deadline will have passed before their prompt could be computed.
-
-        A worker that is idle would not ask again by itself: it is woken for that.
-        """
-        if not self.scheduler.waiting.num_groups:
-            return
-        early_s = self._hopeless_sought_s + HOPELESS_EVERY_S - now_s
-        if early_s > 0:
-            if is_idle and self._hopeless_timer is None:
-                self._hopeless_timer = asyncio.get_running_loop().call_later(early_s, self._wake_to_drop)
-            return
-        self._hopeless_sought_s = now_s
-        for group in self.scheduler.expired_groups(now_s):
-            if group in self._request_of:
-                self.end(self._request_of[group], pb.REQUEST_STATE_EXPIRED)
-
-    def _wake_to_drop(self) -> None:
-        self._hopeless_timer = None
-        self.wake_workers()
-
-    def note_scheduled(self, plan: StepPlan) -> None:
-        """Keeps the moment at which requests first enter a step, and how fast they leave the queue."""
-        now_s = time.monotonic()
-        self.queue_wait.note_step(now_s, self.scheduler.waiting.num_served, len(self.scheduler.waiting))
-        self._slot_releases.note_step(now_s, plan.worker_id, goes_on=len(plan.sequences) > len(plan.whole))
+    def record_scheduled(self, plan: StepPlan) -> None:
+        """Record the moment at which requests first enter a step, and their worker."""
         for sequence in plan.whole:
             request = self._request_of.get(sequence.group)
             if request is None:
@@ -265,21 +229,21 @@ class Engine:
                 request.times.first_scheduled_ns = time.monotonic_ns()
 
     def take_result(self, plan: StepPlan, result: StepResult) -> None:
-        """First half of a result: tokens go to their sequences, and those that end leave the scheduler.
+        """First half of a result: append tokens to their sequences; those that end leave the scheduler.
 
-        Raises, and has changed nothing, ImpossibleAnswerError if the result does not fit the plan, NotFiniteError if
-        logits were not finite.
+        Raises, before it changes anything, ImpossibleAnswerError if the result does not fit the plan, NotFiniteError
+        if logits were not finite.
         """
         check_result(plan, result, self.vocab_size, self.sampling_of, self._with_logprobs)
         appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
-        if self._computations:
-            appended = self._computations.take(plan.worker_id, appended)
+        if self.computations:
+            appended = self.computations.take_results(plan.worker_id, appended)
         self.output_tokens += len(appended)
         if result.prompt_logprobs:
-            keep_prompt_logprobs(plan, result, self._request_of)
+            store_prompt_logprobs(plan, result, self._request_of)
         if result.logprobs:
             counting = {sequence.seq_id for sequence, _ in appended}
-            keep_logprobs(plan, result, self._sample_of, counting)
+            store_logprobs(plan, result, self._sample_of, counting)
         self._appended += appended
         for sequence, token_id in appended:  # the next step waits for this loop
             num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
@@ -293,37 +257,32 @@ class Engine:
                 self._end_if_due(sequence, token_id)
         if result.candidates:
             self._take_candidates(plan, result)
-        for worker_id in self.scheduler.record_executed_step(plan):  # last: whose results raise has not come past them
+        for worker_id in self.scheduler.record_executed_step(plan):  # last: a step whose result raised is not executed
             self.on_worker_at_fault(worker_id)
         if self.on_result is not None:
             self.on_result(plan)
 
     def settle_if_due(self) -> None:
-        """`settle`, or nothing if what is new can wait for what the next steps bring."""
+        """Call `settle`, unless the new tokens can wait for those of the next steps."""
         if (self._appended or self._publisher.has_news) and self._pace.is_due(len(self._appended)):
             self.settle()
 
     def settle(self) -> None:
-        """Second half: text, one journal record for all that is new, release on its acknowledgement."""
+        """Second half: make text, write one journal record for everything new, release it when acknowledged."""
         appended, self._appended = self._appended, []
         request_of, sample_of = self._request_of, self._sample_of
-        self._publisher.note({sample_of[sequence.seq_id]: request_of[sequence.group] for sequence, _ in appended})
-        self._pace.note_settled(self._publisher.settle())
+        self._publisher.add_news({sample_of[sequence.seq_id]: request_of[sequence.group] for sequence, _ in appended})
+        self._pace.record_settled(self._publisher.settle())
 
     def end(self, request: LiveRequest, state: pb.RequestState.ValueType, error: str = "") -> None:
-        """Ends a request otherwise than by its own tokens. A request that has ended stays as it is."""
+        """End a request otherwise than by its own tokens. A request that has ended stays as it is."""
         if request.ended_state is None:
             self._break_off(request, state, error)
             self.settle()
             self.wake_workers()  # its blocks may let others run
 
-    def expected_wait_s(self, num_ahead: int) -> float:
-        """Seconds until a newcomer with so many ahead of it would get a worker; 0: nothing says that it waits."""
-        now_s = time.monotonic()
-        return max(self.queue_wait.expected_s(now_s, num_ahead), self._slot_releases.expected_s(now_s, num_ahead))
-
     def withdraw(self, request: LiveRequest) -> None:
-        """Keeps the end of a request that became durable and was never started."""
+        """Journal the end of a request that became durable and was never started."""
         request.ended_state = pb.REQUEST_STATE_CANCELLED
         self.scheduler.finish_group(request.group)
         self.scheduler.forget_group(request.group)
@@ -334,52 +293,21 @@ class Engine:
             on_durable=lambda: self.journal.forget(request.number),
         )
 
-    def note_failed_step(self, plans: Iterable[StepPlan], error: str) -> None:
-        """What these plans were to do raised: who was in them is tried apart, and who fails alone too often is failed.
-
-        What had been planned is taken back already, or its worker is about to be removed.
-        """
-        self._fail_guilty(self.scheduler.record_failed_step(plans), error)
-
-    def note_disbelieved_step(
-        self, plans: Iterable[StepPlan], error: str, suspects: Collection[SequenceGroup] | None = None
-    ) -> None:
-        """As `note_failed_step`, of steps whose answers cannot be believed; of them only `suspects` are concerned."""
-        self._fail_guilty(self.scheduler.record_failed_step(plans, suspects=suspects, is_disbelieved=True), error)
-
-    def _fail_guilty(self, verdicts: Iterable[Verdict], error: str) -> None:
-        for guilty in verdicts:
-            attempts = counted(guilty.num_failed_steps, "attempt")
-            self._fail_alone(
-                guilty.group, f"the request made the model fail in {attempts}, the last while running alone: {error}"
-            )
-        self.wake_workers()  # who was in them may be another worker's to try
-
-    def lose_worker(self, worker_id: str, reason: str) -> list[Sequence]:
-        """A worker is lost with all that it had. Returns what ran there; it waits again.
-
-        A request that was alone in the steps that ended workers, too often, is failed.
-        """
-        guilty = self.scheduler.record_worker_loss(worker_id, time.monotonic())
-        lost = self.scheduler.workers.remove_worker(worker_id)
-        for each in guilty:
-            times, lone = counted(each.num_losses, "time"), each.num_lone_losses
-            last = f"last {lone}" if lone > 1 else "last"
-            crashes = f"request crashed its worker {times}, the {last} while running alone"
-            self._fail_alone(each.group, f"{crashes}; send another prompt or other parameters: {reason}")
-        return lost
-
-    def _fail_alone(self, group: SequenceGroup, error: str) -> None:
+    def _fail_group(self, group: SequenceGroup, error: str) -> None:
         request = self._request_of.get(group)
         log.error("request isolated", request_id=request.request_id if request else None, reason=error)
         if request is None:
-            self._computations.fail(group, error)
+            self.computations.fail_group(group, error)
         else:
             self.end(request, pb.REQUEST_STATE_FAILED, error)
 
+    def _expire_group(self, group: SequenceGroup) -> None:
+        if group in self._request_of:
+            self.end(self._request_of[group], pb.REQUEST_STATE_EXPIRED)
+
     def _end_if_due(self, sequence: Sequence, token_id: int) -> None:
         request, sample = self._request_of[sequence.group], self._sample_of[sequence.seq_id]
-        if sample.finish is not None:  # its request was broken off by another sample in this very result
+        if sample.finish is not None:  # another sample in this result broke off the request
             return
         is_last = sequence.num_output_tokens >= sequence.max_tokens
         finish = pb.SampleFinish(sample_index=sample.sample_index)
@@ -395,11 +323,11 @@ class Engine:
     def _end_sample(self, request: LiveRequest, sample: LiveSample, finish: pb.SampleFinish) -> None:
         sample.finish = finish
         self._pace.hasten()
-        self._note_blocks(request)
+        self._record_blocks(request)
         assert sample.sequence is not None
         self.scheduler.finish(sample.sequence)
         if all(each.finish is not None for each in request.samples):
-            self._decide(request, pb.REQUEST_STATE_FINISHED)
+            self._decide_end(request, pb.REQUEST_STATE_FINISHED)
 
     def _take_candidates(self, plan: StepPlan, result: StepResult) -> None:
         groups: dict[SequenceGroup, None] = {}
@@ -409,7 +337,7 @@ class Engine:
             if request is None or request.ended_state is not None:
                 continue
             assert request.beams is not None
-            request.beams.keep(sequence, candidates)
+            request.beams.store_candidates(sequence, candidates)
             groups[sequence.group] = None
         for group in groups:
             request = self._request_of[group]
@@ -417,7 +345,7 @@ class Engine:
                 self._decide_beams(request)
 
     def _decide_beams(self, request: LiveRequest) -> None:
-        """All live beams of a request have their candidates: the search takes a step."""
+        """Advance the beam search of a request whose live beams all have their candidates."""
         beams, sample = request.beams, request.samples[0]
         assert beams is not None
         num_common = len(beams.common_token_ids)
@@ -425,7 +353,7 @@ class Engine:
         sample.pending_logprobs += tuple(beams.common_logprobs(num_common))
         self.output_tokens += len(request.group.live)
         if not beams.is_done:
-            self._publisher.note({sample: request})
+            self._publisher.add_news({sample: request})
         elif beams.hypotheses():
             self._end_beams(request, pb.REQUEST_STATE_FINISHED, None)
         else:
@@ -435,46 +363,46 @@ class Engine:
         self, request: LiveRequest, state: pb.RequestState.ValueType, ended_by: pb.SampleFinish | None
     ) -> None:
         request.make_hypotheses_samples(ended_by)
-        self._note_blocks(request)
+        self._record_blocks(request)
         self.scheduler.finish_group(request.group)
-        self._decide(request, state)
+        self._decide_end(request, state)
 
     def _break_off(self, request: LiveRequest, state: pb.RequestState.ValueType, error: str) -> None:
-        """Decides the end of a request otherwise than by its own tokens; samples that have ended stay as they are."""
+        """Decide the end of a request otherwise than by its own tokens; samples that have ended stay as they are."""
         request.error = error
         reason = FINISH_REASON_OF_STATE[state]
         if request.beams is not None:
             self._end_beams(request, state, pb.SampleFinish(reason=reason))
             return
-        self._note_blocks(request)
+        self._record_blocks(request)
         for sample in request.samples:
             if sample.finish is None:
                 sample.finish = pb.SampleFinish(reason=reason, sample_index=sample.sample_index)
         self.scheduler.finish_group(request.group)
-        self._decide(request, state)
+        self._decide_end(request, state)
 
-    def _note_blocks(self, request: LiveRequest) -> None:
+    def _record_blocks(self, request: LiveRequest) -> None:
         if request.blocks_at_end is None:
             request.blocks_at_end = group_blocks(request.group)
 
-    def _decide(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
+    def _decide_end(self, request: LiveRequest, state: pb.RequestState.ValueType) -> None:
         request.ended_state = state
         self._pace.hasten()
         self.paused.discard(request)
         if num_output_tokens := max(sequence.num_output_tokens for sequence in request.group.sequences):
-            self._slot_releases.note_end(num_output_tokens, request.max_tokens)
-        self._note_emptiness()
+            self.waits.record_end(num_output_tokens, request.max_tokens)
+        self._update_emptiness()
         request.times.finished_ns = time.monotonic_ns()
         for timer in (request.deadline, request.abandonment):
             if timer is not None:
                 timer.cancel()
-        self._publisher.note(dict.fromkeys(request.samples, request))
-        self._publisher.note_end(request)
+        self._publisher.add_news(dict.fromkeys(request.samples, request))
+        self._publisher.add_end(request)
 
     def _push_text(self, request: LiveRequest, sample: LiveSample, *, is_last: bool = False) -> str | None:
-        """Brings the text up to the sample's tokens. Returns the stop string that the last one completed.
+        """Make the text of the sample's new tokens. Returns the stop string that the last one completed.
 
-        A text that cannot be made fails its request and nothing else; tokens without text are dropped.
+        Text that cannot be made fails its request and nothing else; tokens without text are dropped.
         """
         try:
             return sample.push_text(is_last=is_last)
@@ -499,21 +427,16 @@ class Engine:
             self._sample_of.pop(sequence.seq_id, None)
             self._with_stop_strings.discard(sequence.seq_id)
             self._with_logprobs.pop(sequence.seq_id, None)
-        self._note_emptiness()
+        self._update_emptiness()
         if request.closed is not None:
             request.closed.set()
-        self.latency.note_end(time.monotonic(), first_token_ns(request), mean_token_ns(request))
+        self.latency.record_end(time.monotonic(), first_token_ns(request), mean_token_ns(request))
         report_end(request)
         self.scheduler.forget_group(request.group)
 
 
-def counted(number: int, what: str) -> str:
-    """For people."""
-    return f"{number} {what}s" if number != 1 else f"1 {what}"
-
-
 def withdrawal(number: int) -> journal_pb2.Finish:
-    """The end of a request that never owned its request_id."""
+    """End of a request that never owned its request_id."""
     return journal_pb2.Finish(
         sequence=number, state=pb.REQUEST_STATE_CANCELLED, withdrawn=True, finished_unix_ns=time.time_ns()
     )

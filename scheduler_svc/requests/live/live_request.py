@@ -213,7 +213,7 @@ class LiveRequest:
             self.closed = self.closed or asyncio.Event()
             await self.closed.wait()
 
-    def note_durable_pause(self, is_paused: bool) -> None:
+    def set_durable_pause(self, is_paused: bool) -> None:
         """The journal has acknowledged that it is paused, or goes on."""
         self.durable.is_paused = is_paused
 

@@ -172,7 +172,7 @@ class Subscription:
                 return True
         return self.stream.finished is not None
 
-    def take(self, add_chunk: Callable[[], pb.Chunk], max_tokens: int) -> int:
+    def take_chunks(self, add_chunk: Callable[[], pb.Chunk], max_tokens: int) -> int:
         """Writes what is new to this reader, a chunk for each sample, up to `max_tokens` or a little more.
 
         Chunks are written where `add_chunk` makes them: one that lies in a larger message costs a third of one that

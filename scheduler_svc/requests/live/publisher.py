@@ -58,11 +58,11 @@ class Publisher:
         self._unsettled: dict[LiveSample, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
 
-    def note(self, samples: Mapping[LiveSample, LiveRequest]) -> None:
+    def add_news(self, samples: Mapping[LiveSample, LiveRequest]) -> None:
         """These samples, of these requests, may have tokens, or an end, that are not settled."""
         self._unsettled.update(samples)
 
-    def note_end(self, request: LiveRequest) -> None:
+    def add_end(self, request: LiveRequest) -> None:
         """Its end is decided; every sample of it has been noted."""
         self._ended.append(request)
 

@@ -31,7 +31,7 @@ class QueueWait:
         self._num_served = 0
         self._is_busy = False  # somebody was left behind by the last step
 
-    def note_step(self, now_s: float, num_served: int, num_waiting: int) -> None:
+    def record_step(self, now_s: float, num_served: int, num_waiting: int) -> None:
         """A step has been planned: so many have left the queue by now, in all, and so many still wait."""
         if self._is_busy:
             self._busy_s += now_s - self._seen_s

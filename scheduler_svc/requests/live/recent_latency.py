@@ -30,7 +30,7 @@ class RecentLatency:
     def __init__(self) -> None:
         self._ended: deque[_Ended] = deque(maxlen=MAX_KEPT)
 
-    def note_end(self, now_s: float, first_token_ns: int | None, token_ns: int | None) -> None:
+    def record_end(self, now_s: float, first_token_ns: int | None, token_ns: int | None) -> None:
         """A request has ended, with the time to its first token and the mean time between tokens, where it had them."""
         if first_token_ns is not None:
             self._ended.append(_Ended(now_s, first_token_ns, token_ns))

@@ -13,7 +13,7 @@ from scheduler_svc.requests.live.live_sample import LiveSample
 from scheduler_svc.requests.live.token_logprobs import token_logprobs
 
 
-def keep_logprobs(
+def store_logprobs(
     plan: StepPlan, result: StepResult, sample_of: Mapping[int, LiveSample], seq_ids: Collection[int]
 ) -> None:
     """Those of sampled tokens, for the sequences in `seq_ids`, whose tokens count."""
@@ -23,7 +23,7 @@ def keep_logprobs(
             sample_of[seq_id].pending_logprobs += tuple(token_logprobs([result.token_ids[index]], rows))
 
 
-def keep_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping[SequenceGroup, LiveRequest]) -> None:
+def store_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping[SequenceGroup, LiveRequest]) -> None:
     """Those of prompt tokens; what is computed again, after a preemption or on another worker, is known."""
     by_slot = dict(zip(plan.slots, plan.sequences, strict=True))
     for item in result.prompt_logprobs:

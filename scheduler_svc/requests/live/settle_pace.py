@@ -41,7 +41,7 @@ class SettlePace:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._end_wait)
         return False
 
-    def note_settled(self, num_deliveries: int) -> None:
+    def record_settled(self, num_deliveries: int) -> None:
         """All is settled: news of so many samples, each of which goes to its reader."""
         self._is_urgent = False
         self._settled_s = time.monotonic()

@@ -36,7 +36,7 @@ class SlotReleases:
         self._service_s = 0.0  # of a group, from start to end
         self._releases_s: list[float] | None = None  # when running groups will end, in order; None: to be found
 
-    def note_step(self, now_s: float, worker_id: str, *, goes_on: bool) -> None:
+    def record_step(self, now_s: float, worker_id: str, *, goes_on: bool) -> None:
         """A step of a worker has been planned; `goes_on`: with a row of who was in the step before."""
         pace = self._paces.get(worker_id)
         if pace is None:
@@ -48,7 +48,7 @@ class SlotReleases:
             pace.stepped_s = now_s
         self._releases_s = None
 
-    def note_end(self, num_output_tokens: int, max_tokens: int) -> None:
+    def record_end(self, num_output_tokens: int, max_tokens: int) -> None:
         """A group has ended, with so many output tokens of its longest member."""
         weight = END_WEIGHT if self._used_part else 1.0
         self._used_part += (num_output_tokens / max_tokens - self._used_part) * weight

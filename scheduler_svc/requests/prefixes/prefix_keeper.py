@@ -170,7 +170,7 @@ class PrefixKeeper:
         prefix.num_attempts += 1
         prefix.group = prefix.new_group(self._engine.number_sequences(1))
         computation = Computation(partial(self._on_computed, prefix), partial(self._on_failed, prefix))
-        self._engine.compute(prefix.group, computation)
+        self._engine.computations.start(prefix.group, computation)
 
     def _on_computed(self, prefix: PinnedPrefix, worker_id: str) -> None:
         prefix.group = None
@@ -259,7 +259,7 @@ class PrefixKeeper:
         """Neither computes it nor tries it again."""
         if prefix.group is not None:
             group, prefix.group = prefix.group, None
-            self._engine.cancel_computation(group)
+            self._engine.computations.cancel(group)
         if prefix.retry is not None:
             prefix.retry.cancel()
             prefix.retry = None

@@ -119,7 +119,7 @@ class Recovery:
             ) from error
         if begun is not None and (not begun.is_whole or replay.is_cut_short):
             self._engine.journal.say_all_again()
-        self._engine.count_sequences_from(replay.highest_number)
+        self._engine.skip_sequence_numbers(replay.highest_number)
         needed, ends = await sorted_out(replay, store)
         for each in needed:
             self._take(each)
@@ -197,7 +197,7 @@ class Recovery:
         if waiting.has_ended:
             raise FailedPreconditionError(f"request {request_id!r} has ended")
         waiting.journaled.is_paused = is_paused
-        await self._engine.note_pause(waiting.journaled.number, is_paused=is_paused)
+        await self._engine.journal_pause(waiting.journaled.number, is_paused=is_paused)
         return True
 
     def check_model(self, worker_id: str, fingerprint: str) -> None:

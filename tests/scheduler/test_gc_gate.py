@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.full_collections import FullCollections
+from scheduler_svc.gc_gate import GcGate
 
 NUM_OBJECTS = 400_000  # more than the quarter of all old objects from which on Python makes a full collection
 
@@ -35,20 +35,20 @@ def grow() -> int:
 
 
 def test_none_take_place_while_many_sequences_are_live() -> None:
-    collections = FullCollections(few=100, at_latest_s=60.0)
-    collections.decide(101)
+    collections = GcGate(few=100, at_latest_s=60.0)
+    collections.update(101)
     assert grow() == 0
-    collections.decide(100)
+    collections.update(100)
     assert grow() > 0
 
 
 def test_none_take_place_before_the_first_decision() -> None:
-    FullCollections().put_off()
+    GcGate().close()
     assert grow() == 0
 
 
 def test_young_garbage_is_collected_all_the_time() -> None:
-    FullCollections(few=0, at_latest_s=60.0).decide(1)
+    GcGate(few=0, at_latest_s=60.0).update(1)
     before = gc.get_stats()[0]["collected"] + gc.get_stats()[1]["collected"]
     for _ in range(10_000):
         circle: list[object] = []
@@ -57,19 +57,19 @@ def test_young_garbage_is_collected_all_the_time() -> None:
 
 
 async def test_under_a_load_that_stays_there_is_one_now_and_then() -> None:
-    collections = FullCollections(few=0, at_latest_s=0.05)
-    collections.decide(1)
+    collections = GcGate(few=0, at_latest_s=0.05)
+    collections.update(1)
     assert grow() == 0
     await asyncio.sleep(0.06)
-    collections.decide(1)
+    collections.update(1)
     assert grow() > 0
-    collections.decide(1)
+    collections.update(1)
     assert grow() == 0, "it was not noticed"
 
 
 async def test_who_stops_tending_leaves_all_as_it_was(thresholds: tuple[int, int, int]) -> None:
     num_sequences = 10**6
-    tending = asyncio.create_task(FullCollections().tend(lambda: num_sequences))
+    tending = asyncio.create_task(GcGate().run(lambda: num_sequences))
     await asyncio.sleep(0)
     assert gc.get_threshold()[:2] == thresholds[:2] and gc.get_threshold()[2] > thresholds[2]
     tending.cancel()

@@ -1,0 +1,178 @@
+"""Calls on one request by its id: find, attach, describe, cancel, pause, resume.
+
+Looks in three places: live requests, requests of earlier schedulers that wait for their model, and records of ended
+ones. Knows nothing of how a request is admitted, but waits for a submission that is on its way in.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from quire.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
+from scheduler_svc.journal.records import Records
+from scheduler_svc.journal.store import FencedError
+from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.live_request import LiveRequest
+from scheduler_svc.requests.live.output_stream import OutputStream
+from scheduler_svc.requests.live.request_record import stream_of_record
+from scheduler_svc.requests.queue_limits import AdmissionLimits, check_pause
+from scheduler_svc.requests.recovery.recovery import Recovery
+
+T = TypeVar("T")
+
+ADMISSION_TIMEOUT_S = 5.0  # default for the longest wait of a client for the journal
+
+
+class Submission(NamedTuple):
+    """Submission on its way in: digest of what was asked for, and the task that admits it."""
+
+    digest: bytes
+    task: "asyncio.Task[OutputStream]"
+
+
+class RequestControl:
+    """One per process. `submissions`, by request_id, are on their way in: `Admission` adds and removes them."""
+
+    def __init__(
+        self, engine: Engine, recovery: Recovery, limits: AdmissionLimits, *, timeout_s: float = ADMISSION_TIMEOUT_S
+    ) -> None:
+        """`timeout_s`: longest wait for the journal to acknowledge a change."""
+        self.submissions: dict[str, Submission] = {}
+        self._engine = engine
+        self._recovery = recovery
+        self._limits = limits
+        self._timeout_s = timeout_s
+
+    async def find(self, request_id: str) -> OutputStream:
+        """Output of a request, live or recorded. Raises NotFoundError.
+
+        Waits for the model if the request is of an earlier scheduler and not yet rebuilt.
+        """
+        await self._recovery.settled(request_id)
+        live = await self._live(request_id)
+        if live is not None:
+            return live.stream
+        return stream_of_record(await self._found_record(request_id))
+
+    async def attach(self, request_id: str, from_positions: Sequence[int] = ()) -> tuple[OutputStream, pb.Accepted]:
+        """Output as of `find`, and the first message for its reader.
+
+        A reader that has more than we do got it either from our successor, then this raises UnavailableError; or from
+        an earlier leader, and the store has lost it: then it is computed again.
+        """
+        stream = await self.find(request_id)
+        if stream.is_behind(from_positions):
+            await self._confirm_leading()
+        accepted = pb.Accepted()
+        accepted.CopyFrom(stream.accepted)
+        accepted.attached = True
+        return stream, accepted
+
+    async def response(self, request_id: str) -> pb.GetRequestResponse:
+        """State, output and timings of a request. Raises NotFoundError."""
+        waiting = self._recovery.response(request_id)
+        if waiting is not None:
+            return waiting
+        live = await self._live(request_id)
+        if live is not None:
+            return live.to_response()
+        return (await self._found_record(request_id)).response
+
+    async def cancel(self, request_id: str) -> pb.RequestState.ValueType:
+        """End a request, unless it has ended. Returns its state once its end is durable.
+
+        Raises NotFoundError, UnavailableError.
+        """
+        return await self._in_time(self._cancel(request_id))
+
+    async def pause(self, request_id: str, *, keep_on_host: bool) -> pb.RequestState.ValueType:
+        """Pause a request; returns when the pause is durable.
+
+        Raises NotFoundError, FailedPreconditionError if it has ended, OverloadedError if too much is paused,
+        UnavailableError.
+        """
+        await self._in_time(self._pause(request_id, keep_on_host))
+        return pb.REQUEST_STATE_PAUSED
+
+    async def resume(self, request_id: str) -> pb.RequestState.ValueType:
+        """Let a paused request go on; returns its state once that is durable. Raises the errors of `pause`."""
+        return await self._in_time(self._resume(request_id))
+
+    def cancel_live(self, request_id: str) -> None:
+        """End a request if it is live."""
+        live = self._engine.live.get(request_id)
+        if live is not None:
+            self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
+
+    async def _cancel(self, request_id: str) -> pb.RequestState.ValueType:
+        state = await self._recovery.cancel(request_id)
+        if state is not None:
+            return state
+        live = await self._live(request_id)
+        if live is None:
+            return (await self.response(request_id)).state
+        self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
+        await live.until_closed()
+        return live.ended_state or live.state
+
+    async def _pause(self, request_id: str, keep_on_host: bool) -> None:
+        if not await self._recovery.set_paused(request_id, is_paused=True):
+            live = await self._unfinished(request_id)
+            check_pause(live, self._engine.paused, self._limits)
+            await self._engine.pause(live, keep_on_host=keep_on_host)
+
+    async def _resume(self, request_id: str) -> pb.RequestState.ValueType:
+        if not await self._recovery.set_paused(request_id, is_paused=False):
+            live = await self._unfinished(request_id)
+            await self._engine.resume(live)
+            return live.state
+        return (await self.response(request_id)).state
+
+    async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await change
+        except TimeoutError:
+            raise UnavailableError(
+                "the journal's store did not answer in time; repeat the call, which does no harm", 1.0
+            ) from None
+
+    async def _unfinished(self, request_id: str) -> LiveRequest:
+        live = await self._live(request_id)
+        if live is None:
+            await self.response(request_id)  # raises NotFoundError if there is no such request
+        if live is None or live.ended_state is not None:
+            raise FailedPreconditionError(f"request {request_id!r} has ended")
+        return live
+
+    async def _live(self, request_id: str) -> LiveRequest | None:
+        """Live request of this id; waits for its submission if that is on its way in."""
+        submission = self.submissions.get(request_id)
+        if submission is not None:
+            await asyncio.wait([submission.task])
+        return self._engine.live.get(request_id)
+
+    async def _found_record(self, request_id: str) -> journal_pb2.RequestRecord:
+        """Record of a request that has ended.
+
+        Raises NotFoundError only while we lead: requests that a successor accepted are not known here.
+        """
+        record = await read_record(self._engine.records, request_id)
+        if record is not None:
+            return record
+        await self._confirm_leading()
+        raise NotFoundError(f"no request has the id {request_id!r}, or its record is not kept any more")
+
+    async def _confirm_leading(self) -> None:
+        try:
+            await self._engine.journal.confirm_leading()
+        except FencedError as error:
+            raise UnavailableError("another scheduler has taken over; ask that one", 1.0) from error
+
+
+async def read_record(records: Records, request_id: str) -> journal_pb2.RequestRecord | None:
+    """Record of a request that has ended; None if none is kept."""
+    payload = await records.get(request_id)
+    return None if payload is None else journal_pb2.RequestRecord.FromString(payload)
