@@ -8,6 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import worker_pb2
+from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.requests.live.hopeless_requests import HOPELESS_EVERY_S
 from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer
@@ -58,8 +59,8 @@ async def test_short_prompts_do_not_make_a_long_one_seem_too_late(site: Site) ->
 async def test_only_an_idle_worker_is_woken_for_the_next_search_and_once(
     site: Site, is_idle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is busy asks again by itself."""
-    monkeypatch.setattr(site.engine.scheduler, "queue_size", lambda: (1, 1))
+    """A busy worker asks again by itself."""
+    monkeypatch.setattr(WaitingQueue, "num_groups", 1)
     wakes: list[float] = []
     site.engine.add_waker(lambda: wakes.append(time.monotonic()))
     now_s = time.monotonic()
