@@ -1,4 +1,4 @@
-"""Entry point of the worker: settles and checks settings, checks the model folder, and only then loads torch."""
+"""Entry point of the worker: reads and checks the settings, checks the model folder, then loads torch."""
 
 import sys
 
@@ -31,7 +31,7 @@ def main() -> None:
     if settings.check:
         return
     status.phase("starting")
-    # Here, because it loads torch, which takes seconds: what is wrong is said before.
+    # Imported here because it loads torch, which takes seconds: wrong settings are refused before that.
     from worker_svc import process  # noqa: PLC0415
 
     process.run(settings, status, names)

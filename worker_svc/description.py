@@ -1,4 +1,4 @@
-"""What a worker says of itself when asked: model, tokenizer, pool, limits, how long its start took."""
+"""Description that a worker gives of itself: model, tokenizer, pool, limits, durations of the phases of its start."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What a worker takes, in bytes; on a CPU, the pool only as it is used."""
+    """Memory that a worker takes, in bytes; on a CPU the pool's memory is taken only as it is used."""
 
     weight_bytes: int
     kv_pool_bytes: int
@@ -42,7 +42,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
-    """A worker once it is loaded; it does not change any more."""
+    """A loaded worker; constant until the process ends."""
 
     model: ModelDescription
     tokenizer: TokenizerFiles | None
@@ -53,13 +53,13 @@ class WorkerDescription:
     startup: tuple[PhaseTime, ...]
     memory: MemoryUse | None = None  # None where there is no model
     dtype_reason: str = ""  # why the weights have this dtype
-    num_threads: int | None = None  # of the computation, on a CPU
-    kernels: str | None = None  # what computes beside matrix products, on a CPU
-    packing: str | None = None  # in which form a CPU has the weights
+    num_threads: int | None = None  # that compute, on a CPU
+    kernels: str | None = None  # for everything but matrix products, on a CPU
+    packing: str | None = None  # form of the weights, on a CPU
 
 
 class PhaseClock:
-    """Times the phases of a start, and says when each begins."""
+    """Measures the phases of a start, and reports the begin of each to `on_phase`."""
 
     def __init__(self, on_phase: Callable[[str], None] | None = None) -> None:
         self._phases: list[PhaseTime] = []
@@ -75,5 +75,5 @@ class PhaseClock:
 
     @property
     def phases(self) -> tuple[PhaseTime, ...]:
-        """Those that have ended, in order."""
+        """Phases that have ended, in order."""
         return tuple(self._phases)

@@ -1,4 +1,4 @@
-"""What a loaded worker consists of, be it a model or a simulation of one."""
+"""The parts of a loaded worker, the same for a model and for a simulation of one."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from worker_svc.steps.step_runner import StepRunner
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A runner, and what there is to say of it."""
+    """A runner and the description of its worker."""
 
     runner: StepRunner
     description: WorkerDescription

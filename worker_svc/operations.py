@@ -1,7 +1,7 @@
-"""What the accelerator's runner computes with besides matrix products: one bundle of kernels or of their references.
+"""Operations of the accelerator's runner other than matrix products: one bundle of kernels or of their references.
 
-`torch_operations` runs on any device, `triton_operations` needs Triton. What an operation means is said where its
-reference is; arguments are given by position. No operation waits for the device, but a reference may.
+`torch_operations` runs on any device, `triton_operations` needs Triton. The docstring of a reference defines the
+operation; arguments are passed by position. No kernel waits for the device, but a reference may.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """One way to compute; all ways have equal signatures."""
+    """One implementation of the operations; all implementations have the same signatures."""
 
     step_inputs: Callable[[SlotTables, Tensor, Tensor, int, StepInputs], None]
     rms_norm: RmsNorm

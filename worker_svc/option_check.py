@@ -1,7 +1,7 @@
-"""Checks what options ask of the machine, as far as that can be told before torch is imported.
+"""Checks options against the machine, as far as possible before torch is imported.
 
-What only torch knows, such as which CUDA devices there are, `runner_choice` refuses later, in the same words. Options
-are called by their flags; whoever shows a refusal says them as they were typed (`quire.typed_names`).
+Options that only torch can check, such as the number of a CUDA device, `runner_choice` checks later, with the same
+messages. Messages name options by their flags; the caller that shows them uses the typed names (`quire.typed_names`).
 """
 
 import ctypes
@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-FP8_KV_REFUSED = "--kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
-_AMD_DRIVER = Path("/dev/kfd")  # with which some builds of torch offer `cuda` devices
+FP8_KV_REFUSED = "--kv-dtype fp8 needs the runner of an accelerator: leave it out, or give --runner device"
+_AMD_DRIVER = Path("/dev/kfd")  # some builds of torch offer AMD devices as `cuda`
 
 
 class OptionError(ValueError):
@@ -20,7 +20,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedOptions:
-    """Settings of a worker that are checked here, by their names there."""
+    """Settings of a worker that are checked here, under the names that `WorkerSettings` gives them."""
 
     device: str
     runner: str
@@ -35,12 +35,12 @@ class CheckedOptions:
 
     @classmethod
     def of(cls, settings: object) -> Self:
-        """Those of a worker's settings."""
+        """Copy the fields of `WorkerSettings`."""
         return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
 
 def has_cuda_driver() -> bool:
-    """Whether a driver is here that CUDA devices could come from."""
+    """True if a driver is installed that can provide `cuda` devices."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -49,22 +49,22 @@ def has_cuda_driver() -> bool:
 
 
 def has_triton() -> bool:
-    """Whether the library of the kernels is installed."""
+    """True if Triton is installed."""
     return find_spec("triton") is not None
 
 
 def is_on_cuda(options: CheckedOptions, *, has_driver: bool) -> bool | None:
-    """Whether the device will be a CUDA device; None where only torch can tell."""
+    """True if the device will be a CUDA device; None if only torch can tell."""
     if options.device == "auto":
         return None if has_driver else False
     return options.device.startswith("cuda")
 
 
 def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: bool) -> None:
-    """Raises OptionError; what depends on devices that may be there passes."""
+    """Raises OptionError. Options that depend on devices which only torch can list pass."""
     if options.device.startswith("cuda") and not has_driver:
         raise OptionError(
-            f"--device {options.device} was asked for, and no CUDA driver is here (libcuda.so.1 cannot be loaded): "
+            f"--device {options.device} was asked for, but there is no CUDA driver (libcuda.so.1 cannot be loaded): "
             "install NVIDIA's driver, give the container its GPU, or use --device cpu"
         )
     on_cuda = is_on_cuda(options, has_driver=has_driver)
@@ -82,7 +82,7 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
 
 
 def check_length(max_model_len: int | None, model_len: int) -> None:
-    """Raises OptionError if the longest sequence that was asked for is longer than the model's."""
+    """Raises OptionError if `max_model_len` is more than the model's positions."""
     if max_model_len is not None and max_model_len > model_len:
         raise OptionError(
             f"--max-model-len {max_model_len} is more than the {model_len} positions of the model: "
@@ -91,7 +91,7 @@ def check_length(max_model_len: int | None, model_len: int) -> None:
 
 
 def kernels_missing(device: object) -> str:
-    """What is said where steps would be computed on a CUDA device, and nothing can compile kernels for it."""
+    """Message for steps on a CUDA device without Triton, which compiles the kernels."""
     return (
         f"on {device} steps are computed by Triton kernels, and Triton is missing: run pip install "
         "'.[gpu]' in a clone of Quire, or give --runner cpu, which is slow"
@@ -99,17 +99,17 @@ def kernels_missing(device: object) -> str:
 
 
 def int8_refused(flag: str) -> str:
-    """What is said of int8 that was asked for by a flag where the CPU's own runner does not compute."""
-    return f"{flag} int8 is for the CPU's own runner alone: leave it out, or give --device cpu and --runner cpu"
+    """Message for `flag` int8 with another runner than the CPU's."""
+    return f"{flag} int8 needs the CPU's runner: leave it out, or give --device cpu and --runner cpu"
 
 
 def int8_needs_kernels(flag: str, why_none: str) -> str:
-    """What is said of int8 that was asked for by a flag where there are no native kernels."""
-    return f"{flag} int8 needs native kernels, and {why_none}: mend that, or leave {flag} int8 out"
+    """Message for `flag` int8 without native kernels."""
+    return f"{flag} int8 needs native kernels, and {why_none}: correct that, or leave {flag} int8 out"
 
 
 def blocks_too_few(num_blocks: int, block_size: int, max_model_len: int) -> str:
-    """What is said of blocks that hold less than one sequence."""
+    """Message for a number of blocks that hold less than one sequence."""
     remedy = f"give --num-blocks {-(-max_model_len // block_size)} or more"
     return pool_too_small(
         f"--num-blocks {num_blocks} of {block_size} tokens each", remedy, num_blocks * block_size, max_model_len
@@ -117,7 +117,7 @@ def blocks_too_few(num_blocks: int, block_size: int, max_model_len: int) -> str:
 
 
 def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str:
-    """What is said of a pool that holds less than one sequence."""
+    """Message for a pool that holds less than one sequence."""
     return (
         f"{pool} holds {held} tokens, less than one sequence of --max-model-len {max_model_len}: {remedy}, "
         f"or --max-model-len {held} or less"
@@ -125,7 +125,7 @@ def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str
 
 
 def _check_int8(options: CheckedOptions, *, is_on_host: bool, is_elsewhere: bool) -> None:
-    """`is_on_host`: the CPU's own runner computes; `is_elsewhere`: it does not; neither: only torch can tell."""
+    """Raises OptionError. `is_on_host`: the CPU's runner computes; `is_elsewhere`: another one; neither: unknown."""
     for flag, dtype in (("--kv-dtype", options.kv_dtype), ("--weight-dtype", options.weight_dtype)):
         if dtype != "int8":
             continue

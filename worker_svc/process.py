@@ -1,4 +1,4 @@
-"""The worker's process once settings and model folder are checked: loads torch and the model, and serves."""
+"""The worker's process after settings and model folder are checked: loads torch and the model, and serves."""
 
 import sys
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from worker_svc.service.lifecycle import ServiceOptions, serve
 from worker_svc.start.loading import load_engine
 
 SERVICE = "worker"
-# How long the execution thread may keep the interpreter before the event loop gets it; the default of 5 ms would be
-# added to an answer now and then.
+# Longest time that the execution thread holds the interpreter's lock while the event loop waits for it. The default of
+# 5 ms would now and then be added to an answer.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> None:
-    """Serves until it is told to end, and tells how far its start is; `names`: how settings are called in a refusal."""
+    """Serves until told to end, and reports the progress of the start; `names`: names of the settings in errors."""
     set_up_service_logging(SERVICE, settings, status, names)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     options = ServiceOptions(

@@ -1,6 +1,6 @@
-"""Which runner executes steps, where, and in which dtype keys and values are kept: by what was asked for and is here.
+"""Chooses the runner, its device and the dtype of keys and values, from the settings and the machine.
 
-`look_at_machine` looks, `choose_runner` decides and looks at nothing.
+`look_at_machine` reads the machine; `choose_runner` decides from its result alone.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ RunnerKind = Literal["cpu", "device"]
 KvDtype = Literal["auto", "fp8", "int8"]
 
 _KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-_FP8_CAPABILITY = (8, 9)  # from which on kernels can turn e4m3 into other numbers
+_FP8_CAPABILITY = (8, 9)  # the least compute capability at which kernels can convert e4m3
 
 
 class DeviceError(OptionError):
-    """What was asked for needs a device or a package that is not here; the message says what to do."""
+    """A setting needs a device or a package that is missing; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What there is to compute with."""
+    """Devices and libraries of the machine."""
 
     cuda_capabilities: tuple[tuple[int, int], ...] = ()  # of each CUDA device
     current_cuda_device: int = 0
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerWishes:
-    """What was asked for, in the words of the settings."""
+    """Settings that the choice depends on, with the values of `WorkerSettings`."""
 
     device: str
     runner: Literal["auto", "cpu", "device"]
@@ -41,7 +41,7 @@ class RunnerWishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerChoice:
-    """What it will be."""
+    """The chosen runner, its device and the dtype of keys and values."""
 
     kind: RunnerKind
     device: torch.device
@@ -49,7 +49,7 @@ class RunnerChoice:
 
     @property
     def has_kernels(self) -> bool:
-        """Computed by Triton kernels; else by torch's operators, the kernels' references among them."""
+        """True if Triton kernels compute; else torch's operators and the references of the kernels do."""
         return self.kind == "device" and self.device.type == "cuda"
 
 
@@ -87,17 +87,17 @@ def _device(name: str, machine: Machine) -> torch.device:
         name = f"cuda:{machine.current_cuda_device}"
     device = torch.device(name)
     if device.type == "cuda" and not machine.cuda_capabilities:
-        raise DeviceError(f"--device {name} was asked for, and torch sees no CUDA device: use --device cpu")
+        raise DeviceError(f"--device {name} was asked for, but torch sees no CUDA device: use --device cpu")
     if device.type == "cuda" and _index(device) >= len(machine.cuda_capabilities):
         last = len(machine.cuda_capabilities) - 1
         raise DeviceError(
-            f"--device {name} was asked for, and the last CUDA device is cuda:{last}: use that or another"
+            f"--device {name} was asked for, but the last CUDA device is cuda:{last}: use that or a lower number"
         )
     return device
 
 
 def _index(device: torch.device) -> int:
-    assert device.index is not None, "a CUDA device is settled with its number"
+    assert device.index is not None, "a CUDA device is chosen with its number"
     return device.index
 
 

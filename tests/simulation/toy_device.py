@@ -61,7 +61,7 @@ class ToyDevice:
 
     def follow(self, epoch: int) -> None:
         """Follow the epoch of a leading scheduler's answer, even if it is lower."""
-        self._fence.follow(epoch)
+        self._fence.follow_epoch(epoch)
 
     def execute(self, step: Step) -> StepResult:
         refusal = self._fence.refusal(step)
@@ -82,7 +82,7 @@ class ToyDevice:
         self._sample(step, last, result)
         for row, num_wanted in _pairs(step.candidates):
             result.candidates.append(self._candidates(self._slots[step.rows[row]], last[row], num_wanted))
-        self._fence.executed(step)
+        self._fence.record_executed(step)
         return result
 
     def _break_off(self, step: Step) -> StepResult:
@@ -96,7 +96,7 @@ class ToyDevice:
                 if block is not None:
                     del block[position % self.block_size + 1 :]
         self._slots.clear()
-        self._fence.failed()
+        self._fence.require_snapshot()
         return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.FAILED, error="it raised")
 
     def _update_slots(self, step: Step) -> None:

@@ -173,7 +173,7 @@ class ToyWorker:
         return None if self.is_cut_off else self._find_leader()
 
     def _follow(self, epoch: int) -> None:
-        if self._followed.note(epoch, self.loop.time()):
+        if self._followed.confirm_epoch(epoch, self.loop.time()):
             self.device.follow(epoch)
 
     def _new_registration(self) -> ToyRegistration:

@@ -33,7 +33,7 @@ class Harness:
     def __init__(self) -> None:
         self.runner = ScriptedRunner()
         self.thread = TaskThread("execution")
-        self.executor = StepExecutor(self.runner, self.thread, abandon=pytest.fail)
+        self.executor = StepExecutor(self.runner, self.thread, on_device_lost=pytest.fail)
 
     async def send(self, epoch: int, step_id: int, *, snapshot: bool = False) -> StepResult:
         answer: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
@@ -71,7 +71,7 @@ async def test_a_step_out_of_turn_needs_a_snapshot_and_changes_nothing(harness: 
     await harness.send(1, 2)
     result = await harness.send(1, step_id)
     assert result.status is StepStatus.NEED_SNAPSHOT
-    assert result.error == f"step {step_id} came where 3 was due"
+    assert result.error == f"step {step_id} came when step 3 was expected"
     assert await harness.status(1, 3) is StepStatus.OK
 
 
@@ -161,11 +161,11 @@ async def test_an_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(
 async def test_no_step_is_executed_of_an_epoch_that_is_known_to_have_been_followed(harness: Harness) -> None:
     """The new leader has registered this worker, and sent it no step yet."""
     assert await harness.status(1, 1, snapshot=True) is StepStatus.OK
-    harness.executor.follow(2)
+    harness.executor.follow_epoch(2)
     answer = await harness.send(1, 2)
     assert (answer.status, answer.epoch) == (StepStatus.STALE_EPOCH, 2)
     assert await harness.status(2, 2) is StepStatus.NEED_SNAPSHOT
-    harness.executor.follow(1)  # heard late
+    harness.executor.follow_epoch(1)  # heard late
     assert await harness.status(2, 1, snapshot=True) is StepStatus.OK
     assert harness.runner.executed == [1, 1]
 
@@ -189,7 +189,7 @@ class PassingRunner:
 async def test_an_answer_waits_until_the_step_behind_it_computes_and_no_longer() -> None:
     seen: list[str] = []
     runner, thread = PassingRunner(seen), TaskThread("execution")
-    executor = StepExecutor(runner, thread, abandon=pytest.fail)
+    executor = StepExecutor(runner, thread, on_device_lost=pytest.fail)
     is_last_answered = asyncio.Event()
 
     def answered(result: StepResult) -> None:
@@ -215,7 +215,7 @@ async def test_an_executor_that_closes_answers_what_it_held_back() -> None:
     seen: list[str] = []
     runner, thread = PassingRunner(seen), TaskThread("execution")
     runner.is_next_queued.set()
-    executor = StepExecutor(runner, thread, abandon=pytest.fail)
+    executor = StepExecutor(runner, thread, on_device_lost=pytest.fail)
     await executor.submit(Step(epoch=1, step_id=1, snapshot=True), lambda _: seen.append("answers 1"))
     await executor.close()
     assert seen[-1] == "answers 1"

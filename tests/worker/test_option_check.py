@@ -23,12 +23,12 @@ USUAL = CheckedOptions(
 @pytest.mark.parametrize(
     ("changes", "has_driver", "said"),
     [
-        ({"device": "cuda"}, False, "--device cuda was asked for, and no CUDA driver is here"),
+        ({"device": "cuda"}, False, "--device cuda was asked for, but there is no CUDA driver"),
         ({"device": "cuda:1"}, False, "--device cuda:1 was asked for"),
-        ({"kv_dtype": "fp8"}, False, "--kv-dtype fp8 is for the runner of an accelerator"),
+        ({"kv_dtype": "fp8"}, False, "--kv-dtype fp8 needs the runner of an accelerator"),
         ({"kv_dtype": "fp8", "device": "cpu"}, True, "--kv-dtype fp8"),
         ({"kv_dtype": "fp8", "runner": "cpu", "device": "cuda"}, True, "--kv-dtype fp8"),
-        ({"kv_dtype": "int8", "device": "cuda"}, True, "--kv-dtype int8 is for the CPU's own runner"),
+        ({"kv_dtype": "int8", "device": "cuda"}, True, "--kv-dtype int8 needs the CPU's runner"),
         ({"kv_dtype": "int8", "runner": "device"}, False, "--kv-dtype int8"),
         ({"weight_dtype": "int8", "device": "cuda:0"}, True, "--weight-dtype int8"),
         ({"weight_dtype": "int8", "runner": "device", "device": "cpu"}, False, "--weight-dtype int8"),

@@ -65,7 +65,7 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
 async def registration() -> AsyncIterator[tuple[str, Registration]]:
     address = free_address()
     registration = Registration(address, IDENTITY)
-    keeping = asyncio.create_task(registration.keep())
+    keeping = asyncio.create_task(registration.keep_lease())
     yield address, registration
     keeping.cancel()
     await registration.close()
@@ -111,7 +111,7 @@ async def test_a_leaving_worker_says_so_and_waits_until_nothing_is_left_there(
     scheduler.num_running = 4
     await scheduler.start(address)
     await scheduler.requests.get()
-    await worker.leave(30.0)
+    await worker.leave_scheduler(30.0)
     assert scheduler.drained == [pb.DrainWorkerRequest(worker_id="w1")] * 4
     while not (await scheduler.requests.get()).draining:
         pass
@@ -127,7 +127,7 @@ async def test_a_leaving_worker_does_not_wait_for_ever(registration: tuple[str, 
     await scheduler.start(address)
     await scheduler.requests.get()
     with structlog.testing.capture_logs() as logs:
-        await worker.leave(0.2)
+        await worker.leave_scheduler(0.2)
     assert any("not drained in time" in line["event"] for line in logs)
     await scheduler.server.stop(0)
 
@@ -135,7 +135,7 @@ async def test_a_leaving_worker_does_not_wait_for_ever(registration: tuple[str, 
 async def test_a_leaving_worker_that_has_no_scheduler_leaves_at_once(registration: tuple[str, Registration]) -> None:
     _, worker = registration
     with structlog.testing.capture_logs() as logs:
-        await worker.leave(30.0)
+        await worker.leave_scheduler(30.0)
     assert any(line["event"] == "scheduler not told of draining" for line in logs)
 
 
@@ -162,7 +162,7 @@ class Standby(Scheduler):
 async def registered(schedulers: str) -> AsyncIterator[tuple[Registration, list[int]]]:
     epochs: list[int] = []
     registration = Registration(schedulers, IDENTITY, epochs.append)
-    keeping = asyncio.create_task(registration.keep())
+    keeping = asyncio.create_task(registration.keep_lease())
     try:
         yield registration, epochs
     finally:
@@ -221,7 +221,7 @@ async def test_a_worker_that_is_left_by_its_leader_asks_at_once() -> None:
         await leader.requests.get()
         async with asyncio.timeout(patient(20)):
             while leader.requests.empty():  # the first answer may still be on its way
-                registration.knock()
+                registration.register_now()
                 await asyncio.sleep(0.01)
     await leader.server.stop(0)
 
@@ -240,7 +240,7 @@ async def test_names_are_looked_up_again_after_a_look_that_failed() -> None:
     await scheduler.start(address := free_address())
     registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
     with structlog.testing.capture_logs() as logs:
-        keeping = asyncio.create_task(registration.keep())
+        keeping = asyncio.create_task(registration.keep_lease())
         await scheduler.requests.get()
         keeping.cancel()
         await registration.close()
@@ -250,8 +250,8 @@ async def test_names_are_looked_up_again_after_a_look_that_failed() -> None:
     ]
 
 
-async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
-    """A standby named its address earlier, and names it no longer."""
+async def test_an_address_that_nobody_names_any_more_is_dropped() -> None:
+    """A standby named it earlier, and names it no longer."""
     leader, lost = Scheduler(), Standby(None)
     await leader.start(leading := free_address())
     await lost.start(named := free_address())
@@ -265,7 +265,7 @@ async def test_a_door_that_nobody_names_any_more_is_given_up() -> None:
         return [known]
 
     registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
-    keeping = asyncio.create_task(registration.keep())
+    keeping = asyncio.create_task(registration.keep_lease())
     async with asyncio.timeout(patient(60)):
         await leader.requests.get()
         first.leader = leading
@@ -281,7 +281,7 @@ async def test_an_epoch_that_no_scheduler_answers_with_any_more_is_followed_no_m
     """After a loss of the store epochs are counted anew."""
     address, epochs = free_address(), list[int]()
     registration = Registration(address, IDENTITY, epochs.append, forget_epoch_s=0.3)
-    keeping = asyncio.create_task(registration.keep())
+    keeping = asyncio.create_task(registration.keep_lease())
     for epoch in (7, 1):
         scheduler = Scheduler(epoch)
         await scheduler.start(address)
@@ -297,7 +297,7 @@ async def test_an_epoch_that_no_scheduler_answers_with_any_more_is_followed_no_m
 
 def test_a_lower_epoch_is_not_followed_while_the_higher_one_is_fresh() -> None:
     followed = FollowedEpoch(forget_after_s=10)
-    assert followed.note(7, 100.0) and not followed.note(7, 104.0)
-    assert not followed.note(5, 113.0) and followed.epoch == 7
-    assert followed.note(5, 114.1) and followed.epoch == 5
-    assert followed.note(8, 114.2) and followed.epoch == 8
+    assert followed.confirm_epoch(7, 100.0) and not followed.confirm_epoch(7, 104.0)
+    assert not followed.confirm_epoch(5, 113.0) and followed.epoch == 7
+    assert followed.confirm_epoch(5, 114.1) and followed.epoch == 5
+    assert followed.confirm_epoch(8, 114.2) and followed.epoch == 8

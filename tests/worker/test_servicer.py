@@ -108,7 +108,7 @@ class Worker:
     def __init__(self, step_key: str = "") -> None:
         self.runner = GatedRunner()
         self.thread = TaskThread("execution")
-        self.executor = StepExecutor(self.runner, self.thread, abandon=pytest.fail)
+        self.executor = StepExecutor(self.runner, self.thread, on_device_lost=pytest.fail)
         self.servicer = WorkerServicer("w1", "i1", step_key)
         self.server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
         add_to_server(self.servicer, self.server.grpc)

@@ -205,7 +205,7 @@ def test_a_host_pool_that_the_memory_does_not_hold_is_one_sentence_and_exit_code
     assert completed.returncode == 2
     (sentence,) = sentences(completed)
     assert sentence.startswith("worker: --num-host-blocks 4000000 of ")
-    assert "of the host's memory are free: give at most --num-host-blocks " in sentence
+    assert "of the main memory are free: give at most --num-host-blocks " in sentence
 
 
 def test_a_setting_that_cannot_be_is_one_sentence_and_exit_code_2() -> None:
@@ -220,7 +220,7 @@ def test_fp8_without_a_runner_that_has_it_is_one_sentence_and_exit_code_2() -> N
     completed = run_worker("--model", "m", "--device", "cpu", "--kv-dtype", "fp8")
     assert completed.returncode == 2
     assert sentences(completed) == [
-        "worker: --kv-dtype fp8 is for the runner of an accelerator alone: leave it out, or give --runner device"
+        "worker: --kv-dtype fp8 needs the runner of an accelerator: leave it out, or give --runner device"
     ]
 
 

@@ -1,1 +1,1 @@
-"""A model folder: its files read within bounds, each fault refused with the file and the key. Loads no torch."""
+"""A model folder: files are read within bounds, and errors name the file and the key. Loads no torch."""

@@ -1,7 +1,7 @@
 """Tokens that a model folder adds to its tokenizer.json.
 
-They stand in tokenizer_config.json, special_tokens_map.json and added_tokens.json, and count as they do for
-`transformers`: where tokenizer_config.json lists `added_tokens_decoder`, the two other files are older and give way.
+They are in tokenizer_config.json, special_tokens_map.json and added_tokens.json, with the precedence of `transformers`:
+if tokenizer_config.json has `added_tokens_decoder`, it wins over the two other files, which are older.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What the files beside tokenizer.json say of tokens. What is added gets its ids in this order."""
+    """Tokens in the files beside tokenizer.json. Added tokens get their ids in this order."""
 
     by_role: dict[str, str]
-    listed: tuple[AddedToken, ...]  # which replace those of tokenizer.json
-    named: tuple[AddedToken, ...]  # by a role or as an extra one: added where there is no such token
+    listed: tuple[AddedToken, ...]  # they replace those of tokenizer.json
+    named: tuple[AddedToken, ...]  # by a role, or as an extra one; added if tokenizer.json lacks them
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
-    """Raises CheckpointError for what is no token."""
+    """Read the special tokens of a folder. Raises CheckpointError for a value that is not a token."""
     config = read_optional_table(folder, "tokenizer_config.json")
     special_map = read_optional_table(folder, "special_tokens_map.json")
     has_decoder = _DECODER in config
@@ -49,18 +49,18 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
 
 
 def complete_tokenizer(tokenizer: Tokenizer, tokens: SpecialTokens) -> bool:
-    """Adds what is missing. Returns whether anything was."""
+    """Adds the missing tokens. Returns True if there were any."""
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     missing = [token for token in tokens.listed if not _is_same(token, known.get(token.content))]
-    there = {*known, *(token.content for token in tokens.listed)}
-    missing += [token for token in tokens.named if token.content not in there]
+    present = {*known, *(token.content for token in tokens.listed)}
+    missing += [token for token in tokens.named if token.content not in present]
     if missing:
         tokenizer.add_tokens(missing)
     return bool(missing)
 
 
 def _roles(table: JsonTable) -> dict[str, AddedToken]:
-    """Of the usual roles, and of those that a model has for itself, such as `image_token`."""
+    """Tokens by role: the usual roles, and a model's own, such as `image_token`."""
     own = [key for key in table.keys if key.endswith("_token") and isinstance(table.raw(key), str | dict)]
     found: dict[str, AddedToken] = {}
     for role in dict.fromkeys([*ROLES, *own]):
@@ -83,7 +83,7 @@ def _extra(table: JsonTable, keys: Sequence[str] = _LISTS) -> list[AddedToken]:
 
 
 def _decoder(config: JsonTable) -> list[AddedToken]:
-    """In the order of their ids."""
+    """Tokens of `added_tokens_decoder`, in the order of their ids."""
     table = config.table(_DECODER)
     assert table is not None, "it is there"
     for key in table.keys:
@@ -93,14 +93,14 @@ def _decoder(config: JsonTable) -> list[AddedToken]:
 
 
 def _added_file(folder: Path, special: set[str]) -> list[AddedToken]:
-    """added_tokens.json, an id for each token, in the order of their ids."""
+    """Tokens of added_tokens.json, which has an id for each, in the order of their ids."""
     table = read_optional_table(folder, "added_tokens.json")
     by_id = sorted((table.whole(token, least=0, most=_MOST_ID), token) for token in table.keys)
     return [AddedToken(token, special=token in special, normalized=token not in special) for _, token in by_id]
 
 
 def _token(table: JsonTable, key: str, value: object, *, is_special: bool = True) -> AddedToken:
-    """A token is spelled as a string, or as an object with its content and flags."""
+    """A token, from a string, or from an object with its content and flags."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):

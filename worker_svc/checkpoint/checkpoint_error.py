@@ -1,5 +1,5 @@
-"""The refusal of a checkpoint: one line that names the file, the key and what to change."""
+"""The error for a checkpoint that cannot be served: one line that names the file, the key and what to change."""
 
 
 class CheckpointError(ValueError):
-    """This checkpoint cannot be served; the message says what to do."""
+    """A checkpoint cannot be served; the message says what to do."""

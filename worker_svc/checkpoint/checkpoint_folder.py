@@ -1,6 +1,6 @@
-"""Finds a Hugging Face checkpoint: a local folder, or one from the hub; and tells checkpoints apart by a fingerprint.
+"""Finds the folder of a Hugging Face checkpoint, local or from the hub, and computes its fingerprint.
 
-Every refusal is a `CheckpointError` that says what to do. It does not know what stands in the files.
+Every error is a `CheckpointError` that says what to do. Does not parse the files.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from worker_svc.checkpoint.weight_files import HEADER_LENGTH_BYTES, weight_files
 
 CONFIG_FILE = "config.json"
 MOST_TOKENIZER_BYTES = 64 << 20
-# Files that decide what a model says, beside config and weights.
+# Files that decide a model's output, beside config and weights.
 _TEXT_FILES = {
     "tokenizer.json": MOST_TOKENIZER_BYTES,
     "tokenizer.model": MOST_TOKENIZER_BYTES,
@@ -48,7 +48,7 @@ def resolve_checkpoint(name_or_path: str) -> Path:
 
 
 def find_checkpoint(name_or_path: str) -> Path | None:
-    """As `resolve_checkpoint`, without a network: None for a hub id that is not in the local cache."""
+    """Find a checkpoint like `resolve_checkpoint`, but without network: None for a hub id outside the local cache."""
     folder = _local_folder(name_or_path)
     if folder is None:
         folder = _snapshot(name_or_path, local_files_only=True)
@@ -58,9 +58,9 @@ def find_checkpoint(name_or_path: str) -> Path | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """sha256 over config and tokenizer files, and the headers, sizes and samples of the weight files.
+    """SHA-256 over config and tokenizer files, and the headers, sizes and samples of the weight files.
 
-    Cheap whatever the size of the weights, and independent of where the folder lies.
+    Its cost does not grow with the weights, and it does not depend on the folder's path.
     """
     digest = hashlib.sha256()
     for name, most_bytes in {CONFIG_FILE: MOST_BYTES, **_TEXT_FILES}.items():
@@ -74,7 +74,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def is_local(name_or_path: str) -> bool:
-    """Whether it names a folder here, not a model on the hub. Raises CheckpointError if it can be neither."""
+    """True for a local folder, False for a model on the hub. Raises CheckpointError if it can be neither."""
     return _local_folder(name_or_path) is not None
 
 
@@ -88,13 +88,13 @@ def _check_complete(folder: Path) -> None:
 
 
 def _local_folder(name: str) -> Path | None:
-    """None for what can only be a hub id."""
+    """The local folder; None if the name can only be a hub id."""
     try:
         folder = Path(name).expanduser()
         if folder.is_dir():
             return folder
         is_file = folder.is_file()
-    except (OSError, RuntimeError) as error:  # too long a name, a home of nobody
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home of an unknown user
         raise CheckpointError(f"{name!r} cannot be looked up ({error}): check the path") from error
     if is_file:
         raise CheckpointError(f"{name} is a file: give the folder that holds it")
@@ -104,8 +104,8 @@ def _local_folder(name: str) -> Path | None:
 
 
 def _snapshot(name: str, *, local_files_only: bool) -> Path | None:
-    """The folder of a hub id in the local cache, filled unless `local_files_only`."""
-    # Here, because it takes a quarter of a second, and local folders do not need it.
+    """The folder of a hub id in the local cache, downloaded unless `local_files_only`."""
+    # Imported here because it takes a quarter of a second, and local folders do not need it.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
@@ -120,7 +120,7 @@ def _snapshot(name: str, *, local_files_only: bool) -> Path | None:
         )
     except HFValidationError as error:
         raise CheckpointError(f"{name!r} is neither a folder nor a valid hub id (owner/model): check it") from error
-    except Exception as error:  # whatever the HTTP library under the hub client raises: which one, differs by version
+    except Exception as error:  # of the HTTP library under the hub client, which differs by version
         if local_files_only and isinstance(error, LocalEntryNotFoundError):
             return None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -131,7 +131,7 @@ def _snapshot(name: str, *, local_files_only: bool) -> Path | None:
 
 
 def _characteristic_bytes(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """Size, header (names, dtypes, shapes), and evenly spaced samples of the data, which tell fine-tunes apart."""
+    """Size, header (names, dtypes, shapes), and evenly spaced samples of the data, which distinguish fine-tunes."""
     yield size.to_bytes(8, "little")
     header_bytes = int.from_bytes(stream.read(HEADER_LENGTH_BYTES), "little")
     yield stream.read(min(header_bytes, size))

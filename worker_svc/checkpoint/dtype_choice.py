@@ -1,6 +1,6 @@
-"""In which dtype a checkpoint is computed where nobody asked for one: the fastest that the device has for it.
+"""Chooses the dtype in which a checkpoint is computed; by default the fastest that the device has for it.
 
-Decides, and says why; looks at nothing. Dtypes by the names that torch has for them, and without torch.
+Decides from its arguments alone, and gives a reason. Dtypes have torch's names, but torch is not needed.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from worker_svc.checkpoint.weight_files import FLOATING_DTYPES, TensorHeader
 
 
 class DtypeChoice(NamedTuple):
-    """A dtype, and why it is this one, for people."""
+    """A dtype, and the reason for it in words."""
 
     dtype: str
     reason: str
 
 
 def saved_dtype(of_config: str | None, headers: Mapping[str, TensorHeader]) -> str:
-    """In which a checkpoint was saved: as its config says, else that of its first tensor; float64 as float32."""
+    """The dtype in which a checkpoint was saved: that of its config, else of its first tensor; float64 as float32."""
     if of_config is not None:
         return of_config
     stored = (FLOATING_DTYPES.get(headers[name].dtype) for name in sorted(headers))
@@ -26,12 +26,12 @@ def saved_dtype(of_config: str | None, headers: Mapping[str, TensorHeader]) -> s
 
 
 def choose_dtype(asked: str, of_checkpoint: str, *, on_cpu: bool, bfloat16_by: str | None) -> DtypeChoice:
-    """Settles the dtype of weights and computation.
+    """Chooses the dtype of weights and computation.
 
     Args:
-        asked: "auto": nobody did.
-        of_checkpoint: as it was saved.
-        on_cpu: whether a CPU computes it.
+        asked: the setting; "auto" leaves the choice to this function.
+        of_checkpoint: the dtype in which it was saved.
+        on_cpu: True if a CPU computes.
         bfloat16_by: the CPU's instruction set that multiplies bfloat16; None: it has none.
     """
     if asked != "auto":

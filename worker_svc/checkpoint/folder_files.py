@@ -1,7 +1,7 @@
-"""Reads the small files of a model folder: whole, within a bound of size, and only what really lies in the folder.
+"""Reads the small files of a model folder: whole, within a bound of size, and only files inside the folder.
 
-A model folder is somebody else's work. A symbolic link in it may point into the folder, and in the hub's cache, where
-files are links to blobs, into the same repository's cache; nothing else is followed.
+A model folder is not trusted. A symbolic link in it may point into the folder and, in the hub's cache, where files are
+links to blobs, into the cache of the same repository; other links are refused.
 """
 
 import os
@@ -22,11 +22,11 @@ def find_file(folder: Path, name: str) -> Path | None:
     try:
         if not path.is_file():
             if os.path.lexists(path):
-                raise CheckpointError(f"{path} is no regular file, or a link to none: download the checkpoint again")
+                raise CheckpointError(f"{path} is not a regular file, nor a link to one: download the checkpoint again")
             return None
         is_inside = path.resolve().is_relative_to(_boundary(folder.resolve()))
-    except (OSError, ValueError, RuntimeError) as error:  # not to be looked at, no name of a file, a circle of links
-        raise CheckpointError(f"{name!r} in {folder} cannot be looked at ({error}): check the folder") from error
+    except (OSError, ValueError, RuntimeError) as error:  # no permission, no valid file name, a circle of links
+        raise CheckpointError(f"{name!r} in {folder} cannot be looked up ({error}): check the folder") from error
     if not is_inside:
         raise CheckpointError(
             f"{path} is a link to {path.resolve()}, outside the model folder: copy the file into the folder, "
@@ -53,7 +53,7 @@ def read_file(folder: Path, name: str, most_bytes: int) -> bytes | None:
 
 
 def read_text(folder: Path, name: str, most_bytes: int) -> str | None:
-    """As `read_file`, for text in UTF-8."""
+    """The text of a UTF-8 file; None if there is none. Raises CheckpointError like `read_file`."""
     content = read_file(folder, name, most_bytes)
     if content is None:
         return None
@@ -66,5 +66,5 @@ def read_text(folder: Path, name: str, most_bytes: int) -> str | None:
 
 
 def _boundary(folder: Path) -> Path:
-    """The folder that links may point into. folder: resolved"""
+    """The folder that links may point into. folder: a resolved path"""
     return folder.parent.parent if folder.parent.name == _SNAPSHOTS else folder

@@ -1,4 +1,4 @@
-"""Sampling parameters that generation_config.json recommends: a request that leaves them out has these."""
+"""Default sampling parameters of a model, from generation_config.json, for requests that leave them out."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from worker_svc.checkpoint.json_file import JsonTable, read_optional_table
 
 GENERATION_FILE = "generation_config.json"
-_SMALLEST = 1e-6  # of what must be more than nothing
+_SMALLEST = 1e-6  # least value of a parameter that must be positive
 _MOST_TOP_K = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """None: the file does not say."""
+    """Default sampling parameters; None: the file has none."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -22,7 +22,7 @@ class SamplingDefaults:
 
 
 def read_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """Raises CheckpointError for a value that no request could ask for. `do_sample` does not count, as in vLLM."""
+    """Read the defaults. Raises CheckpointError for a value that no request may have. Ignores `do_sample`, as vLLM."""
     table = read_optional_table(folder, GENERATION_FILE)
     return SamplingDefaults(
         temperature=_number(table, "temperature", 0.0, 100.0),
@@ -43,7 +43,7 @@ def _number(table: JsonTable, key: str, least: float, most: float) -> float | No
 
 
 def _top_k(table: JsonTable) -> int | None:
-    """0 means all tokens there, as absent does."""
+    """None for 0 too: both mean all tokens."""
     if "top_k" not in table:
         return None
     return table.whole("top_k", least=0, most=_MOST_TOP_K) or None

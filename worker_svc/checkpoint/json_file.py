@@ -1,7 +1,6 @@
 """Reads the JSON files of a model folder: bounded in size and depth, and every value checked for type and range.
 
-Nothing else takes a value out of such a file, so that whatever stands in one is either what it should be or a
-CheckpointError that names file and key.
+All values of such files are read here, so that a wrong one is always a CheckpointError with the file and the key.
 """
 
 import json
@@ -20,28 +19,29 @@ _AGAIN = "correct it, or download the checkpoint again"
 
 
 class JsonTable:
-    """An object of a JSON file. Each method takes one key's value, or the default where the key is absent;
-    a key without a default must be there.
+    """An object of a JSON file. Each method reads one key's value, or returns the default if the key is absent;
+    a key without a default must be present.
 
-    `null` is a wrong value where nothing else is said: who allows it asks `is_null` first. All raise CheckpointError.
+    `null` is an error unless stated otherwise: callers that allow it ask `is_null` first. Methods raise
+    CheckpointError.
     """
 
     def __init__(self, place: str, values: Mapping[str, Any]) -> None:
-        """Wraps values that were parsed already. place: the file, and the key in it, as messages name it."""
+        """Wraps parsed values. place: the file, and the key in it, as messages name it."""
         self.place = place
         self._values = values
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there with any value but `null`."""
+        """True if the key is present with any value but `null`."""
         return self._values.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is there with `null`, which some keys take for "none" while absent means a default."""
+        """True if the key is present with `null`: for some keys "none", while an absent key means the default."""
         return key in self._values and self._values[key] is None
 
     @property
     def keys(self) -> Sequence[str]:
-        """All keys, in the order of the file."""
+        """Keys in the order of the file."""
         return tuple(self._values)
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int) -> int:
@@ -104,11 +104,11 @@ class JsonTable:
         return JsonTable(f"{self.place}: {key}", value)
 
     def raw(self, key: str) -> object:
-        """Whatever stands there, for a value of several types; None if the key is absent."""
+        """The unchecked value, for keys of several types; None if the key is absent."""
         return self._values.get(key)
 
     def refuse(self, key: str, what: str, remedy: str = _AGAIN) -> NoReturn:
-        """Refuses the value of a key. what: how it must be."""
+        """Raises CheckpointError for the value of a key. what: the rule, "must be a string"."""
         value = shown(self._values[key]) if key in self._values else "left out"
         raise CheckpointError(f"{self.place}: {key} is {value}, but {what}: {remedy}")
 
@@ -123,7 +123,7 @@ class JsonTable:
 def read_table(folder: Path, name: str, most_bytes: int = MOST_BYTES) -> JsonTable | None:
     """The object that a file holds; None if there is no such file.
 
-    Raises CheckpointError if it is too large, no UTF-8, no JSON, nested too deeply, or no object.
+    Raises CheckpointError if it is too large, not UTF-8, not JSON, nested too deeply, or not an object.
     """
     text = read_text(folder, name, most_bytes)
     if text is None:
@@ -131,11 +131,11 @@ def read_table(folder: Path, name: str, most_bytes: int = MOST_BYTES) -> JsonTab
     path = folder / name
     try:
         content = json.loads(text)
-        if "\\ud" in text.lower():  # perhaps half of a pair, which no text can hold
+        if "\\ud" in text.lower():  # possibly half of a surrogate pair, which UTF-8 cannot encode
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
         _refuse_depth(path)
-    except ValueError as error:  # also a whole number of thousands of digits
+    except ValueError as error:  # also an integer of thousands of digits
         reason = str(error).split(";")[0]
         raise CheckpointError(f"{path} cannot be read as JSON ({reason}): download the checkpoint again") from error
     if not isinstance(content, dict):
@@ -146,12 +146,12 @@ def read_table(folder: Path, name: str, most_bytes: int = MOST_BYTES) -> JsonTab
 
 
 def read_optional_table(folder: Path, name: str) -> JsonTable:
-    """As `read_table`; an empty object if there is no such file."""
+    """The object that a file holds, empty if there is no such file. Raises CheckpointError like `read_table`."""
     return read_table(folder, name) or JsonTable(str(folder / name), {})
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: as JSON, on one line, cut where it is long."""
+    """A value for an error message: JSON on one line, cut if it is long."""
     if isinstance(value, int) and abs(value) >= 10**_SHOWN_CHARACTERS:
         return "a number of very many digits"
     text = json.dumps(value, default=repr)
@@ -178,5 +178,5 @@ def _refuse_depth(path: Path) -> NoReturn:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         return False

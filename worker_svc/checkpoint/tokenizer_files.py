@@ -1,7 +1,7 @@
-"""Reads what the scheduler needs to make its tokenizer, from a checkpoint's folder.
+"""Reads the files that the scheduler needs for its tokenizer, from a checkpoint's folder.
 
-The scheduler has no model folder and no `transformers`: it gets one tokenizer.json, with all that other files add to
-it, whatever the folder has.
+The scheduler has no model folder and no `transformers`: it gets one tokenizer.json that includes the additions of all
+other files.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _MOST_TOKEN_ID = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """tokenizer.json, the chat template, and special tokens by role; complete in themselves."""
+    """Complete tokenizer.json, the chat template, and special tokens by role."""
 
     tokenizer_json: bytes
     chat_template: str | None
@@ -59,7 +59,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles | None:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError for what `read_tokenizer_files` would refuse, but does not convert older files."""
+    """Raises CheckpointError if `read_tokenizer_files` would, but does not convert older files."""
     tokens = read_special_tokens(folder)
     tokenizer_json = read_file(folder, _TOKENIZER_FILE, MOST_TOKENIZER_BYTES)
     if tokenizer_json is not None:
@@ -70,7 +70,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> bytes:
-    """With the tokens that other files add."""
+    """Add the tokens of other files to a tokenizer.json."""
     try:
         tokenizer = _parse(folder, tokenizer_json)
         if not complete_tokenizer(tokenizer, tokens):
@@ -78,15 +78,15 @@ def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> by
         return str(tokenizer.to_str()).encode()
     except (CheckpointError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the Rust library is no Exception
         raise CheckpointError(
-            f"{folder / _TOKENIZER_FILE} does not take the tokens of tokenizer_config.json ({shown(str(error))}): "
+            f"{folder / _TOKENIZER_FILE} does not accept the tokens of tokenizer_config.json ({shown(str(error))}): "
             "download the checkpoint again"
         ) from error
 
 
 def _has_older_files(folder: Path) -> bool:
-    """Raises CheckpointError for one that is no regular file of the folder."""
+    """True if the folder has older vocabulary files. Raises CheckpointError for one that is no regular file in it."""
     return any(find_file(folder, name) is not None for name in _OLDER_FILES)
 
 
@@ -97,7 +97,7 @@ def _parse(folder: Path, tokenizer_json: bytes) -> Tokenizer:
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the Rust library is no Exception
         raise CheckpointError(f"{path} is no tokenizer ({shown(str(error))}): download the checkpoint again") from error
     if largest < 0:
         raise CheckpointError(f"{path} has no tokens: download the checkpoint again")
@@ -109,7 +109,7 @@ def _parse(folder: Path, tokenizer_json: bytes) -> Tokenizer:
 
 
 def _chat_template(folder: Path) -> str | None:
-    """From a file of its own, else from the tokenizer's config."""
+    """The chat template, from a file of its own, else from the tokenizer's config."""
     text = read_text(folder, "chat_template.jinja", MOST_BYTES)
     if text is not None:
         return text
@@ -125,7 +125,7 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def _named_templates(template: object) -> dict[str, str] | None:
-    """Several templates by name; None if they are not spelled as such."""
+    """Several templates by name; None if this is no list of named templates."""
     if not isinstance(template, list):
         return None
     named: dict[str, str] = {}

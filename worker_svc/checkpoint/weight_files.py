@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which they are, and what their headers say, before any tensor is read."""
+"""The safetensors files of a model folder: finds them and reads their headers, before any tensor is read."""
 
 import json
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file says of one of its tensors."""
+    """File, dtype and shape of one tensor, from the header of its file."""
 
     file: str
-    dtype: str  # in the file's words, "BF16"
+    dtype: str  # as the file spells it, "BF16"
     shape: tuple[int, ...]
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files that hold the weights, sorted: the whole one, or those of the index, or all there are.
+    """The files that hold the weights, sorted: model.safetensors, else those of the index, else all in the folder.
 
-    Raises CheckpointError if there are none, if one that the index names is missing, or if the index names something
-    that is no file in the folder itself.
+    Raises CheckpointError if there are none, if one that the index names is missing, or if the index names a path
+    outside the folder itself.
     """
     if find_file(folder, WHOLE_FILE) is not None:
         return (folder / WHOLE_FILE,)
@@ -64,7 +64,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Of every tensor in the weight files, by name. Raises CheckpointError for a damaged file."""
+    """Headers of the tensors in the weight files, by name. Raises CheckpointError for a damaged file."""
     headers: dict[str, TensorHeader] = {}
     for file in weight_files(folder):
         headers.update(_file_headers(file))
@@ -72,7 +72,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 
 
 def check_tensor(folder: Path, name: str, header: TensorHeader | None, shape: Sequence[int]) -> None:
-    """Raises CheckpointError unless the tensor is there, of floating point numbers, and of this shape."""
+    """Raises CheckpointError unless the tensor exists, has floating point numbers, and has this shape."""
     if header is None:
         raise CheckpointError(
             f"{folder} has no tensor {name!r}, which its config.json calls for: "
@@ -86,12 +86,12 @@ def check_tensor(folder: Path, name: str, header: TensorHeader | None, shape: Se
     if header.dtype not in FLOATING_DTYPES:
         raise CheckpointError(
             f"tensor {name!r} in {folder} is stored as {header.dtype}, and Quire reads {', '.join(FLOATING_DTYPES)}: "
-            "give a checkpoint that is not quantised"
+            "choose a checkpoint that is not quantised"
         )
 
 
 def _indexed_files(folder: Path) -> list[str] | None:
-    """Raises CheckpointError unless every name is that of a file in the folder itself."""
+    """Files that the index names; None without an index. Raises CheckpointError for a name that is no file here."""
     index = read_table(folder, INDEX_FILE, _MOST_INDEX_BYTES)
     if index is None:
         return None
@@ -139,15 +139,15 @@ def _parse_entry(path: Path, name: str, entry: object, data_bytes: int) -> Tenso
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             if not all(type(each) is int and 0 <= each < 1 << 48 for each in shape):
-                raise _damaged(path, f"the shape of tensor {name!r} is none")
+                raise _damaged(path, f"the shape of tensor {name!r} is not a list of sizes")
             num_bits = _BITS.get(dtype)
             if not 0 <= begin <= end <= data_bytes:
-                raise _damaged(path, f"tensor {name!r} would end at byte {end}, and there are {data_bytes}: cut off")
+                raise _damaged(path, f"tensor {name!r} would end at byte {end} of {data_bytes}: the file is cut off")
             if num_bits is not None and prod(shape) * num_bits != 8 * (end - begin):
-                raise _damaged(path, f"tensor {name!r} has another size than its shape and dtype")
+                raise _damaged(path, f"the size of tensor {name!r} does not fit its shape and dtype")
             return TensorHeader(path.name, dtype, tuple(shape))
         case _:
-            raise _damaged(path, f"what its header says of tensor {name!r} is no tensor")
+            raise _damaged(path, f"its header does not describe tensor {name!r} by dtype, shape and offsets")
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by name, over all its files, each checked before it is handed out."""
+"""The tensors of a checkpoint by name, from all its files, each checked before it is returned."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from worker_svc.checkpoint.weight_files import TensorHeader, check_tensor, weigh
 
 
 class WeightReader:
-    """A context manager, since it holds the files open."""
+    """Reads tensors; a context manager, since it keeps the files open."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class WeightReader:
         return name in self._handles
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor, on the CPU and in the dtype of the file; raises CheckpointError unless it has this shape."""
+        """The tensor, on the CPU and in the dtype of the file. Raises CheckpointError unless it has this shape."""
         header = None
         if name in self._handles:
             stored = self._handles[name].get_slice(name)

@@ -1,1 +1,1 @@
-"""The runner of an accelerator: little between the kernels, and no waiting but for answers."""
+"""The runner of an accelerator: few operations between the kernels, and waits only for answers."""

@@ -1,6 +1,6 @@
-"""How attention's work is split in a step: one plan for all layers with the same sliding window.
+"""Plans how attention's work is split in a step: one plan for all layers with the same sliding window.
 
-It knows a model's shape and the memory that plans work in; not whose rows they are, nor what is attended to.
+Knows a model's shape and the memory that plans work in; neither the sequences behind the rows nor their keys.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ PrefillPlans = Mapping[Window, PrefillPlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAttention:
-    """How the tokens of a forward pass attend: rows of one token first, then those of several."""
+    """Attention plans for the tokens of a forward pass: rows of one token first, then those of several."""
 
     num_decode_tokens: int
     decode: DecodePlans  # not read without decode tokens
@@ -47,7 +47,7 @@ class BatchAttention:
 
 
 class AttentionPlans:
-    """Makes plans. Those of `decode` all work in one memory, and those of `cascade` in another: on one stream only."""
+    """Makes plans. All of `decode` share one memory, and all of `cascade` another, so they need the same stream."""
 
     def __init__(
         self, decoder: Decoder, kv_pool: KVPool, operations: Operations, *, max_rows: int, max_blocks: int
@@ -69,7 +69,7 @@ class AttentionPlans:
         rows = _empty_rows(max_rows, max_blocks, device)
         self._cascade = self._empty_cascade(rows) if None in self._windows else None
         whole = self._empty_decode(rows)
-        # Plans of several windows are filled together, but launches work in this memory one after the other.
+        # Plans of several windows are filled together, but their launches use this memory one after the other.
         self._memory = {
             window: replace(
                 whole,
@@ -82,29 +82,29 @@ class AttentionPlans:
 
     @property
     def can_share_prefixes(self) -> bool:
-        """Whether any layer sees all keys of a row."""
+        """True if any layer sees all keys of a row."""
         return self._cascade is not None
 
     def gather(self, tables: SlotTables, slots: Tensor, positions: Tensor, inputs: StepInputs) -> None:
-        """Fill `inputs`, which rows of plans are part of, for these tokens. Can be captured in a graph."""
+        """Fill `inputs`, which contain the rows of plans, for these tokens. Can be captured in a graph."""
         self._operations.step_inputs(tables, slots, positions, self.block_size, inputs)
 
     def decode(self, rows: DecodeRows) -> DecodePlans:
         """Plans for at most `max_rows` rows, to be filled; valid until others are filled.
 
-        The rows' tensors are kept: filled again, the plans follow what these hold by then.
+        The rows' tensors are kept: filling the plans again uses the tensors' new content.
         """
         num_rows, num_blocks = rows.block_tables.shape
         num_work = len(self._empty_decode(_empty_rows(num_rows, num_blocks, torch.device("meta"))).work)
         return {window: _part(plan, rows, num_work) for window, plan in self._memory.items()}
 
     def cascade(self, rows: DecodeRows, groups: PrefixGroups) -> DecodePlans:
-        """The same for rows of which some begin with the same blocks, where layers without a window gain by it."""
+        """Plans like `decode`, for rows of which some begin with the same blocks; for layers without a window."""
         assert self._cascade is not None, "no layer can share prefixes"
         return {**self.decode(rows), None: part_of_plan(self._cascade, rows, groups)}
 
     def fill(self, plans: DecodePlans) -> None:
-        """Split the rows' keys by the context lengths that are on the device now. Can be captured in a graph."""
+        """Split the rows' keys by the context lengths now on the device. Can be captured in a graph."""
         for plan in plans.values():
             if isinstance(plan, CascadePlan):
                 self._operations.fill_cascade_plan(plan)
@@ -112,11 +112,11 @@ class AttentionPlans:
                 self._operations.fill_decode_plan(plan)
 
     def prefill_tiles(self, query_lens: IntArray, context_lens: IntArray) -> npt.NDArray[np.int32]:
-        """What `prefill` needs on the device of rows with these lengths [R]: int32 [num_tiles, 2]."""
+        """Tiles that `prefill` needs on the device, for rows with these lengths [R]: int32 [num_tiles, 2]."""
         return prefill_tiles(query_lens, context_lens, self.shape, self._prefill_config)
 
     def prefill(self, rows: PrefillRows, tiles: Tensor) -> PrefillPlans:
-        """Plans for rows of any number of tokens; nothing is filled."""
+        """Plans for rows of any number of tokens; they need no filling."""
         return {
             window: PrefillPlan(
                 rows=rows,
@@ -145,7 +145,7 @@ class AttentionPlans:
 
 
 def _empty_rows(num_rows: int, num_blocks: int, device: torch.device) -> DecodeRows:
-    """Rows without content, whose tables take no memory."""
+    """Rows without content, whose block tables take no memory."""
     table = torch.zeros((1, 1), dtype=torch.int32, device=device)
     return DecodeRows(torch.zeros(num_rows, dtype=torch.int32, device=device), table.expand(num_rows, num_blocks))
 

@@ -1,6 +1,6 @@
-"""In which order a step's tokens are computed: rows of one token first, then the longer ones.
+"""Orders a step's tokens: rows of one token first, then the longer ones.
 
-So decode attention and prefill attention each have a run of tokens. Pure arithmetic on rows; it knows no tensors.
+So decode attention and prefill attention each have consecutive tokens. Pure arithmetic on rows, without tensors.
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from worker_svc.steps.step_check import IntArray, StepRows
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """T tokens of R rows, of which the first `num_decode` tokens are rows of one."""
+    """T tokens of R rows; the first `num_decode` tokens are rows of one token each."""
 
     order: IntArray  # [R] rows, in the order of their tokens
     num_decode: int
     token_slots: IntArray  # [T]
     positions: IntArray  # [T]
-    first_tokens: IntArray  # [R] where each row's first token is among T, by row, not in order
+    first_tokens: IntArray  # [R] index among T of each row's first token, by row, not in order
     last_tokens: IntArray  # [R]
 
     @property
     def is_decode(self) -> bool:
-        """Whether all rows are of one token."""
+        """True if every row has one token."""
         return self.num_decode == len(self.order)
 
     @property
@@ -33,7 +33,7 @@ class BatchLayout:
 
 
 def lay_out(rows: StepRows) -> BatchLayout:
-    """Rows of equal kind stay in the order of the step."""
+    """Order the tokens of `rows`; rows of equal kind stay in the order of the step."""
     num_tokens = rows.num_tokens
     is_prefill = num_tokens > 1
     if not is_prefill.any():

@@ -1,7 +1,7 @@
-"""One forward pass for the rows of a step: replayed from a graph if all are of one token, else launch by launch.
+"""One forward pass for the rows of a step: replayed from a graph if each row has one token, else launch by launch.
 
-It joins layout, inputs, attention plans and the decoder's pass, and owns the memory that graphs read and write. What is
-sampled from the logits is not its business, nor how the rows came to their slots.
+Joins layout, inputs, attention plans and the decoder's pass, and owns the memory that graphs read and write. Knows
+nothing of sampling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,21 +33,21 @@ from worker_svc.steps.step_check import IntArray, StepRows
 from worker_svc.steps.step_upload import StepUpload
 
 _NO_ROW = -1
-_PADDING = -1  # the position of a row that is not there
+_PADDING = -1  # the position of a padding row
 
 
 def fixed_arrays(max_tokens: int, max_rows: int) -> Mapping[str, tuple[int, torch.dtype]]:
-    """What a pass reads at a fixed place of the upload: each token's slot and position, and which rows share."""
+    """Arrays at a fixed place of the upload: each token's slot and position, and the groups of rows that share keys."""
     tokens = {"slots": (max_tokens, torch.int32), "positions": (max_tokens, torch.int32)}
     return {**tokens, **cascade_arrays(max_rows)}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A batch whose arrays travel in the step's upload."""
+    """A batch whose arrays are sent in the step's upload."""
 
     layout: BatchLayout
-    logit_index: IntArray  # [R] where each row's logits will be, -1 where they are not computed
+    logit_index: IntArray  # [R] index of each row's logits, -1 if they are not computed
     graph_size: int | None  # rows with padding; None: not by a graph
     prefixes: Sequence[SharedPrefix]  # that rows of a graph attend to together
     logit_tokens: Tensor | None  # [L] int64, of a pass without graph
@@ -64,14 +64,14 @@ class _PackedPrefill:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a pass gives, until the next one."""
+    """Results of a pass, valid until the next one."""
 
-    logits: Tensor | None  # [at least L, vocab_size]; None if no row wanted any
+    logits: Tensor | None  # [at least L, vocab_size]; None if no row needs any
     state: ForwardState | None  # of all tokens, in the layout's order; None after a graph
 
 
 class BatchPass:
-    """Of the execution thread; everything is queued on the current stream."""
+    """Computes passes. For the execution thread alone; all work is queued on the current stream."""
 
     def __init__(
         self,
@@ -103,18 +103,18 @@ class BatchPass:
 
     @property
     def logits(self) -> Tensor:
-        """[largest size, vocab_size]: where graphs leave them."""
+        """[largest size, vocab_size]: the memory to which graphs write logits."""
         return self._logits
 
     def warm_up(self) -> None:
-        """Computes padding at all sizes, launch by launch, which has the kernels of decode passes compiled."""
+        """Computes padding at all sizes, launch by launch, which compiles the kernels of decode passes."""
         self._send_padding()
         for plans in (self._decode_plans, self._shared_plans):
             for size in plans:
                 self._decode_pass(size, plans[size])
 
     def capture(self) -> None:
-        """Captures the graphs; what they compute meanwhile is padding."""
+        """Captures the graphs, which compute padding meanwhile."""
         self._send_padding()
         self._decode.capture()
         self._shared.capture(sharing=self._decode)
@@ -125,9 +125,9 @@ class BatchPass:
         self._decode.release()
 
     def pack(self, table: SlotTable, rows: StepRows, layout: BatchLayout, *, keep_state: bool) -> PackedBatch:
-        """Between the upload's `begin` and `send`.
+        """Adds a batch to the step's upload, between its `begin` and `send`.
 
-        `keep_state` says whether more is wanted than logits of what is sampled or ranked, which a graph does not leave.
+        keep_state: True if more is needed than logits of sampled and ranked rows, which a graph does not keep.
         """
         num_tokens = len(layout.positions)
         if layout.is_decode and not keep_state:
@@ -145,7 +145,7 @@ class BatchPass:
         return PackedBatch(layout, logit_index, None, (), logit_tokens, self._pack_prefill(table, rows, layout))
 
     def launch(self, packed: PackedBatch) -> Computed:
-        """After the upload was sent, and all that the rows read is in the pool or queued to be."""
+        """Queues the pass, after the upload was sent, and all that the rows read is in the pool or queued."""
         if packed.graph_size is not None:
             (self._shared if packed.prefixes else self._decode).replay(packed.graph_size)
             return Computed(self._logits, None)
@@ -154,7 +154,7 @@ class BatchPass:
         return Computed(logits, state)
 
     def _send_padding(self) -> None:
-        """As many rows as there can be, none of them real."""
+        """Uploads the greatest number of rows, all of them padding."""
         nothing = np.zeros(0, dtype=np.int64)
         self._upload.begin()
         self._put_tokens(nothing, nothing, self._decode.max_rows)
@@ -162,7 +162,7 @@ class BatchPass:
         self._upload.send()
 
     def _put_tokens(self, slots: IntArray, positions: IntArray, size: int) -> None:
-        """Padded to `size`."""
+        """Upload slots and positions of tokens, padded to `size`."""
         padded = np.zeros((2, size), dtype=np.int32)
         padded[1] = _PADDING
         padded[0, : len(slots)], padded[1, : len(slots)] = slots, positions
@@ -199,7 +199,7 @@ class BatchPass:
         )
 
     def _decode_pass(self, size: int, plans: DecodePlans) -> None:
-        """What is captured: everything it reads and writes stays where it is."""
+        """One decode pass as it is captured: all memory that it reads and writes has a fixed address."""
         inputs = self._gather(size, size)
         self._plans.fill(plans)
         state = self._forward.forward(inputs, BatchAttention(num_decode_tokens=size, decode=plans, prefill={}))

@@ -1,7 +1,7 @@
-"""Moves whole blocks as steps say: copy-on-write in the order of computation, swaps on a stream beside it.
+"""Moves whole blocks for steps: copy-on-write on the main stream, swaps on a side stream.
 
-The host never waits to launch a step, and the main stream waits for a swap only where a step touches what is being
-moved (`move_hazards`). It owns the side stream; host blocks are read and written there alone.
+The host never waits to launch a step, and the main stream waits for a swap only if a step touches its blocks
+(`move_hazards`). Owns the side stream; host blocks are read and written there alone.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from worker_svc.steps.streams import DeviceEvent, DeviceStreams
 
 @dataclass(frozen=True, slots=True)
 class PackedMoves:
-    """A step's moves; the table of its copies travels in the step's upload."""
+    """A step's moves; the table of its copies is sent in the step's upload."""
 
     swap_out: BlockPairs  # (device block, host block)
     swap_in: BlockPairs  # (host block, device block)
@@ -33,13 +33,13 @@ class PackedMoves:
 
 @dataclass(frozen=True, slots=True)
 class PendingSwaps:
-    """A step's swaps on their way; a step without any has none to wait for. May be waited for on any thread."""
+    """A step's swaps in flight, or none. Any thread may wait for them."""
 
     began: DeviceEvent | None
     ended: DeviceEvent | None
 
     def wait(self) -> int:
-        """The host waits until they are done; returns the nanoseconds that they took, at least 1, or 0 without any.
+        """Waits on the host; returns the nanoseconds that the swaps took, at least 1, or 0 if there were none.
 
         The time is that of the side stream alone, whatever was computed meanwhile.
         """
@@ -55,7 +55,7 @@ NO_SWAPS = PendingSwaps(None, None)
 class BlockMover:
     """Moves the blocks of one pool. Used by the execution thread alone, with the main stream current.
 
-    For each step `pack`, the upload's `send`, then `launch`, then what computes its rows. Nothing else may write the
+    For each step: `pack`, the upload's `send`, `launch`, then the computation of its rows. No other code may write the
     pool's blocks on another stream, or read host blocks.
     """
 
@@ -73,18 +73,18 @@ class BlockMover:
         self._swap_blocks = swap_blocks
         self._side = self._streams.side_stream()
         self._outstanding = OutstandingMoves(kv_pool.num_blocks)
-        # Where the main stream is done with all before a step; by step, as many as can still be asked for.
+        # Events before the last steps on the main stream, by step modulo their number; as many as are still needed.
         self._main_points = [self._streams.event() for _ in range(NUM_REMEMBERED + 1)]
         self._swap_points: dict[int, DeviceEvent] = {}  # by swap
 
     def warm_up(self) -> None:
-        """Copies a block onto itself, which has the kernel compiled that moves blocks."""
+        """Copies a block onto itself, which compiles the kernel that moves blocks."""
         array, num_groups = apart(np.zeros((1, 2), dtype=np.int64))
         pool = self._kv_pool.blocks
         self._copy_by_table(pool, pool, torch.from_numpy(array).to(pool.device), num_groups)
 
     def pack(self, upload: StepUpload, checked: CheckedStep) -> PackedMoves:
-        """Between the upload's `begin` and `send`."""
+        """Adds the table of copies to the step's upload, between its `begin` and `send`."""
         table, num_groups = None, 0
         if checked.copies:
             array, num_groups = copy_table(_as_array(checked.copies))
@@ -92,9 +92,9 @@ class BlockMover:
         return PackedMoves(checked.swap_out, checked.swap_in, checked.copies, table, num_groups)
 
     def launch(self, packed: PackedMoves, table: SlotTable, rows: StepRows) -> PendingSwaps:
-        """Queues swaps out, swaps in, and copies, in this order; `table` as the step's rows find it.
+        """Queues swaps out, swaps in, and copies, in this order. table: the slots as the step's rows read them.
 
-        From then on the current stream is ordered behind all that the step's rows touch.
+        After this call, work on the current stream runs after all moves of blocks that the step's rows touch.
         """
         has_swaps = bool(packed.swap_out or packed.swap_in)
         blocks = None
@@ -140,7 +140,7 @@ class BlockMover:
         if newest is None:
             self._swap_points.clear()
         elif self._swap_points[newest].is_reached():
-            self._outstanding.passed(newest)
+            self._outstanding.mark_done(newest)
             self._swap_points.clear()
 
 

@@ -1,7 +1,7 @@
-"""The forward pass on an accelerator: the decoder's weights, with as few launches between the products as can be.
+"""The forward pass on an accelerator: the decoder's weights, with as few launches between the products as possible.
 
-It computes what `Decoder.hidden` and `Decoder.logits` do. Nothing in it waits for the device or depends on what the
-device holds, so it can be captured in a graph. It knows no slots and no steps.
+Computes the same as `Decoder.hidden` and `Decoder.logits`. It neither waits for the device nor depends on values on the
+device, so it can be captured in a graph. Knows no slots and no steps.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,10 @@ from worker_svc.operations import Operations
 
 
 class ForwardState(NamedTuple):
-    """What the head starts from."""
+    """Input of the head."""
 
-    hidden: Tensor  # [T, hidden_size]: what the last layer gave
-    residual: Tensor | None  # [T, hidden_size]: the sum of all before it, still to be added
+    hidden: Tensor  # [T, hidden_size]: output of the last layer
+    residual: Tensor | None  # [T, hidden_size]: the sum of all earlier outputs, still to be added
 
 
 class DeviceForward:
@@ -46,15 +46,14 @@ class DeviceForward:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of logits, and all else that is computed."""
+        """Dtype of logits and of the whole computation."""
         return self._decoder.dtype
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, attention: BatchAttention) -> ForwardState:
         """Compute the tokens, and write their keys and values into the pool.
 
-        Whatever must be in the pool before (earlier tokens, blocks copied or swapped in) must be queued already, and
-        the plans of the decode tokens filled.
+        Writes of earlier tokens, copies and swap-ins must be queued before, and the plans of the decode tokens filled.
         """
         rotary = self._rotary(inputs.positions)
         state = ForwardState(self._embed(inputs), None)
@@ -75,7 +74,7 @@ class DeviceForward:
     def logits(self, state: ForwardState, logit_rows: Tensor | None) -> Tensor:
         """Logits [L, vocab_size] of the tokens `logit_rows` [L], in the model's dtype.
 
-        With None, of all tokens, and then the state is used up: its residual has become the sum.
+        With None, of all tokens; the state is then consumed, since its residual becomes the sum.
         """
         decoder = self._decoder
         hidden, residual = state
@@ -107,7 +106,7 @@ class DeviceForward:
         return Rotary(cos, sin)
 
     def _attend(self, attention: Attention, x: Tensor, tokens: "_LayerTokens") -> Tensor:
-        """One product, one launch that rotates and writes, and attention of either kind of token into one output."""
+        """One product, one launch that rotates and writes, and attention of decode and prefill rows into one output."""
         num_tokens, num_decode = len(x), tokens.attention.num_decode_tokens
         key_cache, value_cache = self._kv_pool.key_cache(tokens.layer), self._kv_pool.value_cache(tokens.layer)
         window = self._decoder.config.sliding_windows[tokens.layer]
@@ -137,20 +136,20 @@ class DeviceForward:
         return mlp.down(x)
 
     def _add_and_norm(self, norm: Norm, state: ForwardState) -> tuple[Tensor, Tensor]:
-        """The sum of a state, normalised, and the sum, which takes the place of the residual."""
+        """The normalised sum of a state, and the sum itself, which becomes the residual."""
         if state.residual is None:
             return self._norm(norm, state.hidden, None), state.hidden
         return self._norm(norm, state.hidden, state.residual), state.residual
 
     def _norm(self, norm: Norm, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Adds x to the residual, if there is one, in place."""
+        """Normalise x, or the residual after adding x to it in place."""
         if norm.rms:
             return self._operations.rms_norm(x, norm.weight, norm.eps, residual)
         return self._operations.layer_norm(x, norm.weight, norm.bias, norm.eps, residual)
 
 
 class _LayerTokens(NamedTuple):
-    """What a layer needs of the tokens beside their hidden states."""
+    """Input of a layer other than hidden states."""
 
     layer: int
     rotary: Rotary | None
@@ -161,7 +160,7 @@ class _LayerTokens(NamedTuple):
 def _angle_table(decoder: Decoder) -> Tensor | None:
     """Cosine and sine of all positions' rotary angles, [2, max_model_len, head_dim / 2] float32.
 
-    At most 64 MiB for 131,072 positions: less than the launches that each step would have to make instead are worth.
+    At most 64 MiB for 131,072 positions, which saves launches in each step.
     """
     frequencies = decoder.inverse_frequencies
     if frequencies is None:

@@ -1,7 +1,7 @@
-"""A pass captured as CUDA graphs, one for each of some batch sizes, and replayed at the next larger one.
+"""A pass captured as CUDA graphs, one for each of several batch sizes; a batch is padded to the next size.
 
-Launching the kernels of a decode step one by one would take longer than they run; a graph launches them all at once.
-What is captured reads and writes at fixed places, which is its own care. On a CPU a replay is a call.
+Launching the kernels of a decode step one by one takes longer than they run; a graph launches them all at once. The
+captured pass must use fixed addresses. On a CPU a replay is a call.
 """
 
 from bisect import bisect_left
@@ -10,9 +10,9 @@ from functools import cache
 
 import torch
 
-_FINEST = 16  # below it powers of two, from there on multiples of it
-_PADDING = 8  # at most about one row in so many is padding, where batches are large
-_NUM_WARM_UPS = 2  # before a capture: kernels are compiled and libraries take their workspaces
+_FINEST = 16  # sizes below it are powers of two, those above multiples of it
+_PADDING = 8  # in large batches at most about one row in so many is padding
+_NUM_WARM_UPS = 2  # before a capture, so that kernels are compiled and libraries have their workspaces
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 class CapturedPass:
-    """`run(size)` computes a batch padded to `size` rows. Of the thread that executes steps."""
+    """Graphs of `run(size)`, which computes a batch padded to `size` rows. For the execution thread alone."""
 
     def __init__(self, run: Callable[[int], None], sizes: Sequence[int], device: torch.device) -> None:
         self._run = run
@@ -43,9 +43,9 @@ class CapturedPass:
         return self._sizes[bisect_left(self._sizes, num_rows)]
 
     def capture(self, sharing: "CapturedPass | None" = None) -> None:
-        """All sizes, the largest first, so that the others find their memory in its pool. Nothing on a CPU.
+        """Capture all sizes, the largest first, so that the others find their memory in its pool. No-op on a CPU.
 
-        The pool may be shared with another pass, since only one graph is replayed at a time.
+        sharing: a pass to share the pool with, since only one graph is replayed at a time.
         """
         if self._device.type != "cuda":
             return
@@ -60,7 +60,7 @@ class CapturedPass:
             graphs[size] = self._graphs[size] = graph
 
     def release(self) -> None:
-        """Gives the graphs' memory back; replays are calls from now on."""
+        """Frees the graphs' memory; replays are calls from now on."""
         self._graphs.clear()
 
     def replay(self, size: int) -> None:
@@ -72,7 +72,7 @@ class CapturedPass:
             graph.replay()
 
     def _warm_up(self, size: int, stream: torch.cuda.Stream) -> None:
-        """On the stream of the capture: what a library allocates for a stream must not be met first there."""
+        """Run on the stream of the capture: a library must not allocate its memory for that stream during a capture."""
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for _ in range(_NUM_WARM_UPS):
@@ -82,7 +82,7 @@ class CapturedPass:
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures of this process: libraries keep a workspace for each stream for good, and what one stream
-    left free in a pool, the allocator does not give to another.
+    """One stream for all captures of this process: libraries keep a workspace per stream, and the allocator does not
+    give one stream the free memory of another.
     """
     return torch.cuda.Stream(device)

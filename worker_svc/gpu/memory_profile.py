@@ -1,14 +1,14 @@
-"""What memory of a device is for, and how much is left for the KV pool. Pure arithmetic."""
+"""Uses of a device's memory, and the rest for the KV pool. Pure arithmetic."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
-    """Bytes, measured beside a runner with a small pool for trial."""
+    """Bytes by use, measured with a small trial pool."""
 
     total: int
-    free: int  # while that runner stood still, without graphs
+    free: int  # while the runner was idle, without graphs
     weights: int
     trial_pool: int
     buffers: int  # that the runner keeps
@@ -17,17 +17,17 @@ class MemoryProfile:
 
     @property
     def others(self) -> int:
-        """What no tensor of ours has: the device's context, libraries, kernels, and other processes."""
+        """Memory outside our tensors: the device's context, libraries, kernels, and other processes."""
         return self.total - self.free - self.weights - self.trial_pool - self.buffers
 
     @property
     def available(self) -> int:
-        """For the pool: what is free once the trial's is given back, less what steps and graphs take beside it."""
+        """Memory for the pool: free memory and that of the trial pool, less activations and graphs."""
         return max(0, self.free + self.trial_pool - self.activations - self.graphs)
 
     @property
     def parts(self) -> dict[str, int]:
-        """All of the device's memory by use, in bytes, unless more is needed than there is."""
+        """Memory of the device by use, in bytes; their sum is the total, unless more is needed than available."""
         return {
             "weights": self.weights,
             "buffers": self.buffers,

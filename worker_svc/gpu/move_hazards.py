@@ -1,7 +1,7 @@
-"""Which of two streams must wait for the other, where one swaps blocks while the other computes.
+"""Decides when a stream that swaps blocks and a stream that computes must wait for each other.
 
-The main stream does each step's copies and forward pass, the side stream all swaps, each in order. Pure: numbers of
-steps, of swaps and of blocks come in and go out; who records and waits for events is `block_moves`.
+The main stream runs each step's copies and forward pass, the side stream all swaps, each in order. Pure: works with the
+numbers of steps, swaps and blocks; `block_moves` records events and waits for them.
 """
 
 from collections import deque
@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from worker_svc.steps.step_check import BlockPairs, IntArray, StepRows
 
-NUM_REMEMBERED = 2  # steps before the one being launched that the main stream may still be at
-WATCHED_STEPS = 64  # after a swap; then steps are no longer looked at until the next
+NUM_REMEMBERED = 2  # steps before the one being launched that the main stream may still execute
+WATCHED_STEPS = 64  # steps after a swap whose blocks are recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class StepBlocks:
 
     written: IntArray  # [W], by copies and by rows
     copied: IntArray  # [P], sources
-    tables: npt.NDArray[np.int32]  # [R, widest], of the rows, as the step found them
+    tables: npt.NDArray[np.int32]  # [R, widest], of the rows, as they were at the step
     num_read: IntArray  # [R], leading blocks of each table
 
     def touched(self) -> IntArray:
-        """All of them, some several times."""
+        """Blocks that are read or written, some several times."""
         m_read = np.arange(self.tables.shape[1]) < self.num_read[:, None]
         return np.concatenate([self.tables[m_read], self.copied, self.written])
 
 
 def blocks_of(block_tables: npt.NDArray[np.int32], block_size: int, rows: StepRows, copies: BlockPairs) -> StepBlocks:
-    """`block_tables` [num_slots, max_blocks] as they are while the step runs; it is read now."""
+    """Blocks of a step. block_tables: [num_slots, max_blocks] as they are at the step; they are read in this call."""
     first = rows.starts // block_size
     num_read = -(-rows.ends // block_size)
     num_written = num_read - first
@@ -51,48 +51,48 @@ def blocks_of(block_tables: npt.NDArray[np.int32], block_size: int, rows: StepRo
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What one step's streams wait for. The swap-out comes before the swap-in, both before what the main stream does.
+    """Waits of one step's streams. The swap-out precedes the swap-in, and both precede the step on the main stream.
 
-    Steps count from 1, and swaps, a step's two directions apart.
+    Steps are numbered from 1, and so are swaps, a step's swap-out and swap-in separately.
     """
 
     step: int
-    side_after: int | None  # the side stream waits until the main one has done all steps before this one
+    side_after: int | None  # the side stream waits until the main one has executed all steps before this one
     swap_out: int | None  # number of this step's swap-out, if it has one
     swap_in: int | None
-    main_after: int | None  # the main stream waits until the side one has done this swap and all before it
+    main_after: int | None  # the main stream waits until the side one has executed this swap and all before it
 
 
 class OutstandingMoves:
-    """Swaps that may still run, and the steps that may; asked once for each step, in order."""
+    """Swaps and steps that may still run. `plan` is called once for each step, in order."""
 
     def __init__(self, num_blocks: int, watched_steps: int = WATCHED_STEPS) -> None:
         self._watched_steps = watched_steps
         self._step = 0
         self._last_step_with_swaps = -watched_steps
         self._newest_swap = 0
-        self._passed_swap = 0  # the main stream is behind it, or it is done
+        self._passed_swap = 0  # the main stream has waited for it, or it is finished
         self._read_by = np.zeros(num_blocks, dtype=np.int64)  # the newest swap-out that reads a block
         self._written_by = np.zeros(num_blocks, dtype=np.int64)  # the newest swap-in that writes a block
         self._steps: deque[tuple[int, StepBlocks]] = deque(maxlen=NUM_REMEMBERED)
 
     @property
     def newest_swap(self) -> int | None:
-        """The last swap, unless the main stream need not wait for it any more."""
+        """The last swap; None if the main stream need not wait for it any more."""
         return self._newest_swap if self._newest_swap > self._passed_swap else None
 
     @property
     def is_watching(self) -> bool:
-        """Whether `plan` must be told what the next step touches, though it may have no swaps."""
+        """True if `plan` needs the blocks of the next step even if that has no swaps."""
         recent = self._step - self._last_step_with_swaps < self._watched_steps
         return recent or self.newest_swap is not None
 
-    def passed(self, swap: int) -> None:
-        """This swap is done, and with it all before it."""
+    def mark_done(self, swap: int) -> None:
+        """Record that this swap and all before it are finished."""
         self._passed_swap = max(self._passed_swap, swap)
 
     def plan(self, swap_out: BlockPairs, swap_in: BlockPairs, blocks: StepBlocks | None) -> MovePlan:
-        """The next step: what it swaps, and what the main stream touches, None only where nobody `is_watching`."""
+        """Plan the next step. blocks: those that the main stream touches; None only without swaps and `is_watching`."""
         self._step += 1
         step, side_after = self._step, None
         saved = [device_block for device_block, _ in swap_out]
@@ -113,7 +113,10 @@ class OutstandingMoves:
         return MovePlan(step, side_after, out_swap, in_swap, main_after)
 
     def _side_after(self, saved: Sequence[int], restored: Sequence[int]) -> int:
-        """A swap-out waits for who writes its blocks, a swap-in for who reads its blocks too."""
+        """First step that the side stream need not wait for.
+
+        A swap-out waits for steps that write its blocks, a swap-in for steps that read or write them.
+        """
         after = self._step
         for step, blocks in reversed(self._steps):
             if np.isin(blocks.written, saved).any() or np.isin(blocks.touched(), restored).any():
@@ -122,7 +125,7 @@ class OutstandingMoves:
         return after
 
     def _main_after(self, blocks: StepBlocks) -> int | None:
-        """A step waits for swap-outs of blocks that it writes, and for swap-ins of blocks that it touches at all."""
+        """Swap that a step waits for: swap-outs of blocks that it writes, and swap-ins of blocks that it touches."""
         if self.newest_swap is None:
             return None
         reading = self._read_by[blocks.written].max(initial=0)

@@ -1,6 +1,6 @@
-"""From a loaded decoder to a runner on its accelerator: kernels, the memory that steps take, KV pool, graphs.
+"""Starts the accelerator's runner for a loaded decoder: compiles kernels, measures memory, captures graphs.
 
-The pool gets what is left once everything else has been measured beside a small pool for trial. On a CPU, where the
+The pool gets the memory that is left after all other uses were measured beside a small trial pool. On a CPU, where the
 same runner computes with torch's operators, nothing is measured and nothing captured.
 """
 
@@ -26,24 +26,24 @@ log = structlog.get_logger()
 
 
 class GraphRunner(StepRunner, Protocol):
-    """A runner that can launch a whole decode step at once."""
+    """A runner that can launch a whole decode step as one graph."""
 
     def warm_up(self) -> None:
-        """Has the kernels compiled that only some steps without prompts need."""
+        """Compiles the kernels that only some steps without prompts need."""
 
     def capture_graphs(self) -> None:
-        """Until then each kernel is launched by itself."""
+        """Captures the graphs; until then each kernel is launched by itself."""
 
     def release_graphs(self) -> None:
-        """Gives their memory back."""
+        """Frees the graphs' memory."""
 
 
 MakeRunner = Callable[[KVPool, StepLimits], GraphRunner]
 
 
 def start_runner(make: MakeRunner, pool: KVPool, limits: StepLimits, *, graphs: bool, clock: PhaseClock) -> GraphRunner:
-    """A runner for this pool, warmed up. Raises PoolSizeError if the pool leaves it too little memory."""
-    with _short_memory_said(f"beside a pool of {pool.num_blocks} blocks, {gib(pool.blocks.nbytes)},"):
+    """A runner for this pool, warmed up. Raises PoolSizeError if the pool leaves too little memory for it."""
+    with _refuse_short_memory(f"beside a pool of {pool.num_blocks} blocks, {gib(pool.blocks.nbytes)},"):
         runner = make(pool, limits)
         if graphs:
             with clock.phase("graphs"):
@@ -56,12 +56,12 @@ def start_runner(make: MakeRunner, pool: KVPool, limits: StepLimits, *, graphs: 
 def measure_memory(
     make: MakeRunner, shape: BlockShape, limits: StepLimits, device: torch.device, *, graphs: bool, clock: PhaseClock
 ) -> MemoryProfile:
-    """What steps take of a CUDA device beside the pool; compiles the kernels that they need.
+    """Memory of a CUDA device that steps take beside the pool; compiles the kernels that they need.
 
-    All that is on the device already counts as weights. Nothing of the trial is left behind, but for the kernels.
-    Raises PoolSizeError if the device does not hold even that.
+    Memory that is in use already counts as weights. The trial leaves nothing behind but the compiled kernels. Raises
+    PoolSizeError if the device does not hold even the trial.
     """
-    with _short_memory_said("with the model loaded"):
+    with _refuse_short_memory("with the model loaded"):
         profile = _try(make, shape, limits, device, graphs=graphs, clock=clock)
     _settled_free_bytes(device)  # the trial's memory goes back
     log.info("memory measured", bytes=profile.parts)
@@ -91,13 +91,13 @@ def _try(
 
 
 def compile_kernels(runner: GraphRunner, limits: StepLimits) -> None:
-    """Launches all that steps can, in all the forms that a compiler would tell apart, with graphs or without."""
+    """Launches every kernel that steps can, in every specialisation that the compiler distinguishes."""
     runner.warm_up()
     _run(runner, warm_up_steps(limits))
 
 
 def _activation_bytes(runner: GraphRunner, limits: StepLimits, device: torch.device) -> int:
-    """The most that the largest step adds, with what the allocator loses by taking it in pieces."""
+    """Peak memory of the largest step, including the allocator's fragmentation."""
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     _run(runner, [largest_step(limits)])
@@ -105,7 +105,7 @@ def _activation_bytes(runner: GraphRunner, limits: StepLimits, device: torch.dev
 
 
 def _graph_bytes(runner: GraphRunner, device: torch.device) -> int:
-    """Of all graphs: their tensors, and what the driver keeps of them."""
+    """Memory of all graphs: their tensors and the driver's."""
     before = _settled_free_bytes(device)
     runner.capture_graphs()
     after = _settled_free_bytes(device)
@@ -114,7 +114,7 @@ def _graph_bytes(runner: GraphRunner, device: torch.device) -> int:
 
 
 def _settled_free_bytes(device: torch.device) -> int:
-    """The device's free memory with nothing under way, and nothing kept that no tensor has."""
+    """Free memory of the idle device, with the allocator's cache emptied."""
     torch.cuda.synchronize(device)
     gc.collect()
     torch.cuda.empty_cache()
@@ -131,7 +131,7 @@ def _run(runner: StepRunner, steps: list[Step]) -> None:
 
 
 @contextmanager
-def _short_memory_said(where: str) -> Iterator[None]:
+def _refuse_short_memory(where: str) -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:

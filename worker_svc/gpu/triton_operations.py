@@ -1,6 +1,6 @@
-"""The Triton kernels as a bundle of operations, for a CUDA device, or for the interpreter on any.
+"""The Triton kernels as a bundle of operations, for a CUDA device, or for Triton's interpreter on any device.
 
-The one file of the worker that needs Triton: whoever imports it says what to do where that is missing.
+The only file of the worker that needs Triton; callers check for it before they import this.
 """
 
 from kernels.attention import cascade_attention, cascade_plan, decode_attention, decode_plan, prefill_attention

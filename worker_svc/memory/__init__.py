@@ -1,1 +1,1 @@
-"""KV memory: how many blocks fit, and the device and host pools that hold them."""
+"""KV memory: the number of blocks that fit, and the device and host pools that hold them."""

@@ -1,9 +1,8 @@
-"""Moves what a process has in memory into huge pages, once it has been loaded.
+"""Moves the memory of a loaded process into huge pages.
 
-The interpreter and torch leave some 150 MB in pages of 4 KiB. When a process is killed the kernel frees them one by one
-before it closes a single connection, so that its loss is seen later by as much; in huge pages that takes half as long,
-and what runs meanwhile has fewer address translations to look up. It knows mappings, not what is in them. Linux alone,
-from 6.1 on; elsewhere nothing happens.
+The interpreter and torch leave some 150 MB in pages of 4 KiB. When a process is killed, the kernel frees them one by
+one before it closes its connections, which delays the detection of its loss. In huge pages this takes half the time,
+and the process needs fewer address translations. Linux alone, from 6.1 on; elsewhere nothing happens.
 """
 
 import ctypes
@@ -12,15 +11,15 @@ from pathlib import Path
 
 _MADV_COLLAPSE = 25
 _HUGE_PAGE_BYTES = 2 << 20
-# Larger ones are pools and weights, which are in huge pages from the start.
+# Larger mappings are pools and weights, which are in huge pages from the start.
 _MAX_BYTES = 256 << 20
 _MAPS = Path("/proc/self/maps")
 
 
 def collapse_memory() -> None:
-    """Every private mapping of ordinary size, one after another; what cannot be moved stays as it is.
+    """Moves every private mapping of ordinary size, one after another; one that cannot be moved stays as it is.
 
-    The process goes on meanwhile, but for a thread that needs new memory, which waits for the page that is being moved.
+    The process goes on meanwhile; a thread that needs new memory waits until the current page is moved.
     """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -29,7 +28,7 @@ def collapse_memory() -> None:
 
 
 def _mappings() -> Iterator[tuple[int, int]]:
-    """Those that are private, writable and no file's, from one huge page's limit to another."""
+    """Begin and end of each private, writable, anonymous mapping, aligned to huge pages."""
     try:
         lines = _MAPS.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """The worker's KV memory: the device pool, and the host pool for swapping.
 
-`KVPool` owns both tensors. It moves blocks as it is told and knows nothing of sequences or reference counts: which
-block is free, shared or swapped is the scheduler's knowledge alone; how large it is, is settled in `pool_plan`.
+`KVPool` owns both tensors and moves blocks as told. It knows nothing of sequences or reference counts: only the
+scheduler knows which block is free, shared or swapped. `pool_plan` chooses the sizes.
 """
 
 import math
@@ -19,14 +19,14 @@ from quire import machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """What one block holds: keys and values of `block_size` tokens in all layers."""
+    """Shape of one block: keys and values of `block_size` tokens in all layers."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
-    # As stored: the model's; float8_e4m3fn, which the device runner alone reads and writes; or int8, with scales among
-    # the bytes, for native kernels alone.
+    # As stored: the model's dtype; float8_e4m3fn, for the device runner alone; or int8 with the scales among the bytes,
+    # for native kernels alone.
     dtype: torch.dtype
 
     @property
@@ -43,8 +43,9 @@ class BlockShape:
 class KVPool:
     """Blocks `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` on the device, and on the host.
 
-    Block first, so that copying or swapping one is one contiguous copy for all layers (design, Memory). On a CPU, how a
-    layer's part of a block lies inside may be the kernels' own, and in int8 it has the scales as well.
+    The block is the first dimension, so that copying or swapping a block is one contiguous copy for all layers (design,
+    Memory). On a CPU the native kernels may order a layer's part of a block their own way, and in int8 it includes the
+    scales.
     """
 
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
@@ -101,7 +102,7 @@ class KVPool:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that a pool on this device could take now; on a CPU within the container's limit, if it has one."""
+    """Memory that a pool on this device could take now; on a CPU, within the container's limit if there is one."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else machine.free_memory_bytes()
 
 

@@ -1,18 +1,18 @@
-"""How many blocks the KV pool gets, and how long a sequence may then be. Pure, and without torch.
+"""Plans the KV pool: its number of blocks, and the longest sequence. Pure, and without torch.
 
-Refusals name the options that were asked for; what is free is handed in.
+Errors name the options that were given; the size of the free memory is passed in.
 """
 
 from dataclasses import dataclass
 
 from worker_svc.option_check import OptionError, blocks_too_few, check_length, pool_too_small
 
-MOST_BLOCKS = 1 << 22  # of a pool, whatever memory there is: schedulers believe no more
-_SMALL = 1 << 27  # bytes from which on a size is shown in GiB
+MOST_BLOCKS = 1 << 22  # of a pool, however large the memory: schedulers refuse more
+_SMALL = 1 << 27  # bytes; sizes from here on are shown in GiB
 
 
 class PoolSizeError(OptionError):
-    """The memory at hand does not hold the pool that was asked for."""
+    """The free memory does not hold the pool that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +22,15 @@ class PoolRequest:
     num_blocks: int | None
     memory_bytes: int | None
     fraction: float | None
-    default_fraction: float  # if nothing is asked for; then the pool is also no larger than can be used
-    default_least_tokens: int = 0  # nor smaller than this, where the free memory holds so many at all
+    default_fraction: float  # if no size is asked for; then the pool is also no larger than all sequences can use
+    default_least_tokens: int = 0  # nor smaller than this, if the free memory holds so many
     num_host_blocks: int = 0  # of the swap pool, beside it
     share: int | None = None  # bytes that the worker may take in all, if that was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceLimits:
-    """What the pool is for."""
+    """Number and length of the sequences that the pool is for."""
 
     num_slots: int
     block_size: int
@@ -48,19 +48,19 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemory:
-    """What is there to be taken, in bytes."""
+    """Free memory in bytes."""
 
     device: int
-    host: int | None = None  # beside a device, where the host pool is pinned; None: the device is the host
+    host: int | None = None  # main memory for the pinned host pool of a GPU; None: the device is the CPU
 
 
 def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory, bytes_per_block: int) -> PoolPlan:
-    """Settles both sizes. Raises OptionError if they do not fit together.
+    """Chooses both sizes. Raises OptionError if they do not fit together.
 
-    The host pool is as large as asked for; where the device is the host, the KV pool gets its part of what is left.
+    The host pool is as large as asked for; on a CPU the KV pool gets its part of the rest.
 
-    If no longest sequence was asked for, it is the model's, even if the pool holds less: what fits, the scheduler
-    decides for each request.
+    The default of the longest sequence is the model's, even if the pool holds less: the scheduler decides for each
+    request if it fits.
     """
     longest = longest_sequence(sequences)
     left_bytes = _bytes_beside_host_pool(request.num_host_blocks, free, bytes_per_block)
@@ -77,15 +77,15 @@ def plan_pool(request: PoolRequest, sequences: SequenceLimits, free: FreeMemory,
 
 
 def longest_sequence(sequences: SequenceLimits) -> int:
-    """In tokens, whatever the pool holds. Raises OptionError if the model has no positions for it."""
+    """Longest sequence in tokens, whatever the pool holds. Raises OptionError if the model has too few positions."""
     check_length(sequences.max_model_len, sequences.model_len)
     return sequences.max_model_len or sequences.model_len
 
 
 def asked_blocks(num_blocks: int | None, memory_bytes: int | None, bytes_per_block: int) -> int | None:
-    """Blocks of a pool whose size was asked for, in blocks or in bytes; None: it was not.
+    """Number of blocks that was asked for, in blocks or in bytes; None if no size was.
 
-    Raises PoolSizeError for fewer bytes than a block has.
+    Raises PoolSizeError for fewer bytes than one block has.
     """
     if memory_bytes is None:
         return num_blocks
@@ -98,7 +98,7 @@ def asked_blocks(num_blocks: int | None, memory_bytes: int | None, bytes_per_blo
 
 
 def check_asked_pool(request: PoolRequest, sequences: SequenceLimits, bytes_per_block: int) -> None:
-    """What can be told of a request before it is known what is free. Raises PoolSizeError."""
+    """Checks a request as far as possible without the size of the free memory. Raises PoolSizeError."""
     num_blocks = asked_blocks(request.num_blocks, request.memory_bytes, bytes_per_block)
     wanted = sequences.max_model_len
     if num_blocks is not None and wanted is not None and num_blocks * sequences.block_size < wanted:
@@ -106,12 +106,12 @@ def check_asked_pool(request: PoolRequest, sequences: SequenceLimits, bytes_per_
 
 
 def gib(num_bytes: int) -> str:
-    """For people."""
+    """Format bytes as GiB."""
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_block: int) -> int:
-    """What the device has left for the KV pool."""
+    """Bytes that the device has left for the KV pool."""
     wanted = num_host_blocks * bytes_per_block
     host_bytes, taken = free.device, wanted
     if free.host is not None:  # pinned memory, which torch takes from the host in powers of two
@@ -119,7 +119,7 @@ def _bytes_beside_host_pool(num_host_blocks: int, free: FreeMemory, bytes_per_bl
     if taken > host_bytes:
         raise PoolSizeError(
             f"--num-host-blocks {num_host_blocks} of {bytes_per_block:,} bytes each need {_size(taken)}, and "
-            f"{_size(free.device if free.host is None else free.host)} of the host's memory are free: "
+            f"{_size(free.device if free.host is None else free.host)} of the main memory are free: "
             f"give at most --num-host-blocks {host_bytes // bytes_per_block}"
         )
     return free.device - wanted if free.host is None else free.device
@@ -147,7 +147,7 @@ def _num_blocks(
 
 
 def _fitting(request: PoolRequest, fraction: float, free_bytes: int, bytes_per_block: int) -> int:
-    """Blocks in this part of the free memory, at least one."""
+    """Number of blocks in this part of the free memory, at least one. Raises PoolSizeError."""
     fitting = int(free_bytes * fraction) // bytes_per_block
     if fitting >= 1:
         return min(fitting, MOST_BLOCKS)
@@ -158,12 +158,12 @@ def _fitting(request: PoolRequest, fraction: float, free_bytes: int, bytes_per_b
     elif request.share is not None:
         why = f"--memory-bytes {request.share} leaves {_size(free_bytes)} beside weights and steps: give more of them"
     else:
-        why = f"the part for it of the {free} is less: free memory, or give a smaller --block-size"
+        why = f"its part of the {free} is less: free memory, or give a smaller --block-size"
     raise PoolSizeError(f"{needs} {why}")
 
 
 def _too_large(request: PoolRequest, free_bytes: int, bytes_per_block: int) -> str:
-    """What is said of a pool whose size was asked for and is not free."""
+    """Message for a pool that is larger than the free memory."""
     most = free_bytes // bytes_per_block
     if request.memory_bytes is not None:
         what, remedy = f"--kv-memory-bytes {request.memory_bytes} are", f"give at most --kv-memory-bytes {free_bytes}"
@@ -175,7 +175,7 @@ def _too_large(request: PoolRequest, free_bytes: int, bytes_per_block: int) -> s
 
 
 def _too_small(request: PoolRequest, num_blocks: int, block_size: int, max_model_len: int, bytes_per_block: int) -> str:
-    """What is said of a pool that holds less than one sequence."""
+    """Message for a pool that holds less than one sequence."""
     if request.num_blocks is not None:
         return blocks_too_few(num_blocks, block_size, max_model_len)
     if request.memory_bytes is not None:
@@ -189,5 +189,5 @@ def _too_small(request: PoolRequest, num_blocks: int, block_size: int, max_model
 
 
 def _size(num_bytes: int) -> str:
-    """For people, of small sizes too."""
+    """Format bytes, those of small sizes exactly."""
     return gib(num_bytes) if num_bytes >= _SMALL else f"{num_bytes:,} bytes"

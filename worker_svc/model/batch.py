@@ -1,6 +1,6 @@
-"""What a forward pass reads: the rows of one iteration as tensors.
+"""Input of a forward pass: the rows of one iteration as tensors.
 
-It says which tokens to compute and where their keys and values go and lie; it knows no sequences and no slots.
+It names the tokens to compute and the places of their keys and values; it knows no sequences and no slots.
 """
 
 from dataclasses import dataclass

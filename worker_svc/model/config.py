@@ -1,7 +1,7 @@
-"""What a decoder is, in numbers: one `ModelConfig` for all families, read from a checkpoint's folder.
+"""`ModelConfig`, the shape of a decoder: one for all families, read from a checkpoint's folder.
 
-How each family spells these numbers in its config.json is in `families.py`; tensor names are in `tensor_names.py`.
-No torch here, nor in what reads it: a wrong config is refused before torch is loaded.
+`families.py` reads the numbers from each family's config.json; `tensor_names.py` has the names of tensors. Neither
+needs torch: a wrong config is refused before torch is loaded.
 """
 
 import math
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Family(Enum):
-    """Model families by how their checkpoints are laid out."""
+    """Model families by the layout of their checkpoints."""
 
     LLAMA = "llama"  # and Mistral, Qwen2, Qwen3
     OPT = "opt"
@@ -31,7 +31,7 @@ class Llama3Scaling:
 class YarnScaling:
     """Low frequencies are slowed by `factor`, high ones kept, those between interpolated (arXiv 2309.00071).
 
-    Which are between is said in turns over the original context: from `beta_slow` to `beta_fast`.
+    The range between is given in turns over the original context: from `beta_slow` to `beta_fast`.
     """
 
     factor: float
@@ -39,7 +39,7 @@ class YarnScaling:
     beta_slow: float
     original_max_positions: int
     attention_factor: float  # of queries and of keys
-    truncate: bool  # whether the ends of the range are rounded to whole dimensions
+    truncate: bool  # round the ends of the range to whole dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class RopeConfig:
 class ModelConfig:
     """The shape of a decoder and the special ids of its tokenizer."""
 
-    architecture: str  # as the checkpoint names it
+    architecture: str  # as in config.json
     family: Family
     vocab_size: int
     hidden_size: int
-    embed_dim: int  # of the token embedding; other than hidden_size it is projected in and out
+    embed_dim: int  # of the token embedding; projected in and out if it differs from hidden_size
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -87,7 +87,7 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        """Of scores. What YaRN does to queries and to keys alike is done here, once for both."""
+        """Scale of scores. Includes the factor that YaRN applies to both queries and keys."""
         yarn = self.rope.yarn if self.rope is not None else None
         return (yarn.attention_factor**2 if yarn is not None else 1.0) / math.sqrt(self.head_dim)
 

@@ -1,4 +1,4 @@
-"""What config.json files of all families have in common: sizes within bounds, activations, dtypes."""
+"""Reads the values that the config.json files of all families share: bounded sizes, activations, dtypes."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 CHOOSE = "choose another checkpoint"
 
 
-# As `layers.py` computes them, under all names that `transformers` has for the same function.
+# Names of activations in `transformers`, and the name of the same function in `layers.py`.
 ACTIVATION_NAMES = {
     "relu": "relu",
     "gelu": "gelu",
@@ -30,7 +30,7 @@ ACTIVATION_NAMES = {
 
 
 class ModelSize(NamedTuple):
-    """Sizes that every family has, under its own names."""
+    """Sizes that every family has, each under its own keys."""
 
     vocab: int
     hidden: int

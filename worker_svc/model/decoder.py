@@ -1,7 +1,7 @@
 """The decoder: one iteration's tokens in, logits of the wanted rows out.
 
-It owns the weights and reads and writes the KV pool that is handed in, at the slots the batch names. It does not
-know which sequence a row belongs to, and it samples nothing.
+It owns the weights, and reads and writes the given KV pool at the places that the batch names. It does not know the
+sequences behind the rows, and it samples nothing.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Decoder:
     head: Product
     inverse_frequencies: Tensor | None  # [head_dim / 2] float32
     num_parameters: int  # a tied head counts once
-    num_parameters_kept: int  # in memory: one that is packed beside the embedding counts twice
+    num_parameters_kept: int  # in memory: a head that is packed beside the embedding counts twice
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,13 +75,13 @@ class Decoder:
     def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
         """Compute the batch's tokens, write their keys and values, return logits [L, vocab_size] in float32.
 
-        Only the rows in `batch.logit_rows` go through the head. Whatever must be in the cache before (earlier
-        tokens of the rows, blocks copied or swapped in) must be there already.
+        Only the rows in `batch.logit_rows` go through the head. Earlier tokens of the rows, and blocks that are copied
+        or swapped in, must be in the cache before.
         """
         return self.logits(self.hidden(batch, kv_pool))
 
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """What `forward` does before the head: [L, hidden_size], for who wants the logits in slices."""
+        """Compute `forward` up to the head: [L, hidden_size], for callers that compute logits in slices."""
         assert kv_pool.shape.dtype == self.dtype, "keys and values of another dtype are for the device runner alone"
         with torch.inference_mode():
             hidden = self._embed(batch)
@@ -113,7 +113,7 @@ class Decoder:
         return {window: plan_attention(batch.rows, any_layer, window) for window in windows}
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head: any rows of `hidden` to logits [..., vocab_size] in float32."""
+        """Apply the head to any rows of `hidden`: logits [..., vocab_size] in float32."""
         with torch.inference_mode():
             if self.final_norm is not None:
                 hidden = self.final_norm(hidden)
@@ -145,12 +145,12 @@ def load_decoder(
     make_product: MakeProduct = Linear,
     on_part: Callable[[float], None] | None = None,
 ) -> Decoder:
-    """Load a checkpoint's folder onto a device, in `dtype` or, with None, as it was saved.
+    """Load a checkpoint's folder onto a device, in `dtype` or, with None, in the saved dtype.
 
-    `make_product` takes each matrix as it is read and may keep it in a form of its own. `on_part` is told which part
-    of the layers has been read, from 0 to 1.
+    `make_product` gets each matrix as it is read, and may keep it in a form of its own. `on_part` is called with the
+    fraction of the layers that has been read, from 0 to 1.
 
-    Raises CheckpointError, which says what to do, for whatever cannot be served.
+    Raises CheckpointError, which says what to do, if the checkpoint cannot be served.
     """
     config = read_model_config(path)
     dtype = dtype or named_dtype(saved_dtype(config.dtype, read_headers(path)))
@@ -166,7 +166,7 @@ def make_decoder(
     make_product: MakeProduct = Linear,
     on_part: Callable[[float], None] | None = None,
 ) -> Decoder:
-    """A decoder of this shape with what the reader gives."""
+    """A decoder of this shape with the reader's weights."""
     loader = WeightLoader(reader, config, dtype, device, make_product)
     token_embedding = loader.token_embedding()
     project_in, project_out = loader.projections()
@@ -192,7 +192,7 @@ def make_decoder(
 
 
 def named_dtype(name: str) -> torch.dtype:
-    """The dtype that torch calls so."""
+    """The dtype with this name in torch."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), "settings, config.json and files name dtypes only"
     return dtype

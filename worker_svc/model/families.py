@@ -1,8 +1,8 @@
-"""How each model family spells its shape in config.json, read as `transformers` reads it.
+"""Reads config.json of each model family into a `ModelConfig`, with the semantics of `transformers`.
 
-One function per family turns the file into a `ModelConfig`: older and newer keys alike, and for a key that is left
-out the default of the family's config class. Only sizes that no default can mean are asked for. What a family can
-express and we do not compute is refused by name, never ignored.
+One function per family accepts older and newer keys, and takes the default of the family's config class for a key that
+is left out. Only sizes without a sensible default must be present. An option that is not implemented is refused by
+name, never ignored.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def _parse_opt(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
 
 def _parse_gpt2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
     hidden_key, layers_key, heads_key, positions_key = (
-        own if own in raw or usual not in raw else usual  # `transformers` takes either
+        own if own in raw or usual not in raw else usual  # `transformers` accepts either
         for own, usual in (
             ("n_embd", "hidden_size"),
             ("n_layer", "num_hidden_layers"),
@@ -134,7 +134,7 @@ def _parse_gpt2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
     )
 
 
-# By architecture: how it is read, and its end-of-sequence id where no file says one.
+# By architecture: its parser, and the end-of-sequence id if no file has one.
 _FAMILIES: dict[str, tuple[Callable[[JsonTable, dict[str, Any]], ModelConfig], int | None]] = {
     "OPTForCausalLM": (_parse_opt, 2),
     "GPT2LMHeadModel": (_parse_gpt2, 50_256),
@@ -166,5 +166,5 @@ def _architecture(folder: Path, raw: JsonTable) -> str:
             f"choose one of {', '.join(_FAMILIES)}"
         )
     if of_type not in (None, architecture):
-        raw.refuse("model_type", f"architectures names {architecture}: let both mean the same")
+        raw.refuse("model_type", f"architectures names {architecture}: both must name the same family")
     return architecture

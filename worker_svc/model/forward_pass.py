@@ -1,4 +1,4 @@
-"""What a runner asks of a model: hidden states of an iteration's tokens, and logits of some of them."""
+"""Interface between a runner and its model: hidden states of an iteration's tokens, and logits of some of them."""
 
 from typing import Protocol
 
@@ -11,12 +11,12 @@ from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 
-# Of each of `ForwardBatch.logit_rows`: the token of its greatest logit, and whether all of its logits are finite.
+# For each of `ForwardBatch.logit_rows`: the token of the greatest logit, and True if all logits are finite.
 GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 
 class ForwardPass(Protocol):
-    """A model on one device. What it returns may be overwritten by its next call of the same method."""
+    """A model on one device. The next call of the same method may overwrite its result."""
 
     @property
     def config(self) -> ModelConfig:
@@ -24,14 +24,14 @@ class ForwardPass(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are expected."""
+        """Device on which batches must be."""
 
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """Compute the batch's tokens and write their keys and values; what the head needs of `batch.logit_rows`.
+        """Compute the batch's tokens, write their keys and values, and return the head's input for `logit_rows`.
 
-        Returns [L, hidden_size]. Whatever must be in the cache before (earlier tokens of the rows, blocks copied or
-        swapped in) must be there already.
+        Returns [L, hidden_size]. Earlier tokens of the rows, and blocks that are copied or swapped in, must be in the
+        cache before.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head: any rows of `hidden` to logits [..., vocab_size], in float32 or the model's dtype."""
+        """Apply the head to any rows of `hidden`: logits [..., vocab_size], in float32 or the model's dtype."""

@@ -1,7 +1,7 @@
 """The parts of a decoder layer, each a frozen bundle of weights that can be called.
 
-They map rows of hidden states to rows of hidden states and know no checkpoint, family or batch; attention over the
-cache is handed in.
+They map rows of hidden states to rows of hidden states, and know no checkpoint, family or batch; attention over the
+cache is passed in.
 """
 
 import math
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": F.silu,
 }
 
-# The same as the kernels name them.
+# The kernels' names of the same functions.
 KERNEL_ACTIVATIONS: dict[str, layer_ops.Activation] = {
     "relu": "relu",
     "gelu": "gelu",
@@ -45,10 +45,10 @@ KERNEL_ACTIVATIONS: dict[str, layer_ops.Activation] = {
 
 
 class Product(Protocol):
-    """x W^T + b, however the weight is kept."""
+    """x W^T + b, for any form of the weight."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The product [T, out], which lies in `out` if that is given and this kind of product can put it there."""
+        """The product [T, out], written to `out` if that is given and this kind of product supports it."""
 
 
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
@@ -56,7 +56,7 @@ MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """The product with the weight as it is."""
+    """The product with the unpacked weight."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
@@ -137,11 +137,11 @@ def _scaled_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _scaled_yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
-    """Pairs before `first` turn often and are kept, those behind `last` turn seldom and are slowed."""
+    """Keep the frequencies of pairs before `first`, which turn often, and slow those behind `last`."""
     num_pairs = frequencies.numel()
 
     def pair_with(turns: float) -> float:
-        """The place, among pairs, of the one that turns so often over the original context."""
+        """The index of the pair that makes this many turns over the original context."""
         return num_pairs * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)

@@ -1,4 +1,4 @@
-"""How LLaMA and its kin spell their shapes in config.json: Mistral, Qwen2, Qwen3."""
+"""Reads config.json of LLaMA and the families with its layout: Mistral, Qwen2, Qwen3."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class _Defaults(NamedTuple):
-    """What a LLaMA-like family's config class has for keys that are left out."""
+    """Defaults of a LLaMA-like family's config class for keys that are left out."""
 
     max_positions: int
     num_kv_heads: int | None = None  # None: as many as heads
@@ -37,7 +37,7 @@ def parse_llama(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
 
 def parse_mistral(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
     if "layer_types" in raw:  # `transformers` reads them, and gives all layers the same window
-        raw.refuse("layer_types", "layers of a Mistral are all alike", "leave it out")
+        raw.refuse("layer_types", "all layers of a Mistral model have the same type", "leave it out")
     if raw.is_null("num_key_value_heads"):
         raw.refuse("num_key_value_heads", "must be a whole number")
     window = None if raw.is_null("sliding_window") else raw.whole("sliding_window", 4096, most=MOST_POSITIONS)
@@ -94,7 +94,7 @@ def _num_kv_heads(raw: JsonTable, num_heads: int, default: int | None) -> int:
 
 
 def _head_dim(raw: JsonTable, size: ModelSize, default: int | None) -> int:
-    """Even, since rotary embeddings turn pairs of dimensions."""
+    """The size of a head; must be even, since rotary embeddings rotate pairs of dimensions."""
     found = default or size.hidden // size.heads
     if "head_dim" in raw:
         found = raw.whole("head_dim", most=MOST_HEAD_DIM)
@@ -104,7 +104,7 @@ def _head_dim(raw: JsonTable, size: ModelSize, default: int | None) -> int:
 
 
 def _qwen_windows(raw: JsonTable) -> tuple[int | None, ...]:
-    """Windows per layer: by `layer_types`, else those from `max_window_layers` on; none unless switched on."""
+    """Windows per layer: by `layer_types`, else for layers from `max_window_layers` on; none unless switched on."""
     num_layers = read_size(raw).layers
     window: int | None = None
     if raw.flag("use_sliding_window", False) and not raw.is_null("sliding_window"):

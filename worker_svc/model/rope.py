@@ -1,4 +1,4 @@
-"""How config.json spells rotary position embeddings, read as `transformers` reads it."""
+"""Reads the rotary position embeddings of config.json, with the semantics of `transformers`."""
 
 import math
 
@@ -13,9 +13,9 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeConfig:
-    """From `rope_scaling`, which wins, or `rope_parameters`, with `rope_theta` beside them for what neither says.
+    """Read `rope_scaling`, else `rope_parameters`, with the `rope_theta` beside them as default.
 
-    Raises CheckpointError for a kind that is not computed.
+    Raises CheckpointError for a kind that is not supported.
     """
     spelled = _spelled(raw)
     theta = raw.number("rope_theta", _DEFAULT_THETA, above=0.0, most=_MOST_THETA)
@@ -25,7 +25,7 @@ def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeCo
             table.refuse("partial_rotary_factor", "is supported as 1 only", "choose another checkpoint")
     kind_key = "rope_type" if "rope_type" in spelled else "type"
     kind = spelled.text(kind_key, "default")
-    if kind in ("default", "dynamic"):  # which differ only beyond max_position_embeddings, where nothing is served
+    if kind in ("default", "dynamic"):  # they differ only beyond max_position_embeddings, which is never served
         if kind == "dynamic":
             _factor(spelled)
         return RopeConfig(theta=theta)
@@ -43,7 +43,7 @@ def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeCo
 
 
 def _spelled(raw: JsonTable) -> JsonTable:
-    """The table that says it, empty if none does."""
+    """The table of rotary parameters, empty if there is none."""
     for key in ("rope_scaling", "rope_parameters"):
         table = raw.table(key)
         if table is not None and table.keys:
@@ -94,7 +94,7 @@ def _attention_factor(spelled: JsonTable, factor: float) -> float:
 
 
 def _mscale(spelled: JsonTable, key: str) -> float:
-    """0 where it is not said, as by 0 itself."""
+    """The value of a key; 0 if it is absent."""
     if spelled.raw(key) in (None, 0):
         return 0.0
     return spelled.number(key, above=0.0, most=_MOST_FACTOR)

@@ -1,6 +1,6 @@
-"""What each family calls its tensors, and of which shapes they must be.
+"""Names and shapes of each family's tensors.
 
-No torch here: what is missing or of another shape is refused before torch is loaded.
+Needs no torch: a tensor that is missing or has another shape is refused before torch is loaded.
 """
 
 from collections.abc import Container, Iterator
@@ -16,9 +16,9 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """What a family calls its tensors, without ".weight" and ".bias"."""
+    """Names of a family's tensors, without ".weight" and ".bias"."""
 
-    prefixes: tuple[str, ...]  # of everything but the head, which one differs by how it was saved
+    prefixes: tuple[str, ...]  # of all names but the head's; the one in use depends on how the model was saved
     embedding: str
     positions: str = ""
     layer: str
@@ -83,7 +83,7 @@ class NeededTensor(NamedTuple):
 
 
 def find_prefix(config: ModelConfig, tensors: Container[str], folder: Path) -> str:
-    """What stands before the names of all tensors but the head's. Raises CheckpointError if no tensor tells."""
+    """The prefix of all names but the head's. Raises CheckpointError if no tensor has a known prefix."""
     names = NAMES[config.family]
     embeddings = [f"{prefix}{names.embedding}.weight" for prefix in names.prefixes]
     for prefix, embedding in zip(names.prefixes, embeddings, strict=True):
@@ -96,7 +96,7 @@ def find_prefix(config: ModelConfig, tensors: Container[str], folder: Path) -> s
 
 
 def needed_tensors(config: ModelConfig, tensors: Container[str], folder: Path) -> Iterator[NeededTensor]:
-    """All tensors that the decoder reads. tensors: names of those that there are, which say how they are spelled."""
+    """Tensors that the decoder reads. tensors: names in the checkpoint, from which the prefix is found."""
     names = NAMES[config.family]
     prefix = find_prefix(config, tensors, folder)
     embedding = NeededTensor(f"{prefix}{names.embedding}.weight", (config.vocab_size, config.embed_dim))
@@ -111,7 +111,7 @@ def needed_tensors(config: ModelConfig, tensors: Container[str], folder: Path) -
 
 
 def _body(config: ModelConfig) -> Iterator[NeededTensor]:
-    """All but embedding and head, without the prefix."""
+    """Tensors other than embedding and head, without the prefix."""
     names, hidden, embed = NAMES[config.family], config.hidden_size, config.embed_dim
     if config.rope is None:
         yield NeededTensor(f"{names.positions}.weight", (config.position_offset + config.max_model_len, hidden))

@@ -1,8 +1,7 @@
-"""From a checkpoint's tensors to the parts of a decoder.
+"""Makes the parts of a decoder from a checkpoint's tensors.
 
-It knows what each family calls its tensors, fuses those that are multiplied by the same input, and turns matrices
-that are stored the other way round. Each tensor goes to its device and dtype as it is read, so that the host never
-holds the whole model beside the device.
+Fuses matrices with the same input, and transposes those that are stored as [in, out]. Each tensor goes to its device
+and dtype as it is read, so that the host never holds the whole model beside the device.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ log = structlog.get_logger()
 
 
 class WeightLoader:
-    """Reads the parts of one decoder. Shapes come from the config; a tensor that differs is refused."""
+    """Reads the parts of one decoder. The config gives the shapes; a tensor with another shape is refused."""
 
     def __init__(
         self,
@@ -39,17 +38,17 @@ class WeightLoader:
         self._names = NAMES[config.family]
         self._prefix = find_prefix(config, reader, reader.folder)
         self.num_parameters_read = 0
-        self.num_parameters_kept = 0  # what is kept in two forms counts twice
+        self.num_parameters_kept = 0  # a matrix that is kept in two forms counts twice
 
     def token_embedding(self) -> Tensor:
-        """[vocab_size, embed_dim]; tied, the head's matrix stands for it where only that was saved."""
+        """[vocab_size, embed_dim]; of tied ones, the head's matrix if only that was saved."""
         name, shape = f"{self._prefix}{self._names.embedding}.weight", self._embedding_shape
         if self._config.tie_word_embeddings and name not in self._reader and HEAD in self._reader:
             name = HEAD
         return self._count(self._load(name, shape))
 
     def position_embedding(self) -> Tensor | None:
-        """[position_offset + max_model_len, hidden_size], or None where positions are rotary."""
+        """[position_offset + max_model_len, hidden_size]; None for rotary positions."""
         config = self._config
         if config.rope is not None:
             return None
@@ -57,7 +56,7 @@ class WeightLoader:
         return self._read(f"{self._names.positions}.weight", rows, config.hidden_size)
 
     def projections(self) -> tuple[Product | None, Product | None]:
-        """Into and out of hidden_size, where the embedding has another size."""
+        """Projections into and out of hidden_size, if the embedding has another size."""
         hidden, embed = self._config.hidden_size, self._config.embed_dim
         if hidden == embed:
             return None, None
@@ -67,11 +66,11 @@ class WeightLoader:
         )
 
     def head(self, token_embedding: Tensor) -> Product:
-        """The output product, [vocab_size, embed_dim]; tied, it is made of the embedding, which is kept beside it.
+        """The output product, [vocab_size, embed_dim]; a tied one is made from the embedding, which is kept beside it.
 
-        Tokens are looked up in rows, which the products' forms have not: where they are not rows themselves, a tied
-        matrix is there twice. It is the largest of a small model, and the slowest product unless it is packed.
-        Where config.json ties them and the file has both, they are tied only if they are equal, as in `transformers`.
+        The embedding needs rows to look tokens up, which a packed product does not have, so a packed tied matrix is
+        kept twice. It is the largest matrix of a small model, and its slowest product unless it is packed.
+        If config.json ties both and the file has both, they are tied only if they are equal, as in `transformers`.
         """
         if self._config.tie_word_embeddings and HEAD not in self._reader:
             return self._tied_head(token_embedding)
@@ -99,7 +98,7 @@ class WeightLoader:
         return self._norm(self._names.final_norm, self._config.hidden_size) if self._config.final_norm else None
 
     def layer(self, index: int) -> DecoderLayer:
-        """One layer, query, key and value fused, and gate and up."""
+        """One layer, with query, key and value fused, and gate and up fused."""
         config, names = self._config, self._names
         prefix = names.layer.format(index)
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -131,7 +130,7 @@ class WeightLoader:
     def _linear(
         self, prefix: str, names: tuple[str, ...], in_size: int, out_sizes: tuple[int, ...], *, bias: bool
     ) -> Product:
-        """Matrices of the same input, stacked into one."""
+        """Stack matrices with the same input into one."""
         weights = [
             self._matrix(f"{prefix}{name}.weight", out, in_size) for name, out in zip(names, out_sizes, strict=True)
         ]
@@ -160,7 +159,7 @@ class WeightLoader:
     def _load(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor on its device and in its dtype. Raises CheckpointError unless all its numbers are finite there.
 
-        That costs a pass over it at the speed of memory, 0.1 s for a billion parameters or two.
+        The check reads the tensor once at the speed of memory: 0.1 s for one or two billion parameters.
         """
         saved = self._reader.read(name, shape)
         tensor = saved.to(device=self._device, dtype=self._dtype)
@@ -173,11 +172,11 @@ class WeightLoader:
                 "give --dtype bfloat16 or float32"
             )
         raise CheckpointError(
-            f"tensor {name!r} in {self._reader.folder} has NaN or infinity among its numbers, so that every answer "
-            "would be spoilt: download the checkpoint again, or choose another"
+            f"tensor {name!r} in {self._reader.folder} has NaN or infinity among its numbers, so every answer would "
+            "be wrong: download the checkpoint again, or choose another"
         )
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether no number is NaN or infinite: both show in the extremes, which are found far faster than by isfinite."""
+    """True if no number is NaN or infinite: both show in minimum and maximum, which are far faster than isfinite."""
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

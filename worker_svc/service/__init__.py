@@ -1,1 +1,1 @@
-"""The worker as a gRPC service: registration, streams of schedulers, and the life of the process."""
+"""The worker as a gRPC service: registration, streams of steps, and the life of the process."""

@@ -1,4 +1,4 @@
-"""The life of a worker process: listen, load, register, serve, drain. Whatever executes its steps is handed in."""
+"""The life of a worker process: listen, load, register, serve, drain. The engine that executes steps is passed in."""
 
 import asyncio
 import gc
@@ -23,14 +23,14 @@ from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.task_thread import TaskThread
 
 _STOP_GRACE_S = 1.0
-_LAST_STEPS_S = 5.0  # at the end, for steps that were on their way when the time for draining was over
+_LAST_STEPS_S = 5.0  # at the end, for steps that were in flight when the drain timed out
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """How a worker is reached, and whom it serves."""
+    """Addresses of a worker and its scheduler, and its limits for ending."""
 
     listen: str
     advertise: str | None
@@ -41,9 +41,9 @@ class ServiceOptions:
 
 
 async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
-    """Serves until it is told to end. `load` is called on the execution thread, which may outlive this.
+    """Serves until told to end. `load` is called on the execution thread, which may outlive this call.
 
-    Raises ListenError, and whatever `load` raises.
+    Raises ListenError, and the errors of `load`.
     """
     end = ending(options.parent_pipe_fd)
     server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
@@ -60,7 +60,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
         if engine is None:
             return
         gc.collect()
-        gc.freeze()  # what was loaded stays for good: a full collection, a tenth of a second, need not walk it
+        gc.freeze()  # loaded objects stay until the end: a full collection, 0.1 s, need not visit them
         executor = StepExecutor(engine.runner, thread, _exit_at_once)
         servicer.serve(LoadedWorker(engine.description, executor))
         await _set_serving(server, True)
@@ -74,8 +74,8 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
         )
         registration = None
         if options.scheduler is not None:
-            registration = Registration(options.scheduler, identity, executor.follow)
-            servicer.on_left = registration.knock
+            registration = Registration(options.scheduler, identity, executor.follow_epoch)
+            servicer.on_current_stream_end = registration.register_now
         await _until_end(end, server, registration, options.drain_timeout_s)
         try:
             async with asyncio.timeout(_LAST_STEPS_S):
@@ -83,7 +83,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
                 await executor.close()
                 await thread.close()
         except TimeoutError:
-            log.warning("steps left unfinished: they do not end", waited_s=_LAST_STEPS_S)
+            log.warning("steps left unfinished: they did not end in time", waited_s=_LAST_STEPS_S)
     finally:
         await server.stop(_STOP_GRACE_S)
         log.info("worker ended")
@@ -92,21 +92,21 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
 async def _until_end(
     end: asyncio.Event, server: GrpcServer, registration: Registration | None, drain_timeout_s: float
 ) -> None:
-    """Keeps the lease until the end, then says that it is one, and waits a while for what runs here to move."""
+    """Keeps the lease until told to end, then announces the end and waits for running sequences to move elsewhere."""
     if registration is None:
         await end.wait()
         await _set_serving(server, False)
         return
-    keeping = asyncio.create_task(registration.keep())
+    keeping = asyncio.create_task(registration.keep_lease())
     await end.wait()
     await _set_serving(server, False)
-    await registration.leave(drain_timeout_s)
+    await registration.leave_scheduler(drain_timeout_s)
     keeping.cancel()
     await registration.close()
 
 
 async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, Engine]) -> Engine | None:
-    """The engine once it is loaded; None if the end comes first."""
+    """The engine once it is loaded; None if the worker is told to end before."""
     load = asyncio.create_task(loading)
     ended = asyncio.create_task(end.wait())
     await asyncio.wait([load, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +118,7 @@ async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, Eng
 
 
 def _exit_at_once() -> None:
-    """Nothing is waited for: whatever asks a lost device does not come back. Whoever started us starts us again."""
+    """Ends the process without waiting: calls to a lost device never return. The parent process restarts the worker."""
     os._exit(1)
 
 
@@ -141,18 +141,18 @@ def _log_ready(engine: Engine) -> None:
         block_size=description.limits.block_size,
         bytes_per_block=description.bytes_per_block,
         max_model_len=description.limits.max_model_len,
-        **_memory_said(description),
+        **_memory_fields(description),
         startup_ms={each.phase: round(each.duration_ms, 1) for each in description.startup},
     )
 
 
-def _memory_said(description: WorkerDescription) -> dict[str, object]:
-    """What weights, pool and steps take, and how many sequences the pool holds, of the longest."""
+def _memory_fields(description: WorkerDescription) -> dict[str, object]:
+    """Memory of weights, pool and steps, and the number of sequences of the greatest length that the pool holds."""
     memory, limits = description.memory, description.limits
     if memory is None:
         return {}
-    said: dict[str, object] = {"dtype_reason": description.dtype_reason, **asdict(memory)}
+    known: dict[str, object] = {"dtype_reason": description.dtype_reason, **asdict(memory)}
     if description.num_threads is not None:
-        said["threads"] = description.num_threads
+        known["threads"] = description.num_threads
     pool_tokens = limits.num_blocks * limits.block_size
-    return {**said, "pool_tokens": pool_tokens, "num_longest": pool_tokens // limits.max_model_len}
+    return {**known, "pool_tokens": pool_tokens, "num_longest": pool_tokens // limits.max_model_len}

@@ -1,7 +1,7 @@
-"""Tells the scheduler that leads that this worker is there, over and over: that is its lease.
+"""Registers the worker with the leading scheduler again and again, which renews its lease.
 
-It knocks at every address that it was given or told of, at each in a task of its own, so that one that does not answer
-holds up no other. Whoever starts first waits for the other. It logs changes, not attempts.
+Every address, configured or named by a scheduler, has its own task, so that one that does not answer delays no other.
+Worker and scheduler may start in either order. Changes are logged, attempts are not.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from quire.v1 import cluster_pb2_grpc
 from worker_svc.service.followed_epoch import FORGET_AFTER_S, FollowedEpoch
 
 _ATTEMPT_TIMEOUT_S = 2.0
-_PATIENCE_WITHOUT_LEADER_S = 0.5  # at the end: nobody keeps what runs here, or somebody takes over in this moment
-_KNOCK_S = 0.1  # between attempts at each address while nobody leads this worker
-_WATCH_S = 0.5  # and while somebody does, at the addresses of the others: one of them may follow
+_PATIENCE_WITHOUT_LEADER_S = 0.5  # at the end, in case a new leader is just taking over
+_RETRY_S = 0.1  # between attempts at each address while this worker has no leader
+_STANDBY_RETRY_S = 0.5  # between attempts at the other addresses while it has one: one of them may become the leader
 _SHORTEST_PAUSE_S = 0.05
-_RESOLVE_S = 2.0  # between two looks at which addresses the names stand for, and for each look
-_LOOK_EVERY_S = 0.05
+_RESOLVE_S = 2.0  # between two resolutions of the names, and the timeout of each
+_DRAIN_POLL_S = 0.05
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Who registers, and where the scheduler reaches it."""
+    """Identity of the worker that registers, and the address where the scheduler reaches it."""
 
     worker_id: str
     incarnation: str
@@ -43,20 +43,20 @@ class WorkerIdentity:
     step_key: str = ""  # what schedulers must show to send steps
 
 
-class _Door:
-    """One address, and the task that knocks there."""
+class _Endpoint:
+    """One address of a scheduler, and the task that registers there."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
         self.stub: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self.channel)
         self.task: asyncio.Task[None] | None = None
-        self.epoch = 0  # of the leader behind it; 0: none
-        self.pause_s = _KNOCK_S
+        self.epoch = 0  # of the leader there; 0: none
+        self.pause_s = _RETRY_S
 
 
 class Registration:
-    """The lease of one worker with whoever leads. `on_epoch` is told each epoch to follow, mostly a higher one."""
+    """The lease of one worker with the leader. `on_epoch` gets each new epoch to follow, mostly a higher one."""
 
     def __init__(
         self,
@@ -67,154 +67,157 @@ class Registration:
         *,
         forget_epoch_s: float = FORGET_AFTER_S,
     ) -> None:
-        """`schedulers` are addresses, with commas between; `resolve` gives all that they stand for."""
-        self._given = split_addresses(schedulers)
+        """`schedulers`: addresses separated by commas; `resolve` returns every address that they resolve to."""
+        self._configured = split_addresses(schedulers)
         self._resolve = resolve
-        self._could_not_resolve = False
+        self._resolve_failed = False
         self._identity = identity
         self._on_epoch = on_epoch
-        self._doors: dict[str, _Door] = {}
-        self._resolved = self._given  # what they stand for, as last seen
-        self._hint: str | None = None  # where the leader was said to be
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._resolved = self._configured  # result of the last resolution that succeeded
+        self._leader_hint: str | None = None  # address of the leader, as a standby named it
         self._followed = FollowedEpoch(forget_epoch_s)
-        self._knock_now = asyncio.Event()
-        self._state = ""  # as last logged
+        self._wake_up = asyncio.Event()
+        self._logged_state = ""
         self._is_draining = False
 
-    async def keep(self) -> None:
+    async def keep_lease(self) -> None:
         """Registers every third of the lease, until cancelled."""
         try:
             while True:
-                await self._look_up()
-                self._open_doors()
-                await self._close_doors()
+                await self._resolve_names()
+                self._add_endpoints()
+                await self._remove_endpoints()
                 await asyncio.sleep(_RESOLVE_S)
         finally:
-            for door in self._doors.values():
-                if door.task is not None:
-                    door.task.cancel()
+            for endpoint in self._endpoints.values():
+                if endpoint.task is not None:
+                    endpoint.task.cancel()
 
-    def knock(self) -> None:
-        """Asks everywhere at once: whoever led this worker has gone, or seems to have."""
-        for door in self._doors.values():
-            door.epoch = 0
-        self._knock_now.set()
-        self._knock_now = asyncio.Event()
+    def register_now(self) -> None:
+        """Registers at every address at once: the leader has gone, or seems to have."""
+        for endpoint in self._endpoints.values():
+            endpoint.epoch = 0
+        self._wake_up.set()
+        self._wake_up = asyncio.Event()
 
-    async def leave(self, patience_s: float) -> None:
-        """Tells the scheduler that this worker will end, and waits until nothing is left here, while that may be.
+    async def leave_scheduler(self, patience_s: float) -> None:
+        """Announces the end to the scheduler, and waits at most `patience_s` until no sequence runs here.
 
-        The lease is to be kept meanwhile. Where no scheduler leads there is little to wait for.
+        The lease must be kept meanwhile. Without a leader the wait is short.
         """
         self._is_draining = True
-        door = next((door for door in self._doors.values() if door.epoch), next(iter(self._doors.values()), None))
-        if door is None:
-            log.info("scheduler not told of draining", reason="none was looked for yet")
+        endpoints = self._endpoints.values()
+        endpoint = next((each for each in endpoints if each.epoch), next(iter(endpoints), None))
+        if endpoint is None:
+            log.info("scheduler not told of draining", reason="no address was tried yet")
             return
-        was_led = bool(door.epoch)
+        was_led = bool(endpoint.epoch)
         if not was_led:
             patience_s = min(patience_s, _PATIENCE_WITHOUT_LEADER_S)
         try:
             async with asyncio.timeout(patience_s):
-                await self._register(door)
-                while num_running := await self._ask_for_rest(door):
-                    if self._state != "draining":
+                await self._register(endpoint)
+                while num_running := await self._drain(endpoint):
+                    if self._logged_state != "draining":
                         log.info("draining", num_running=num_running)
-                        self._state = "draining"
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                        self._logged_state = "draining"
+                    await asyncio.sleep(_DRAIN_POLL_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
-                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE  # it has ended before us, as it should
+                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE  # it ended before this worker, as expected
                 log.log(
-                    _level(was_led and not is_gone), "scheduler not told of draining", reason=error_of(error).message
+                    _log_level(was_led and not is_gone),
+                    "scheduler not told of draining",
+                    reason=error_of(error).message,
                 )
         except TimeoutError:
-            log.log(_level(was_led), "not drained in time: what runs here is computed again elsewhere")
+            log.log(_log_level(was_led), "not drained in time: running requests are computed again elsewhere")
 
     async def close(self) -> None:
-        await asyncio.gather(*(door.channel.close() for door in self._doors.values()))
+        await asyncio.gather(*(endpoint.channel.close() for endpoint in self._endpoints.values()))
 
     @property
     def _has_leader(self) -> bool:
-        return any(door.epoch for door in self._doors.values())
+        return any(endpoint.epoch for endpoint in self._endpoints.values())
 
-    async def _look_up(self) -> None:
-        """What goes wrong with a look may go well with the next; until then the last one counts."""
+    async def _resolve_names(self) -> None:
+        """Resolves the configured names; after a failure the last result counts until the next attempt."""
         try:
-            async with asyncio.timeout(_RESOLVE_S):  # a resolver that does not answer is waited for much longer
-                self._resolved = await self._resolve(self._given)
-            self._could_not_resolve = False
+            async with asyncio.timeout(_RESOLVE_S):  # by itself, a resolver that does not answer takes much longer
+                self._resolved = await self._resolve(self._configured)
+            self._resolve_failed = False
         except Exception as error:
-            if not self._could_not_resolve:
-                log.warning("schedulers not looked up", schedulers=self._given, reason=repr(error))
-            self._could_not_resolve = True
+            if not self._resolve_failed:
+                log.warning("schedulers not looked up", schedulers=self._configured, reason=repr(error))
+            self._resolve_failed = True
 
     @property
-    def _wanted(self) -> list[str]:
-        """Where the names lead to now, and where the leader was said to be."""
-        return [*self._resolved, *([self._hint] if self._hint is not None else [])]
+    def _wanted_addresses(self) -> list[str]:
+        """Resolved addresses, and that of the leader if a standby named it."""
+        return [*self._resolved, *([self._leader_hint] if self._leader_hint is not None else [])]
 
-    def _open_doors(self) -> None:
-        """Knocks at all that are wanted."""
-        for address in self._wanted:
-            if address not in self._doors:
-                door = self._doors[address] = _Door(address)
-                door.task = asyncio.create_task(self._knock_at(door), name=f"register at {address}")
+    def _add_endpoints(self) -> None:
+        """Begins to register at each wanted address that has no task yet."""
+        for address in self._wanted_addresses:
+            if address not in self._endpoints:
+                endpoint = self._endpoints[address] = _Endpoint(address)
+                endpoint.task = asyncio.create_task(self._renew_repeatedly(endpoint), name=f"register at {address}")
 
-    async def _close_doors(self) -> None:
-        """Those that are not wanted any more. By `keep` alone: the task of a door would end itself."""
-        wanted = set(self._wanted)
-        unwanted = [door for door in self._doors.values() if door.address not in wanted and not door.epoch]
-        for door in unwanted:
-            del self._doors[door.address]
-            if door.task is not None:
-                door.task.cancel()
-        for door in unwanted:
-            await door.channel.close()
+    async def _remove_endpoints(self) -> None:
+        """Closes endpoints that are not wanted any more. Called by `keep_lease` alone, since it cancels their tasks."""
+        wanted = set(self._wanted_addresses)
+        unwanted = [each for each in self._endpoints.values() if each.address not in wanted and not each.epoch]
+        for endpoint in unwanted:
+            del self._endpoints[endpoint.address]
+            if endpoint.task is not None:
+                endpoint.task.cancel()
+        for endpoint in unwanted:
+            await endpoint.channel.close()
 
-    async def _knock_at(self, door: _Door) -> None:
+    async def _renew_repeatedly(self, endpoint: _Endpoint) -> None:
         while True:
-            await self._renew(door)
-            pause_s = door.pause_s if door.epoch else _WATCH_S if self._has_leader else _KNOCK_S
+            await self._renew_lease(endpoint)
+            retry_s = _STANDBY_RETRY_S if self._has_leader else _RETRY_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._knock_now.wait(), pause_s)
+                await asyncio.wait_for(self._wake_up.wait(), endpoint.pause_s if endpoint.epoch else retry_s)
 
-    async def _renew(self, door: _Door) -> None:
-        """One sign of life."""
+    async def _renew_lease(self, endpoint: _Endpoint) -> None:
+        """Registers once, and follows the epoch of the answer."""
         try:
-            response = await self._register(door)
+            response = await self._register(endpoint)
         except grpc.aio.AioRpcError as error:
-            door.epoch = 0
-            self._refused(error.code().name, error_of(error))
+            endpoint.epoch = 0
+            self._handle_refusal(error.code().name, error_of(error))
             return
-        door.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
-        others = [other for other in self._doors.values() if other is not door]
+        endpoint.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
+        others = [other for other in self._endpoints.values() if other is not endpoint]
         if response.epoch < max((other.epoch for other in others), default=0):
-            return  # it has been followed, and does not know it yet
+            return  # a former leader that does not know of its successor yet
         for other in others:
             other.epoch = 0
-        door.epoch = response.epoch
-        if self._followed.note(response.epoch, asyncio.get_running_loop().time()):
+        endpoint.epoch = response.epoch
+        if self._followed.confirm_epoch(response.epoch, asyncio.get_running_loop().time()):
             self._on_epoch(response.epoch)
         if response.out_of_service:
-            self._note("out of service", refused="OUT_OF_SERVICE", reason=response.out_of_service)
+            self._log_change("out of service", refused="OUT_OF_SERVICE", reason=response.out_of_service)
         else:
-            self._note("registered", scheduler=door.address, epoch=response.epoch)
+            self._log_change("registered", scheduler=endpoint.address, epoch=response.epoch)
 
-    def _refused(self, code: str, reason: QuireError) -> None:
-        if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._hint):
-            self._hint = reason.leader
-            self._open_doors()
-        knows_where = isinstance(reason, NotLeaderError) and reason.leader is not None
-        if not self._has_leader and not knows_where:
-            self._note("not registered", refused=code, reason=reason.message)
+    def _handle_refusal(self, code: str, reason: QuireError) -> None:
+        if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._leader_hint):
+            self._leader_hint = reason.leader
+            self._add_endpoints()
+        knows_leader = isinstance(reason, NotLeaderError) and reason.leader is not None
+        if not self._has_leader and not knows_leader:
+            self._log_change("not registered", refused=code, reason=reason.message)
 
-    async def _ask_for_rest(self, door: _Door) -> int:
-        """Sequences that are still here."""
+    async def _drain(self, endpoint: _Endpoint) -> int:
+        """Asks for a drain; returns how many sequences still run here."""
         request = pb.DrainWorkerRequest(worker_id=self._identity.worker_id)
-        return (await door.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S)).num_running
+        return (await endpoint.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S)).num_running
 
-    async def _register(self, door: _Door) -> pb.RegisterResponse:
+    async def _register(self, endpoint: _Endpoint) -> pb.RegisterResponse:
         identity = self._identity
         request = pb.RegisterRequest(
             worker_id=identity.worker_id,
@@ -225,20 +228,22 @@ class Registration:
             epoch=self._followed.epoch,
             step_key=identity.step_key,
         )
-        return await door.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
+        return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
 
-    def _note(self, event: str, *, scheduler: str = "", refused: str = "", epoch: int = 0, reason: str = "") -> None:
-        """Logs a change; the wording of a refusal, and who of several refuses, may vary from attempt to attempt."""
-        state = f"{event} {scheduler} {refused if len(self._doors) == 1 else ''} {epoch}"
-        if state == self._state:
+    def _log_change(
+        self, event: str, *, scheduler: str = "", refused: str = "", epoch: int = 0, reason: str = ""
+    ) -> None:
+        """Logs an event unless it was the last one; the text of a refusal, and its scheduler, may vary in between."""
+        state = f"{event} {scheduler} {refused if len(self._endpoints) == 1 else ''} {epoch}"
+        if state == self._logged_state:
             return
-        self._state = state
+        self._logged_state = state
         if refused:
-            log.warning(event, schedulers=self._given, status=refused, reason=reason)
+            log.warning(event, schedulers=self._configured, status=refused, reason=reason)
         else:
             log.info(event, scheduler=scheduler, worker_id=self._identity.worker_id, epoch=epoch)
 
 
-def _level(was_led: bool) -> int:
-    """Of what is said of an end that nobody was told of: without a leader there was nobody."""
-    return logging.WARNING if was_led else logging.INFO
+def _log_level(had_leader: bool) -> int:
+    """Level for an end that no scheduler was told of: without a leader it is no warning."""
+    return logging.WARNING if had_leader else logging.INFO

@@ -1,7 +1,7 @@
-"""One scheduler's stream of steps: they go to the executor as they come, the answers go out in the same order.
+"""One scheduler's stream: passes steps to the executor in the order of arrival, and answers in the same order.
 
-Reading and answering run side by side, so that the next step is here before the last is answered. It knows nothing
-of other streams: whether it has been replaced, it is told.
+Reading and answering run side by side, so that the next step is here before the last is answered. Knows nothing of
+other streams: the servicer ends a stream that was replaced.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from quire.errors import QuireError
 from quire.v1 import worker_pb2 as pb
 from worker_svc.steps.executor import StepExecutor
 
-_MAX_UNANSWERED = 8  # steps that were read and whose answers are not yet taken; a client that stalls fills it
+_MAX_UNANSWERED = 8  # steps that were read and not answered; a client that reads no answers is read no further
 
 
 class StreamReplacedError(QuireError):
@@ -29,17 +29,17 @@ class StreamReplacedError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """Why a stream ends: an error for the client, or nothing but that there are no more steps."""
+    """Reason of a stream's end: an error for the client, or None after the last step."""
 
     error: BaseException | None = None
-    at_once: bool = False  # without the answers that are still to come
+    at_once: bool = False  # drop the answers that are still to come
 
 
 class SchedulerStream:
-    """Reader and answers of one stream. `on_step` is told the epoch of each step before it is executed."""
+    """Reader and answers of one stream. `on_step` is called with each step's epoch before the step is executed."""
 
     def __init__(self, executor: StepExecutor, on_step: Callable[["SchedulerStream", int], None]) -> None:
-        self.epoch = 0  # the highest that it carried
+        self.epoch = 0  # the highest of its steps
         self._executor = executor
         self._on_step = on_step
         self._outbox: asyncio.Queue[StepResult | StreamEnd] = asyncio.Queue()
@@ -48,7 +48,7 @@ class SchedulerStream:
         self._reader: asyncio.Task[None] | None = None
 
     async def answers(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncIterator[pb.StepResponse]:
-        """Reads `requests` and yields the answers. Raises what the stream ends with."""
+        """Reads `requests` and yields the answers. Raises the error that ends the stream."""
         self._reader = asyncio.create_task(self._read(requests))
         try:
             end: StreamEnd | None = None
@@ -66,7 +66,7 @@ class SchedulerStream:
             self._reader.cancel()
 
     def end(self, end: StreamEnd) -> None:
-        """Reads no further, and ends the answers."""
+        """Stops reading, and ends the answers."""
         if self._reader is not None:
             self._reader.cancel()
         self._outbox.put_nowait(end)
@@ -79,17 +79,17 @@ class SchedulerStream:
                 self.epoch = max(self.epoch, step.epoch)
                 self._on_step(self, step.epoch)
                 await self._executor.submit(step, self._outbox.put_nowait)
-                self._unanswered += 1  # not before, since the wait for room may be cancelled
+                self._unanswered += 1  # only now: the wait for room may be cancelled
         except CONTROL_FLOW:
             raise
-        except BaseException as error:  # the client's, from the wire: ends the stream, and nothing else
+        except BaseException as error:  # caused by the client's bytes: ends this stream alone
             self._outbox.put_nowait(StreamEnd(error))
         else:
             self._outbox.put_nowait(StreamEnd())
 
 
 def decode(request: pb.StepRequest) -> Step | StepResult:
-    """The step, or the answer that it is none."""
+    """The step, or an INVALID answer if the message cannot be decoded."""
     try:
         return step_from_pb(request)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""The gRPC service `Worker`: between the wire and the executor.
+"""The gRPC service `Worker`, between the wire and the executor.
 
-It decides two things: who may send steps, and which of several streams is the scheduler's. While the model is being
-loaded it answers every call with UNAVAILABLE.
+Decides which callers may send steps, and which of several streams is the current one. While the model is being loaded
+it answers every call with UNAVAILABLE.
 """
 
 import hmac
@@ -29,7 +29,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class UnknownCallerError(QuireError):
-    """Steps came from somebody with whom this worker is not registered."""
+    """The caller is not the scheduler that this worker is registered with."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
     reason = "UNKNOWN_CALLER"
@@ -37,32 +37,32 @@ class UnknownCallerError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class LoadedWorker:
-    """What can be served once the model is loaded."""
+    """Description and executor of a loaded worker."""
 
     description: WorkerDescription
     executor: StepExecutor
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """One worker. `worker` is given when it is loaded."""
+    """One worker; `serve` is called when it is loaded."""
 
     def __init__(self, worker_id: str, incarnation: str, step_key: str = "") -> None:
-        """Takes steps only of calls that carry `step_key`; of anybody if it is empty."""
+        """Accepts steps only from calls that carry `step_key`; from every caller if it is empty."""
         self._worker_id = worker_id
         self._step_key = step_key
         self.incarnation = incarnation
-        self.on_left: Callable[[], None] = lambda: None  # when a scheduler's stream ends that was the current one
+        self.on_current_stream_end: Callable[[], None] = lambda: None
         self._worker: LoadedWorker | None = None
         self._draining = False
-        self._streams: set[SchedulerStream] = set()  # all that are open
-        self._current: SchedulerStream | None = None  # the scheduler's
+        self._streams: set[SchedulerStream] = set()  # open ones
+        self._current: SchedulerStream | None = None  # the one whose steps count
 
     def serve(self, worker: LoadedWorker) -> None:
-        """From now on calls are answered."""
+        """Answers calls from now on."""
         self._worker = worker
 
     async def drain(self) -> None:
-        """Takes no more steps, answers those that it has, and ends all streams."""
+        """Accepts no more steps, answers those accepted so far, and ends all streams."""
         self._draining = True
         for stream in self._streams:
             stream.end(StreamEnd(_draining()))
@@ -102,19 +102,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._streams.remove(stream)
             if self._current is stream:
                 self._current = None
-                self.on_left()
+                self.on_current_stream_end()
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
         self._check_key(context)
         return result_to_pb(await self._accepting().executor.answer(decode(request)))
 
     def _check_key(self, context: Context) -> None:
-        """Raises UnknownCallerError: an epoch or a snapshot of somebody else would leave the scheduler without us."""
+        """Raises UnknownCallerError: a stranger's epoch or snapshot would make this worker refuse its scheduler."""
         given = dict(context.invocation_metadata() or ()).get(STEP_KEY, "")
         if self._step_key and not hmac.compare_digest(str(given).encode(), self._step_key.encode()):
             raise UnknownCallerError(
-                "this worker executes the steps of the scheduler that it is registered with; to send it steps, start "
-                "one without --scheduler"
+                "this worker accepts steps only from the scheduler that it is registered with: to send steps yourself, "
+                "start a worker without --scheduler"
             )
 
     def _claim(self, stream: SchedulerStream, epoch: int) -> None:
@@ -128,7 +128,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def _loaded(self) -> LoadedWorker:
         if self._worker is None:
-            raise UnavailableError("the model is being loaded: come back soon", _LOADING_RETRY_S)
+            raise UnavailableError("the model is being loaded: retry soon", _LOADING_RETRY_S)
+
         return self._worker
 
     def _accepting(self) -> LoadedWorker:
@@ -138,7 +139,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def add_to_server(servicer: WorkerServicer, server: grpc.aio.Server) -> None:
-    """Serves it with steps checked on the bytes that came: the generated handlers, later in the list, do not."""
+    """Adds handlers that check a step's checksum on the received bytes, before the generated ones, which do not."""
     sealed: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "StepStream": grpc.stream_stream_rpc_method_handler(servicer.StepStream, open_request, seal_response),
         "Step": grpc.unary_unary_rpc_method_handler(servicer.Step, open_any_request, pb.StepResponse.SerializeToString),

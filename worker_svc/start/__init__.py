@@ -1,1 +1,1 @@
-"""From options to an engine that can execute steps: checks before torch, loading, the choice of sizes."""
+"""Start of a worker: checks before torch is loaded, loading, the choice of sizes, the first steps."""

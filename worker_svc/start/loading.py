@@ -1,6 +1,6 @@
-"""From settings to a model that can execute steps: checkpoint, weights, tokenizer, and the runner's own start.
+"""Loads an engine from settings: checkpoint, weights, tokenizer, and the start of the runner.
 
-Everything here takes long and is done once, on the execution thread.
+Runs once, on the execution thread, and takes seconds to minutes.
 """
 
 import os
@@ -33,14 +33,14 @@ from worker_svc.start.runner_start import start_device_runner, start_plain_runne
 
 
 def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engine:
-    """Loads it all, and tells how far it is. Raises CheckpointError or OptionError: what to do."""
+    """Loads model and runner, and reports the progress. Raises CheckpointError or OptionError, which say what to do."""
     status = status or Status()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     clock = PhaseClock(status.phase)
     choice = choose_runner(_wishes(settings), look_at_machine())
     if choice.device.type == "cuda":
-        torch.cuda.set_device(choice.device)  # of this thread, which launches all kernels
+        torch.cuda.set_device(choice.device)  # for this thread, which launches all kernels
     with clock.phase("checkpoint"):
         if not is_local(settings.model):
             status.phase("downloading")
@@ -119,5 +119,5 @@ def _describe_model(
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """As torch names it, "bfloat16"."""
+    """Name of a dtype in torch, "bfloat16"."""
     return str(dtype).removeprefix("torch.")

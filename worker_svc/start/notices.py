@@ -1,14 +1,14 @@
-"""What a worker tells whoever starts it of the choices that it has made: in which dtype, and what takes how much."""
+"""Lines about a worker's own choices for its starter: dtype, memory, threads."""
 
 from worker_svc.description import WorkerDescription
 from worker_svc.memory.pool_plan import gib
 
 
 def notices(description: WorkerDescription) -> dict[str, str]:
-    """Lines for people, by what they are about."""
-    said = {}
+    """Lines for people, by topic."""
+    lines = {}
     if description.dtype_reason:
-        said["dtype"] = f"{description.model.dtype}: {description.dtype_reason}"
+        lines["dtype"] = f"{description.model.dtype}: {description.dtype_reason}"
     memory, limits = description.memory, description.limits
     if memory is not None:
         parts = [f"weights {gib(memory.weight_bytes)}", f"KV pool {gib(memory.kv_pool_bytes)}"]
@@ -16,8 +16,8 @@ def notices(description: WorkerDescription) -> dict[str, str]:
             parts.append(f"swap pool {gib(memory.host_pool_bytes)}")
         parts.append(f"steps up to {gib(memory.step_bytes)}")
         num_longest = limits.num_blocks * limits.block_size // limits.max_model_len
-        said["takes"] = f"{', '.join(parts)}; the pool holds {num_longest} sequences of {limits.max_model_len} tokens"
+        lines["takes"] = f"{', '.join(parts)}; the pool holds {num_longest} sequences of {limits.max_model_len} tokens"
     if description.num_threads is not None:
         kernels = description.kernels or "torch"
-        said["threads"] = f"{description.num_threads}, kernels: {kernels}"
-    return said
+        lines["threads"] = f"{description.num_threads}, kernels: {kernels}"
+    return lines

@@ -1,6 +1,6 @@
-"""Checks the size of the KV pool that options ask for against a model, before torch and any weight are loaded.
+"""Checks the configured size of the KV pool against a model, before torch and the weights are loaded.
 
-Where only torch can tell in which dtype blocks are kept, it leaves the check to `pool_plan`. It looks at no memory.
+If only torch can tell the dtype of the blocks, the check is left to `pool_plan`. Does not look at the free memory.
 """
 
 from kernels.native.processor import multiplies_bfloat16, processor_features
@@ -10,11 +10,11 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.option_check import CheckedOptions, is_on_cuda
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
-_SCALE_BYTES = 4  # of a token's key, or value, of one head in int8
+_SCALE_BYTES = 4  # for the key, or the value, of a token in one head, in int8
 
 
 def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *, has_driver: bool) -> None:
-    """Raises OptionError if the pool that was asked for is less than a block, or than the longest sequence."""
+    """Raises OptionError if the configured pool holds less than one block, or than the longest sequence."""
     kept = kept_dtype(options, saved_dtype, has_driver=has_driver)
     if kept is None:
         return
@@ -34,7 +34,7 @@ def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *
 
 
 def kept_dtype(options: CheckedOptions, saved_dtype: str, *, has_driver: bool) -> str | None:
-    """In which dtype keys and values will be kept; None where that depends on what torch finds."""
+    """Name of the dtype in which keys and values will be kept; None if only torch can tell."""
     if options.kv_dtype != "auto":
         return options.kv_dtype
     on_cuda = is_on_cuda(options, has_driver=has_driver)
@@ -48,6 +48,6 @@ def kept_dtype(options: CheckedOptions, saved_dtype: str, *, has_driver: bool) -
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, kept: str) -> int:
-    """Of keys and values in all layers, as `BlockShape` lays them out."""
+    """Size of one block: keys and values in all layers, in the layout of `BlockShape`."""
     row_bytes = config.head_dim * _BYTES[kept] + (_SCALE_BYTES if kept == "int8" else 0)
     return config.num_layers * 2 * block_size * config.num_kv_heads * row_bytes

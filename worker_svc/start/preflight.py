@@ -1,4 +1,4 @@
-"""Checks options and a model folder without torch, in well under a second, as far as no weight is read."""
+"""Checks options and a model folder without torch and without reading weights, in well under a second."""
 
 from pathlib import Path
 
@@ -14,15 +14,15 @@ from worker_svc.start.pool_check import check_pool
 
 
 def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
-    """Checks what a worker is asked to serve, and how. Raises OptionError or CheckpointError, which say what to do."""
+    """Checks the model and the options of a worker. Raises OptionError or CheckpointError, which say what to do."""
     check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton())
     check_model(model, options, sampling_defaults=generation_config == "model")
 
 
 def check_model(name_or_path: str, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
-    """Checks what `--model` names; a hub id that is not in the local cache is checked once it is downloaded.
+    """Checks the model that `--model` names; a hub id outside the local cache is checked after its download.
 
-    Raises as `check_folder`.
+    Raises the errors of `check_folder`.
     """
     folder = find_checkpoint(name_or_path)
     if folder is not None:
@@ -30,7 +30,7 @@ def check_model(name_or_path: str, options: CheckedOptions | None = None, *, sam
 
 
 def check_folder(folder: Path, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
-    """Checks config, names, shapes and dtypes of all tensors, tokenizer, and `sampling_defaults` if they are to count.
+    """Checks config, tokenizer, names, shapes and dtypes of all tensors, and, with `sampling_defaults`, those values.
 
     Raises CheckpointError, and OptionError if the model does not allow the options.
     """

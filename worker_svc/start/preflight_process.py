@@ -1,7 +1,7 @@
 """Entry point of `python -m worker_svc.start.preflight_process OPTIONS`: a worker's checks for `quire serve`.
 
-OPTIONS is a JSON object of settings that were settled already: nothing that settles them is loaded, which takes longer
-than the checks.
+OPTIONS is a JSON object of final settings. The code that reads settings is not loaded: that takes longer than the
+checks.
 """
 
 import json
@@ -16,7 +16,7 @@ SERVICE = "worker"
 
 
 def main() -> None:
-    """Ends with exit code 0, or with code 2 and one line that says what is wrong."""
+    """Ends with exit code 0, or with code 2 and one line about the error."""
     given = json.loads(sys.argv[1])
     model, generation_config = given.pop("model"), given.pop("generation_config")
     try:

@@ -1,6 +1,6 @@
-"""From a loaded decoder to a runner that has its KV pool and has run once: the plain one, or that of an accelerator.
+"""Starts a runner for a loaded decoder, the plain one or the accelerator's: plans its KV pool and warms it up.
 
-It knows how much memory each may take, and what of the settings that depends on.
+Knows how much memory each may take, and the settings that decide it.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,19 +45,19 @@ from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner
 from worker_svc.steps.trial_steps import warm_up_steps
 
-_CPU_BYTES_AT_HAND = 256 << 20  # of the pool's memory that is taken at the start, at most; the rest as it is used
+_CPU_BYTES_AT_HAND = 256 << 20  # most of the pool's memory that is taken at the start; the rest is taken when used
 _CPU_PART_AT_HAND = 0.25
-# In a step. On a CPU a row of a product costs as much from 256 rows on, so that more would only keep others waiting.
+# Of a step. On a CPU the cost per row of a product is constant from 256 rows on: larger steps only delay others.
 _CPU_BATCHED_TOKENS, _CUDA_BATCHED_TOKENS = 512, 8192
-_CPU_LEAST_TOKENS = 1024  # of a pool where little memory is free
-_UNMEASURED_FRACTION = 0.85  # of what the weights leave on a CUDA device; the rest is for activations
-_MEASURED_FRACTION = 0.95  # of what is left beside all that was measured; steps differ in how they cut memory up
+_CPU_LEAST_TOKENS = 1024  # of a pool if little memory is free
+_UNMEASURED_FRACTION = 0.85  # of the memory beside the weights on a CUDA device; the rest is for activations
+_MEASURED_FRACTION = 0.95  # of the memory beside all measured uses; the rest is for fragmentation
 
 log = structlog.get_logger()
 
 
 class StartedRunner(NamedTuple):
-    """A runner, and what there is to say of it."""
+    """A runner with its limits and its use of memory."""
 
     runner: StepRunner
     limits: StepLimits
@@ -72,7 +72,7 @@ def start_plain_runner(
     clock: PhaseClock,
     kernels: CpuKernels | None,
 ) -> StartedRunner:
-    """The runner that does one thing after the other: on a CPU with kernels, else with plain torch.
+    """Start the runner that finishes each step in `launch`: on a CPU with kernels, else with plain torch.
 
     Raises PoolSizeError.
     """
@@ -80,10 +80,10 @@ def start_plain_runner(
     with clock.phase("kv_pool"):
         step_bytes = _step_bytes(settings, decoder)
         plan = _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes))
-        with _short_memory_said():
+        with _refuse_short_memory():
             pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
-    with clock.phase("warm_up"), _short_memory_said():
+    with clock.phase("warm_up"), _refuse_short_memory():
         make: Callable[[], StepRunner]
         if kernels is None:
             make = partial(ModelRunner, decoder, pool, Sampler(), limits)
@@ -100,8 +100,8 @@ def start_plain_runner(
 
 
 @contextmanager
-def _short_memory_said() -> Iterator[None]:
-    """Raises PoolSizeError for what the system does not give; what it gives and then does not have, it ends us for."""
+def _refuse_short_memory() -> Iterator[None]:
+    """Raises PoolSizeError if the system refuses memory. If it grants more than it has, it kills the process later."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -114,7 +114,7 @@ def _short_memory_said() -> Iterator[None]:
 
 
 def _take_memory(model: HostDecoder, pool: KVPool) -> None:
-    """Of what the first prompts write: to be given it takes as long as to compute them on some machines."""
+    """Take the memory that the first prompts write: on some machines that takes as long as computing them."""
     model.take_memory()
     take_memory(pool.blocks, min(_CPU_BYTES_AT_HAND, int(pool.blocks.nbytes * _CPU_PART_AT_HAND)))
 
@@ -122,7 +122,7 @@ def _take_memory(model: HostDecoder, pool: KVPool) -> None:
 def start_device_runner(
     settings: WorkerSettings, decoder: Decoder, choice: RunnerChoice, clock: PhaseClock
 ) -> StartedRunner:
-    """The accelerator's runner, on a CPU with torch's operators. Raises PoolSizeError."""
+    """Start the accelerator's runner; on a CPU it uses torch's operators. Raises PoolSizeError."""
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     operations = _operations(choice)
     graphs = settings.graphs and choice.device.type == "cuda"
@@ -155,14 +155,14 @@ def _operations(choice: RunnerChoice) -> Operations:
 
 
 class _PoolRoom(NamedTuple):
-    """Bytes that a pool may take, and the part of them that one of which no size was asked for does."""
+    """Bytes that a pool may take, and the part of them that a pool without a configured size takes."""
 
     free: int
     fraction: float
 
 
 def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int) -> _PoolRoom:
-    """Beside weights that are loaded and a step's buffers. A size in blocks or bytes may take whatever is free."""
+    """Room beside the loaded weights and a step's buffers. A pool sized in blocks or bytes may take all free memory."""
     free = free_memory_bytes(device)
     if device.type == "cuda":
         return _PoolRoom(free, _UNMEASURED_FRACTION)

@@ -1,7 +1,7 @@
-"""What can be wrong with an array of a step: an id out of range, one that is not in use, one that is named twice.
+"""Checks of an array of a step: ids out of range, ids that are not in use, ids that are named twice.
 
-Each raises InvalidStepError with the name it was given; none knows what a step is. Nothing here sorts: numpy gives up
-the interpreter's lock while it sorts, however little, and a step on its way to the device waits to get it back.
+Each check raises InvalidStepError with the name it is given; none knows what a step is. Nothing here sorts: numpy
+releases the interpreter's lock while it sorts, however few values, and the step would wait to get it back.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ def as_pairs(values: Sequence[int]) -> Ids:
     return as_ids(values).reshape(-1, 2)
 
 
-def occurrence(values: Ids) -> Ids:
-    """For each value, how many equal ones stand before it."""
+def count_earlier_equals(values: Ids) -> Ids:
+    """Count, for each value, the equal values before it."""
     seen: dict[int, int] = {}
     counts = np.empty_like(values)
     for index, value in enumerate(values.tolist()):
@@ -39,7 +39,7 @@ def refuse_where(bad: Flags, message: Callable[[int], str]) -> None:
 
 def check_range(name: str, values: Ids, limit: int, kind: str) -> None:
     refuse_where(
-        values.view(np.uint64) >= limit,  # what is below 0 is beyond it too
+        values.view(np.uint64) >= limit,  # a negative value becomes a large one
         lambda i: f"{name} names {kind} {values[i]}: there are {limit}, counted from 0",
     )
 
@@ -50,4 +50,4 @@ def check_live(name: str, slots: Ids, live: Flags) -> None:
 
 def check_distinct(name: str, values: Ids) -> None:
     if len(set(values.tolist())) < len(values):
-        refuse_where(occurrence(values) > 0, lambda i: f"{name} names {values[i]} twice")
+        refuse_where(count_earlier_equals(values) > 0, lambda i: f"{name} names {values[i]} twice")

@@ -1,7 +1,7 @@
-"""Answers in the order of their steps: waits for launched steps on a thread of its own, while others are launched.
+"""Answers steps in order: waits for launched steps on a thread of its own, while others are launched.
 
-What is done at once and has nothing before it does not take the way through that thread, and may be held back for a
-moment. A failure spoils the steps that were launched behind it; it knows nothing of what steps may come next.
+An answer that is ready at once, with none before it, is not passed through that thread, and may be held back for a
+moment. After a failure, steps that were launched behind it are answered with NEED_SNAPSHOT. Knows nothing of fencing.
 """
 
 import threading
@@ -17,8 +17,8 @@ from common.step import Step, StepResult, StepStatus
 from worker_svc.steps.step_runner import DeviceLostError, PendingStep
 from worker_svc.steps.task_thread import TaskThread
 
-# One runs, one waits behind it on the device, one is being answered: a scheduler has two on the way. A runner keeps
-# memory for as many.
+# One runs, one is queued on the device, one is being answered: a scheduler has two in flight. A runner keeps memory for
+# as many.
 MAX_LAUNCHED_STEPS = 3
 
 log = structlog.get_logger()
@@ -26,37 +26,37 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step that a runner took, and its result as soon as that is there. Added again, it is answered again."""
+    """A step that a runner has accepted, and its result once known. If it is added again, it is answered again."""
 
     step: Step
     received_ns: int
     began_ns: int
     pending: PendingStep | None = None
-    result: StepResult | None = None  # one of the two is there from the beginning
+    result: StepResult | None = None  # always this or `pending`
     is_settled: bool = False  # the result is final
 
 
 class Completion:
-    """`add`, `release` and `wait_for_room` belong to the execution thread."""
+    """Delivers answers in order. Only the execution thread may `add_answer`, `release_held` and `wait_for_room`."""
 
-    def __init__(self, abandon: Callable[[], None], *, holds: bool = False) -> None:
-        """`holds`: answers that are done at once wait for `release`, or for one that is not."""
-        self._abandon = abandon  # the process, whose device is lost
-        self._holds = holds
+    def __init__(self, on_device_lost: Callable[[], None], *, holds_answers: bool = False) -> None:
+        """`holds_answers`: an answer that is ready at once waits for `release_held`, or for one that is pending."""
+        self._on_device_lost = on_device_lost
+        self._holds_answers = holds_answers
         self._held: deque[tuple[Callable[[StepResult], None], StepResult]] = deque()
         self._thread = TaskThread("completion")
         self._changed = threading.Condition()
-        # Changed under the condition. Only `add` counts up, so while its thread finds nothing unfinished it is alone.
-        self._num_unfinished = 0  # on the way through the thread
-        self._num_pending = 0  # of them, those that the device has to do
-        # Whoever settles a step owns these: the completion thread, or the execution thread while nothing is unfinished.
-        self._is_broken = False  # a step failed, and the execution thread has not taken note of it
-        self._completed_ns = 0  # when the device was done with the last step that was waited for
+        # Changed under the condition. Only `add_answer` counts up: while its thread sees 0, the other thread is idle.
+        self._num_unfinished = 0  # answers passed to the completion thread
+        self._num_pending = 0  # of these, steps that the device has yet to execute
+        # Owned by the thread that settles steps: the completion thread, or the execution thread while 0 are unfinished.
+        self._is_broken = False  # a step failed, and the execution thread does not know it yet
+        self._completed_ns = 0  # when the device had executed the last pending step
 
     def wait_for_room(self) -> bool:
         """Waits until another step may be launched.
 
-        Returns whether a launched step has failed since the last call; then all that were launched are over.
+        Returns True if a launched step has failed since the last call; then no launched step is left.
         """
         if self._num_unfinished == 0 and not self._is_broken:
             return False
@@ -65,31 +65,31 @@ class Completion:
             was_broken, self._is_broken = self._is_broken, False
             return was_broken
 
-    def add(self, answer: StepResult | LaunchedStep, deliver: Callable[[StepResult], None]) -> None:
-        """Takes an answer, or a step whose answer it will be; `deliver` gets it on the loop, in the order of `add`."""
+    def add_answer(self, answer: StepResult | LaunchedStep, deliver: Callable[[StepResult], None]) -> None:
+        """Adds an answer, or the step that gives it; `deliver` gets it on the loop, in the order of these calls."""
         is_pending = isinstance(answer, LaunchedStep) and answer.result is None
         if self._num_unfinished == 0 and not is_pending:
-            self._held.append((deliver, self._settled(answer)))
-            if not self._holds:
-                self.release()
+            self._held.append((deliver, self._settle(answer)))
+            if not self._holds_answers:
+                self.release_held()
             return
-        self.release()
+        self.release_held()
         with self._changed:
             self._num_unfinished += 1
             self._num_pending += is_pending
         self._thread.submit(lambda: self._finish(answer, is_pending, deliver))
 
-    def release(self) -> None:
-        """Delivers what is held."""
+    def release_held(self) -> None:
+        """Delivers the held answers."""
         while self._held:
             self._thread.deliver(*self._held.popleft())
 
     async def drain(self) -> None:
-        """Waits until all that was added, and is not held, is delivered."""
+        """Waits until every added answer is delivered, except held ones."""
         await self._thread.call(lambda: None)
 
     async def close(self) -> None:
-        """Ends the thread after what was added."""
+        """Ends the thread after the answers that were added."""
         await self._thread.close()
 
     def _has_room(self) -> bool:
@@ -98,19 +98,19 @@ class Completion:
     def _finish(
         self, answer: StepResult | LaunchedStep, was_pending: bool, deliver: Callable[[StepResult], None]
     ) -> None:
-        self._thread.deliver(deliver, self._settled(answer))
-        with self._changed:  # not before it is delivered: what is answered at once must not overtake it
+        self._thread.deliver(deliver, self._settle(answer))
+        with self._changed:  # only after delivery: an answer that is ready at once must not overtake this one
             self._num_unfinished -= 1
             self._num_pending -= was_pending
             self._changed.notify()
 
-    def _settled(self, answer: StepResult | LaunchedStep) -> StepResult:
+    def _settle(self, answer: StepResult | LaunchedStep) -> StepResult:
         if isinstance(answer, StepResult):
             return answer
         if not answer.is_settled:
-            result = self._waited_for(answer)
+            result = self._wait_for_result(answer)
             if self._is_broken:
-                result = _spoiled(answer.step, result)
+                result = _result_behind_failure(answer.step, result)
             elif answer.pending is not None and result.status is StepStatus.FAILED:
                 with self._changed:
                     self._is_broken = True
@@ -118,7 +118,7 @@ class Completion:
         assert answer.result is not None
         return answer.result
 
-    def _waited_for(self, launched: LaunchedStep) -> StepResult:
+    def _wait_for_result(self, launched: LaunchedStep) -> StepResult:
         if launched.pending is None:
             assert launched.result is not None
             return launched.result
@@ -126,9 +126,9 @@ class Completion:
             result = launched.pending.wait()
         except CONTROL_FLOW:
             raise
-        except BaseException as error:  # of a native library, too
-            result = failure(launched.step, error, self._abandon)
-        # The device takes steps in order, and what it spent on the one before is not this one's.
+        except BaseException as error:  # native libraries raise others than Exception
+            result = failed_result(launched.step, error, self._on_device_lost)
+        # The device executes steps in order: its time for the step before does not count for this one.
         began_ns = max(launched.began_ns, self._completed_ns)
         self._completed_ns = time.perf_counter_ns()
         result.queue_ns = began_ns - launched.received_ns
@@ -136,18 +136,18 @@ class Completion:
         return result
 
 
-def failure(step: Step, error: BaseException, abandon: Callable[[], None]) -> StepResult:
-    """The answer to a step that broke off. Called where the exception is being handled, which is logged."""
+def failed_result(step: Step, error: BaseException, on_device_lost: Callable[[], None]) -> StepResult:
+    """The FAILED answer to a step that raised. Call it while the exception is being handled; it is logged."""
     log.exception("step failed", epoch=step.epoch, step_id=step.step_id)
     if isinstance(error, DeviceLostError):
-        log.critical("device lost: this process can do nothing more with it, and ends")
-        abandon()
+        log.critical("device lost: this process cannot use it any more, and ends")
+        on_device_lost()
     return StepResult(
         epoch=step.epoch, step_id=step.step_id, status=StepStatus.FAILED, error=f"{type(error).__name__}: {error}"
     )
 
 
-def _spoiled(step: Step, result: StepResult) -> StepResult:
+def _result_behind_failure(step: Step, result: StepResult) -> StepResult:
     return StepResult(
         epoch=step.epoch,
         step_id=step.step_id,

@@ -1,6 +1,6 @@
-"""Steps in, answers out, in order: fencing, failures and times around whatever executes a step.
+"""Executes steps in order and answers them in order: fencing, failures and times around the runner.
 
-What a step does is the runner's business; where it came from is the servicer's.
+Knows neither the content of a step, which is for the runner, nor its caller, which is for the servicer.
 """
 
 import asyncio
@@ -9,35 +9,35 @@ from collections.abc import Callable
 
 from common.native_faults import CONTROL_FLOW
 from common.step import Step, StepResult, StepStatus
-from worker_svc.steps.completion import Completion, LaunchedStep, failure
+from worker_svc.steps.completion import Completion, LaunchedStep, failed_result
 from worker_svc.steps.step_fence import StepFence
 from worker_svc.steps.step_limits import InvalidStepError
 from worker_svc.steps.step_runner import AnnouncingRunner, StepRunner
 from worker_svc.steps.task_thread import TaskThread
 
-MAX_QUEUED_STEPS = 8  # a scheduler has two on the way
+MAX_QUEUED_STEPS = 8  # a scheduler has two in flight
 
 
 class StepExecutor:
-    """Feeds one runner on one thread. A step that raises is answered with FAILED and kills nothing.
+    """Runs one runner on one thread. A step that raises is answered with FAILED; the worker goes on.
 
-    A step that is launched and not done is waited for elsewhere, and the next one is launched meanwhile. If it fails,
-    those launched behind it before that was known are answered with NEED_SNAPSHOT.
+    A pending step is waited for on another thread, and the next one is launched meanwhile. If it fails, the steps that
+    were already launched behind it are answered with NEED_SNAPSHOT.
     """
 
-    def __init__(self, runner: StepRunner, thread: TaskThread, abandon: Callable[[], None]) -> None:
-        """`abandon` is called, on any thread, when the runner's device is lost."""
+    def __init__(self, runner: StepRunner, thread: TaskThread, on_device_lost: Callable[[], None]) -> None:
+        """`on_device_lost` is called, on any thread, when the runner's device is lost."""
         self._runner = runner
         self._thread = thread
-        self._abandon = abandon
-        # An answer wakes the loop, which takes the interpreter's lock from a step that is being prepared: where the
-        # runner says when it needs the lock no more, the answer of the step before goes out then.
-        holds = isinstance(runner, AnnouncingRunner)
-        self._completion = Completion(abandon, holds=holds)
+        self._on_device_lost = on_device_lost
+        # An answer wakes the loop, which takes the interpreter's lock from a step that is being prepared. A runner that
+        # announces when it no longer needs the lock has the answer of the step before sent then.
+        holds_answers = isinstance(runner, AnnouncingRunner)
+        self._completion = Completion(on_device_lost, holds_answers=holds_answers)
         if isinstance(runner, AnnouncingRunner):
-            runner.before_pass = thread.when_idle = self._completion.release
+            runner.before_pass = thread.when_idle = self._completion.release_held
         self._room = asyncio.Semaphore(MAX_QUEUED_STEPS)
-        # Of the execution thread:
+        # For the execution thread alone:
         self._fence = StepFence()
         self._last: LaunchedStep | None = None  # the last step that was executed
 
@@ -46,8 +46,8 @@ class StepExecutor:
     ) -> None:
         """Queues a step, waiting while the queue is full; `deliver` gets the answer, on the loop.
 
-        A StepResult given in place of a step is an answer already, which just waits for its turn. With
-        `may_repeat`, the last step executed is not executed again but answered with the answer it got.
+        A StepResult in place of a step is delivered in its turn. With `may_repeat`, the last executed step is not
+        executed again but answered with its stored answer.
         """
         received_ns = time.perf_counter_ns()
         await self._room.acquire()
@@ -57,42 +57,42 @@ class StepExecutor:
             result.total_ns = time.perf_counter_ns() - received_ns
             deliver(result)
 
-        self._thread.submit(lambda: self._take(step, received_ns, may_repeat, delivered))
+        self._thread.submit(lambda: self._execute(step, received_ns, may_repeat, delivered))
 
     async def answer(self, step: Step | StepResult) -> StepResult:
-        """Executes one step, unless it is the last one sent again, and waits for the answer."""
+        """Executes one step, unless it repeats the last one, and waits for the answer."""
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
 
         def deliver(result: StepResult) -> None:
-            if not future.done():  # its waiter may have gone
+            if not future.done():  # the waiting call may have been cancelled
                 future.set_result(result)
 
         await self.submit(step, deliver, may_repeat=True)
         return await future
 
-    def follow(self, epoch: int) -> None:
-        """Executes no step of an earlier epoch any more, but for what is queued already.
+    def follow_epoch(self, epoch: int) -> None:
+        """Executes no more steps of an earlier epoch, except those already queued.
 
-        The epoch may be lower than the highest seen, if nobody leads at that any more.
+        The epoch may be lower than the highest seen, if no scheduler leads with that any more.
         """
-        self._thread.submit(lambda: self._fence.follow(epoch))
+        self._thread.submit(lambda: self._fence.follow_epoch(epoch))
 
     async def drain(self) -> None:
-        """Waits until everything queued so far is answered."""
-        await self._thread.call(self._completion.release)
+        """Waits until every step queued so far is answered."""
+        await self._thread.call(self._completion.release_held)
         await self._completion.drain()
 
     async def close(self) -> None:
-        """Answers everything queued so far, and takes nothing more."""
+        """Answers every step queued so far, and accepts no more."""
         await self.drain()
         await self._completion.close()
 
-    def _take(
+    def _execute(
         self, step: Step | StepResult, received_ns: int, may_repeat: bool, deliver: Callable[[StepResult], None]
     ) -> None:
         if self._completion.wait_for_room():
-            self._fence.failed()
-        self._completion.add(self._answer(step, received_ns, may_repeat), deliver)
+            self._fence.require_snapshot()
+        self._completion.add_answer(self._answer(step, received_ns, may_repeat), deliver)
 
     def _answer(self, step: Step | StepResult, received_ns: int, may_repeat: bool) -> StepResult | LaunchedStep:
         if isinstance(step, StepResult):
@@ -115,15 +115,15 @@ class StepExecutor:
             return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.INVALID, error=str(error))
         except CONTROL_FLOW:
             raise
-        except BaseException as error:  # of a native library, too
-            launched.result = failure(step, error, self._abandon)
-            self._fence.failed()
+        except BaseException as error:  # native libraries raise others than Exception
+            launched.result = failed_result(step, error, self._on_device_lost)
+            self._fence.require_snapshot()
         else:
             if isinstance(answer, StepResult):
                 launched.result = answer
             else:
                 launched.pending = answer
-            self._fence.executed(step)
+            self._fence.record_executed(step)
         self._last = launched
         return launched
 

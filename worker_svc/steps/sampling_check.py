@@ -1,6 +1,6 @@
-"""Whether the sampling parameters of a slot make sense for this vocabulary.
+"""Checks the sampling parameters of a slot against their ranges and the vocabulary.
 
-The scheduler has checked them for the client; here a mistake of ours is kept from becoming a failed batch.
+The scheduler has checked a client's parameters; this check keeps a fault of the scheduler from failing a whole batch.
 """
 
 import math

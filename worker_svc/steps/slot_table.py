@@ -1,7 +1,7 @@
-"""What a worker remembers between steps: per slot its block table, its tokens, how far it is, how it samples.
+"""State that a worker keeps between steps: block table, tokens, position and sampling parameters of each slot.
 
-It lives on the host, in arrays over all slots, so that a batch is gathered without a loop. It is a cache of what
-the scheduler said: it owns no block and knows no sequence beyond its slot.
+The state is on the host, in arrays over all slots, so that a batch is gathered without a loop. It is a cache of the
+scheduler's messages: it owns no blocks and knows no requests.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ class SlotTable:
         self.num_prompt_tokens: IntArray = np.zeros(limits.num_slots, dtype=np.int64)
         self.sampling = [SlotSampling(seed=0)] * limits.num_slots
         self._rows: StepRows | None = None  # of the last step
-        # Whether a slot wants the greatest of its logits as they are, and nothing else of them.
+        # True if a slot needs only the token of the greatest logit, without edits or log-probabilities.
         self.is_plainly_greedy: BoolArray = np.zeros(limits.num_slots, dtype=np.bool_)
 
     def apply(self, step: Step) -> CheckedStep:
-        """Takes all of a step but its rows; raises InvalidStepError and changes nothing if any of it cannot be."""
+        """Applies a step, except for its rows. Raises InvalidStepError, without any change, if it is invalid."""
         checked = check_step(step, self.counts, self.limits, self._rows)
         for state in step.whole:
             self._place(state)
@@ -45,9 +45,9 @@ class SlotTable:
         return checked
 
     def advance(self, rows: StepRows, token_ids: Sequence[int] | IntArray | None) -> None:
-        """The rows are computed, and `token_ids` [S] were sampled: each becomes its slot's next input.
+        """Records that the rows are computed and `token_ids` [S] sampled: each becomes its slot's next input.
 
-        None where only the device knows the tokens (`DeviceSlots`).
+        token_ids: None if only the device knows the tokens (`DeviceSlots`).
         """
         self.counts.positions[rows.slots] = rows.ends
         positions = rows.sample_positions

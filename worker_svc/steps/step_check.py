@@ -1,7 +1,7 @@
-"""Whether a step can be executed: every number in it against the slots as they would be by then.
+"""Checks that a step can be executed: every number in it, against the slots as the step itself changes them.
 
-Pure: it changes a copy of the slots' counts, and where a step changes none of them nothing is copied, so a step is
-taken whole or not at all. What it gives back holds the step's arrays decoded, so that nobody reads the message twice.
+Pure: changes a copy of the slots' counts, or copies nothing if the step changes none, so a step is applied as a whole
+or not at all. The result holds the step's arrays decoded, so that the message is decoded once.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from worker_svc.steps.array_checks import (
     check_distinct,
     check_live,
     check_range,
-    occurrence,
+    count_earlier_equals,
     refuse_where,
 )
 from worker_svc.steps.sampling_check import check_sampling
@@ -32,7 +32,7 @@ _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class SlotCounts:
-    """How far each slot is; arrays [num_slots]."""
+    """Progress of each slot; arrays [num_slots]."""
 
     live: BoolArray
     num_blocks: IntArray  # in the block table
@@ -54,7 +54,7 @@ class SlotCounts:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Blocks appended to block tables, beside each other."""
+    """Blocks appended to block tables: three arrays of equal length."""
 
     slots: IntArray
     columns: IntArray  # of the block table
@@ -69,14 +69,14 @@ class Forks:
     children: IntArray
 
 
-# Most steps only compute: what they do not name is not looked at, for the device idles meanwhile.
+# Most steps only compute. Arrays that they leave empty are not checked, since the device is idle meanwhile.
 _NOTHING_APPENDED = Appended(_NONE, _NONE, _NONE)
 _NO_FORKS = Forks(_NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """What to compute, R rows, what to sample from it, S samples, and what to rank, C rows that none samples."""
+    """R rows to compute, S samples to draw from them, and C rows to rank, from which no sample is drawn."""
 
     slots: IntArray  # [R]
     starts: IntArray  # [R] position of the first token
@@ -85,8 +85,8 @@ class StepRows:
     sample_slots: IntArray  # [S]
     candidate_rows: IntArray  # [C]
     candidate_counts: IntArray  # [C] how many next tokens, at most the vocabulary
-    named: Sequence[int] = ()  # slots, as the step has them
-    is_decode: bool = False  # one token each, and each row samples for its own slot
+    named: Sequence[int] = ()  # slots, in the step's own array
+    is_decode: bool = False  # one token a row, and each row samples for its own slot
 
     @property
     def num_tokens(self) -> IntArray:
@@ -94,7 +94,7 @@ class StepRows:
 
     @property
     def sample_positions(self) -> IntArray:
-        """Where the sampled tokens will stand, [S]."""
+        """Positions that the sampled tokens will have, [S]."""
         return self.ends[self.sample_rows]
 
 
@@ -102,7 +102,7 @@ class StepRows:
 class CheckedStep:
     """A step that can be executed."""
 
-    counts: SlotCounts  # once all but the rows is applied
+    counts: SlotCounts  # after the step, but before its rows
     appended: Appended
     forks: Forks
     swap_out: BlockPairs  # (device block, host block)
@@ -112,9 +112,9 @@ class CheckedStep:
 
 
 def check_step(step: Step, counts: SlotCounts, limits: StepLimits, rows_before: StepRows | None = None) -> CheckedStep:
-    """Raises InvalidStepError, naming field and index, at the first thing that cannot be.
+    """Raises InvalidStepError, with field and index, at the first entry that is invalid.
 
-    `rows_before`: of the last step that was taken. Of rows that name the same slots, these are not looked at again.
+    `rows_before`: rows of the last applied step; the slots of equal rows are not checked again.
     """
     changes_slots = bool(len(step.freed_slots) or step.snapshot or step.whole or len(step.forks))
     after = counts.copy() if changes_slots or len(step.append_pairs) else counts
@@ -179,7 +179,7 @@ def _check_state(where: str, state: SlotState, limits: StepLimits) -> None:
             f"{where}.history has {len(state.history)} tokens: with penalties it holds all "
             f"{state.position} before position"
         )
-    # Prompt log-probabilities look one token ahead, so a prompt that is to have them is known to its end.
+    # A prompt log-probability needs the next token, so a prompt that asks for them must be known to its end.
     most = limits.max_model_len if state.sampling.num_prompt_logprobs is None else num_known
     if not 0 <= state.num_prompt_tokens <= most:
         raise InvalidStepError(f"{where}.num_prompt_tokens is {state.num_prompt_tokens}: it is from 0 to {most}")
@@ -193,8 +193,8 @@ def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
     check_range("append_pairs", slots, limits.num_slots, "slot")
     check_range("append_pairs", blocks, limits.num_blocks, "block")
     check_live("append_pairs", slots, after.live)
-    columns = after.num_blocks[slots] + occurrence(slots)
-    after.num_blocks[slots] = columns + 1  # of a slot that is named again, the last one stays
+    columns = after.num_blocks[slots] + count_earlier_equals(slots)
+    after.num_blocks[slots] = columns + 1  # for a slot that is named twice, the last value counts
     refuse_where(
         columns >= limits.max_blocks,
         lambda i: f"append_pairs[{i}]: slot {slots[i]} has {limits.max_blocks} blocks, which is the most",
@@ -225,7 +225,7 @@ def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations:
 
 
 def _rows(step: Step, after: SlotCounts, limits: StepLimits, before: StepRows | None) -> StepRows:
-    """`before`: rows of slots that are in use still, or None."""
+    """Decode and check the rows. `before`: rows whose slots are still in use, or None."""
     if before is not None and isinstance(step.rows, array) and step.rows == before.named:
         slots = before.slots
     else:
@@ -250,7 +250,7 @@ def _rows(step: Step, after: SlotCounts, limits: StepLimits, before: StepRows | 
 
 
 def _num_tokens(step: Step, num_rows: int, limits: StepLimits) -> IntArray | int:
-    """How many tokens each row computes, [R], or all of them alike."""
+    """Number of tokens that each row computes, [R], or one number for all rows."""
     if not len(step.num_tokens):
         num_tokens: IntArray | int = 1
         total = num_rows
@@ -287,7 +287,7 @@ def _check_ends(slots: IntArray, starts: IntArray, ends: IntArray, after: SlotCo
 def _samples(
     step: Step, slots: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits
 ) -> tuple[IntArray, IntArray]:
-    """Rows and slots of the samples. Both the row and the slot must stand at the end of what they know."""
+    """Rows and slots of the samples. Row and slot must both end at the last token that the worker knows."""
     if step.samples is None:
         _check_known("row of slot", slots, ends, after)
         return np.arange(len(slots)), slots
@@ -304,7 +304,7 @@ def _samples(
 
 
 def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SlotCounts) -> None:
-    """The slots `sampled` from stand where their rows end."""
+    """Raises InvalidStepError unless each slot in `sampled` knows its tokens exactly up to the end of its row."""
     known = after.num_known[sampled]
     refuse_where(
         known != row_ends,
@@ -315,7 +315,7 @@ def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SlotC
 def _candidates(
     step: Step, slots: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits
 ) -> tuple[IntArray, IntArray]:
-    """Rows that are ranked, each at the end of what its slot knows, and how many tokens each answers."""
+    """Rows to rank, each ending at the last token of its slot, and the number of next tokens to answer for each."""
     pairs = as_pairs(step.candidates)
     rows, counts = pairs[:, 0], pairs[:, 1]
     check_range("candidates", rows, len(slots), "row")
@@ -331,7 +331,7 @@ def _candidates(
 
 
 def _check_apart(slots: IntArray, samples: tuple[IntArray, IntArray], ranked_rows: IntArray) -> None:
-    """What is ranked is not sampled: not the row, and by no other row the slot."""
+    """Raises InvalidStepError if a ranked row is sampled, or if another row samples for its slot."""
     sample_rows, sample_slots = samples
     ranked_slots = slots[ranked_rows]
     refuse_where(

@@ -1,15 +1,15 @@
-"""What a worker can do in one step, in numbers, and the refusal of a step that asks for something else."""
+"""Limits of a worker for one step, and the error for a step that breaks them."""
 
 from dataclasses import dataclass
 
 
 class InvalidStepError(ValueError):
-    """The step contradicts itself or the worker's limits. Nothing of it was done."""
+    """The step contradicts itself or the worker's limits. No part of it was executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The worker's limits; `Describe` tells them to the scheduler."""
+    """The worker's limits, part of its answer to `Describe`."""
 
     num_slots: int
     num_blocks: int
@@ -21,5 +21,5 @@ class StepLimits:
 
     @property
     def max_blocks(self) -> int:
-        """The longest block table: that of the longest sequence and a token not yet known."""
+        """Blocks of the longest sequence and one token that is not yet known."""
         return self.max_model_len // self.block_size + 1

@@ -1,6 +1,6 @@
-"""What executes a step: a model, or a simulation of one, seen from the executor.
+"""Interface between the executor and its runner, which is a model or a simulation of one.
 
-A runner without a device of its own is done when it returns; one with a device has only queued the work.
+A runner without a device of its own has finished a step when `launch` returns; one with a device has only queued it.
 """
 
 from collections.abc import Callable
@@ -10,41 +10,41 @@ from common.step import Step, StepResult
 
 
 class DeviceLostError(RuntimeError):
-    """The device answers nothing any more, whoever asks it in this process: only another process can use it again."""
+    """The device does not answer this process any more: only another process can use it again."""
 
 
 class PendingStep(Protocol):
-    """A step that the device has yet to do."""
+    """A step that the device has not finished."""
 
     def wait(self) -> StepResult:
         """Waits for the device, without the interpreter's lock. Called once, on another thread than `launch`.
 
-        Whatever it raises, the step broke off, and so did those that were launched after it; DeviceLostError says
-        that all later ones will.
+        Any error means that this step and those launched after it broke off; DeviceLostError, that all later ones will.
         """
 
 
 class StepRunner(Protocol):
-    """Takes steps on one thread. At most MAX_LAUNCHED_STEPS are launched and not waited for."""
+    """Executes steps on one thread. At most MAX_LAUNCHED_STEPS are launched and not waited for."""
 
     def launch(self, step: Step) -> StepResult | PendingStep:
-        """Begins a step, and gives its result if it is done at once.
+        """Begins a step, and returns its result if it is finished at once.
 
-        Raises InvalidStepError if nothing of the step was done, DeviceLostError if none will be done any more, anything
-        else if it broke off.
+        Raises InvalidStepError if no part of the step was executed, DeviceLostError if the device is lost, any other
+        error if the step broke off.
         """
 
 
 @runtime_checkable
 class AnnouncingRunner(Protocol):
-    """A runner that is done when it returns, and that says when it begins to compute, without the interpreter's lock.
+    """A runner that finishes each step in `launch`, and announces when it begins to compute.
 
-    Until then it needs the lock for itself: what would wake other threads is better done when `before_pass` is called.
+    It computes without the interpreter's lock, and needs the lock until then: tasks that wake other threads should wait
+    until it calls `before_pass`.
     """
 
     before_pass: Callable[[], None]
 
 
 def result_of(launched: StepResult | PendingStep) -> StepResult:
-    """The result, waited for if need be."""
+    """The result of a launched step; waits for a pending one."""
     return launched if isinstance(launched, StepResult) else launched.wait()

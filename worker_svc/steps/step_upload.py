@@ -1,7 +1,7 @@
-"""All that the host tells the device in one step, in one copy.
+"""One copy per step for all arrays from the host to the device.
 
-Arrays are laid one after the other in pinned memory and sent together; each is a view of one buffer on the device.
-It knows nothing of what they mean. A captured graph reads the fixed ones, which are always at the same place.
+Arrays are packed one after the other in pinned memory and sent together; each is a view of one buffer on the device.
+A captured graph reads the fixed arrays, which always have the same address. Knows nothing of the arrays' meaning.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from torch import Tensor
 from worker_svc.steps.streams import DeviceEvent
 
 _ALIGNMENT = 16  # bytes, so that kernels read whole vectors
-_NUM_STAGES = 4  # steps on the way and being packed at once; the scheduler has two on the way
+_NUM_STAGES = 4  # steps in flight or being packed at once; the scheduler has two in flight
 _TORCH = {
     np.dtype(np.bool_): torch.bool,
     np.dtype(np.int32): torch.int32,
@@ -25,13 +25,13 @@ _TORCH = {
 
 
 class StepUpload:
-    """One step at a time: `begin`, then `put` and `add` in any order, then `send`.
+    """Packs one step at a time: `begin`, then `put` and `add` in any order, then `send`.
 
-    A view's content is that of the step from `send` on, in the order of the current stream, until the next `send`.
+    From `send` on, in the order of the current stream, a view has the content of the step, until the next `send`.
     """
 
     def __init__(self, device: torch.device, fixed: Mapping[str, tuple[int, torch.dtype]], capacity_bytes: int) -> None:
-        """`fixed` gives arrays of one dimension by name, with their length; `capacity_bytes` is for all others."""
+        """`fixed`: length and dtype of one-dimensional arrays, by name; `capacity_bytes`: room for all other arrays."""
         starts, end = {}, 0
         for name, (length, dtype) in fixed.items():
             starts[name] = end
@@ -50,20 +50,20 @@ class StepUpload:
         }
 
     def begin(self) -> None:
-        """Forgets what was added. Waits only if four steps are on the way."""
+        """Drops the arrays of the last step. Waits only if four steps are in flight."""
         self._stage = self._stages[self._next_stage]
         self._next_stage = (self._next_stage + 1) % _NUM_STAGES
         self._stage.wait_until_free()
         self._end = self._first_free
 
     def put(self, name: str, values: npt.NDArray[np.generic]) -> None:
-        """The first len(values) elements of a fixed array; the rest of it has no defined content."""
+        """Sets the first len(values) elements of a fixed array; the rest of it is undefined."""
         assert values.ndim == 1 and _TORCH[values.dtype] == self.fixed[name].dtype
         assert len(values) <= len(self.fixed[name]), f"{name} has {len(self.fixed[name])} elements"
         self._stage.write(self._starts[name], values)
 
     def add(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """An array of any shape; what does not fit in the buffer any more is sent by itself."""
+        """Adds an array of any shape, and returns its view; an array that does not fit in the buffer is sent alone."""
         dtype = _TORCH[values.dtype]
         start, end = self._end, self._end + values.nbytes
         if end > len(self._on_device):
@@ -87,7 +87,7 @@ class StepUpload:
 
 
 class _Stage:
-    """Pinned memory that one step is packed in."""
+    """Pinned memory in which one step is packed."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.memory = torch.zeros(capacity, dtype=torch.uint8, pin_memory=device.type == "cuda")

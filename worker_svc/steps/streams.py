@@ -1,6 +1,6 @@
-"""Events and streams of a CUDA device; on a CPU, where all is done when a call returns, they are always reached.
+"""Events and streams of a CUDA device; on a CPU, where every call has finished when it returns, events are reached.
 
-So what is queued and waited for reads the same on both. It knows nothing of what is queued.
+Code that queues and waits is so the same for both. Knows nothing of the queued work.
 """
 
 import time
@@ -17,28 +17,28 @@ class DeviceEvent:
         self._reached_ns = 0  # on a CPU
 
     def record(self) -> None:
-        """Reached once all that was queued on the current stream so far is done."""
+        """Place the event behind the work that is queued on the current stream so far."""
         if self._event is None:
             self._reached_ns = time.perf_counter_ns()
         else:
             self._event.record()
 
     def synchronize(self) -> None:
-        """The host waits, without the interpreter's lock. One never recorded is reached."""
+        """Wait on the host, without the interpreter's lock. An event never recorded counts as reached."""
         if self._event is not None:
             self._event.synchronize()
 
     def is_reached(self) -> bool:
-        """Without waiting. One never recorded is reached."""
+        """True if the work before the event is done, without waiting. An event never recorded counts as reached."""
         return self._event is None or self._event.query()
 
     def hold_stream(self) -> None:
-        """What is queued on the current stream from now on waits; the host does not."""
+        """Make later work on the current stream wait for the event; the host does not wait."""
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
     def nanoseconds_since(self, earlier: "DeviceEvent") -> int:
-        """Between two timed events, both reached."""
+        """Time between two timed events, both reached."""
         if self._event is None or earlier._event is None:
             return self._reached_ns - earlier._reached_ns
         return int(earlier._event.elapsed_time(self._event) * 1e6)
@@ -51,12 +51,12 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def current(self) -> AbstractContextManager[object]:
-        """Within it, this stream is the current one."""
+        """Context within which this stream is the current one."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 class DeviceStreams:
-    """Where a device's events and side streams come from."""
+    """Creates events and side streams of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,7 @@
-"""A thread that does tasks in order, and the way from it back to the event loop.
+"""A thread that runs tasks in order, and delivers their results to the event loop.
 
-A worker loads its model and executes steps on one, since torch keeps its thread pool and the device's context by
-thread, and waits for its device on another. It knows nothing of what the tasks are.
+A worker loads its model and executes steps on one such thread, since torch keeps its thread pool and the device's
+context by thread, and waits for its device on another. Knows nothing of the tasks.
 """
 
 import asyncio
@@ -17,34 +17,34 @@ Task = Callable[[], None]
 
 
 class TaskThread:
-    """One thread; made on the event loop to which results go back."""
+    """One thread; created on the event loop that gets the results."""
 
     def __init__(self, name: str) -> None:
-        self.when_idle: Task = lambda: None  # done whenever no task is waiting, before the thread waits for one
+        self.when_idle: Task = lambda: None  # called before the thread waits for a task
         self._loop = asyncio.get_running_loop()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        # A daemon, because a model being loaded cannot be interrupted when the process is to end.
-        context = contextvars.copy_context()  # what is bound to log lines
+        # A daemon, because the loading of a model cannot be interrupted when the process has to end.
+        context = contextvars.copy_context()  # has the fields that are bound to log lines
         self._thread = threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, task: Task) -> None:
-        """Does `task`, which must not raise, after what was submitted before. From any thread."""
+        """Queues `task`, which must not raise. Safe from any thread."""
         self._tasks.put(task)
 
     def deliver(self, receive: Callable[[T], None], result: T) -> None:
-        """Calls `receive` on the loop, after what was delivered before. From any thread."""
+        """Calls `receive` on the loop, in the order of delivery. Safe from any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(receive, result)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Does `work` on the thread and gives its result or its exception."""
+        """Runs `work` on the thread, and returns its result or raises its error."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def task() -> None:
             try:
                 set_outcome = _unless_done(future, future.set_result, work())
-            except BaseException as error:  # whatever it is, whoever waits has it
+            except BaseException as error:  # of any kind: the waiting call gets it
                 set_outcome = _unless_done(future, future.set_exception, error)
             self.deliver(lambda _: set_outcome(), None)
 
@@ -67,7 +67,7 @@ class TaskThread:
 
 
 def _unless_done(future: "asyncio.Future[T]", setter: Callable[[U], None], value: U) -> Task:
-    """Setting a future that its waiter may have cancelled."""
+    """A task that sets a future unless its waiting call has cancelled it."""
 
     def set_outcome() -> None:
         if not future.done():

@@ -1,6 +1,6 @@
-"""Steps that no scheduler has sent: to do once what is done once, and to see what the largest step takes.
+"""Steps that a worker executes at its start: to warm up, and to measure the memory of the largest step.
 
-They know a worker's limits; what they compute is of no interest.
+They fit the worker's limits; their results are dropped.
 """
 
 from common.slot_sampling import SlotSampling
@@ -12,7 +12,7 @@ _NUM_DECODED = 2  # after the prompt of a warm-up
 
 
 def warm_up_steps(limits: StepLimits) -> list[Step]:
-    """A prompt, a decode step, and both in one with a copied block and ranked candidates; as far as limits allow."""
+    """A prompt, a decode step, and both in one with a copied block and ranked candidates, as far as limits allow."""
     held = min(limits.num_blocks * limits.block_size, limits.max_model_len)
     num_tokens = max(1, min(_prompt_tokens(limits), held - _NUM_DECODED, limits.max_batched_tokens - 1))
     table = list(range(min(limits.num_blocks, -(-(num_tokens + _NUM_DECODED) // limits.block_size))))
@@ -38,9 +38,9 @@ def warm_up_steps(limits: StepLimits) -> list[Step]:
 
 
 def largest_step(limits: StepLimits) -> Step:
-    """As many tokens as one step may compute, in as many slots, each sampled in the most laborious way."""
+    """A step with the most tokens in the most slots, each with the most expensive sampling."""
     counts = _most_tokens(limits)
-    table = list(range(-(-max(counts) // limits.block_size)))  # of all rows: what they overwrite is not read again
+    table = list(range(-(-max(counts) // limits.block_size)))  # shared by all rows: none reads what another overwrites
     return Step(
         epoch=0,
         step_id=0,
@@ -52,18 +52,18 @@ def largest_step(limits: StepLimits) -> Step:
 
 
 def num_trial_blocks(limits: StepLimits) -> int:
-    """Enough for the steps above, whatever number of blocks the limits name."""
+    """Blocks that the steps above need, regardless of `limits.num_blocks`."""
     warm_up = _prompt_tokens(limits) + _NUM_DECODED
     return -(-max(*_most_tokens(limits), warm_up) // limits.block_size)
 
 
 def _prompt_tokens(limits: StepLimits) -> int:
-    """More than one, which would be a decode step."""
+    """Tokens of the warm-up prompt: at least 2, since a row of 1 is a decode row."""
     return max(2, limits.block_size)
 
 
 def _most_tokens(limits: StepLimits) -> list[int]:
-    """Of each row, in as many rows as there can be."""
+    """The most tokens of each row, in the most rows that a step can have."""
     num_rows = min(limits.num_slots, limits.max_batched_tokens)
     fewest, one_more = divmod(limits.max_batched_tokens, num_rows)
     return [min(fewest + (row < one_more), limits.max_model_len) for row in range(num_rows)]

@@ -123,7 +123,7 @@ def test_any_order_that_events_allow_leaves_what_one_stream_would(seed: int, wat
             step = RandomStep([], [], step.copies, step.rows)
         newest = outstanding.newest_swap
         if newest is not None and streams.is_reached(("swap", newest)):
-            outstanding.passed(newest)
+            outstanding.mark_done(newest)
         blocks = None
         if step.swap_out or step.swap_in or outstanding.is_watching:
             blocks = step.blocks(random)
@@ -186,7 +186,7 @@ def test_long_after_a_swap_steps_are_not_looked_at() -> None:
     for _ in range(5):
         assert outstanding.is_watching
         outstanding.plan([], [], touching(read=[1]))
-    outstanding.passed(1)
+    outstanding.mark_done(1)
     assert not outstanding.is_watching
     outstanding.plan([], [], None)
     assert outstanding.plan([], [(0, 9)], touching()).side_after == 8, "it may have touched anything"
