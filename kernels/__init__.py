@@ -1,4 +1,4 @@
 """Operations on the paged KV cache and on logits: Triton kernels, and the references that define them.
 
-This file stays a docstring: the import name is also that of another distribution, which other libraries probe for.
+Keep this file without code: another distribution has the same import name, and other libraries probe for it.
 """

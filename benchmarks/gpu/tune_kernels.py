@@ -44,8 +44,8 @@ Job = tuple[AttentionKernel, AttentionShape]
 
 HEAD = '''"""Launch configurations of attention by shape: written by `benchmarks.gpu.tune_kernels`, not by hand.
 
-What has no row here is launched by rule. `ORIGIN` says where the rows are from; one without a time was chosen from what
-the compiler reports of registers and shared memory, and not measured.
+A shape without a row is launched by a rule. `ORIGIN` names the source of the rows; a row without a time was chosen by
+the compiler's report of registers and shared memory, and not measured.
 """
 
 Row = tuple[str, str, int, int, int, int, int, int, int, int, int, int, int, float | None]

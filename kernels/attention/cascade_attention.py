@@ -1,8 +1,8 @@
-"""Attention of one query per row where rows begin with the same blocks: two launches, the prefixes' and decode's.
+"""Attention of one query per row for rows that begin with the same blocks: one launch for prefixes, one for decode.
 
-The queries of all rows that share a prefix are the rows of matrix products with its keys, so these are read once for
-all. What is found is left among the partial results of decode attention, which merges it with the rows' own parts.
-The torch reference is `cascade_reference`.
+The queries of all rows that share a prefix are the rows of matrix products with its keys, so each key is read once for
+all. The results go to the partial results of decode attention, which merges them with the rows' own parts. The torch
+reference is `cascade_reference`.
 """
 
 import triton
@@ -26,7 +26,7 @@ def _queries(
 ) -> tl.tensor:
     """Row, head and mask of each query of a tile.
 
-    Reads are volatile, so that asking twice keeps nothing in registers meanwhile.
+    Reads are volatile, so that calling this twice keeps no registers in between.
     """
     o_query = tl.load(p_work + 2, volatile=True) + tl.arange(0, ROWS)
     m_query = o_query < tl.load(p_work + 1, volatile=True) * GROUP
@@ -70,8 +70,8 @@ def prefix_kernel(
 
     tile of queries  | member 0, heads 0 to GROUP - 1 | member 1, heads 0 to GROUP - 1 | ...
 
-    As many programs as run at once take work in turn, so without any they are few. What one leaves for a member and a
-    split, no other writes.
+    The launch has as many programs as run at once, and they take work in turn, so a launch without work is cheap. Only
+    one program writes the result of a member and a split.
     """
     i_head = tl.program_id(0)
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
@@ -119,20 +119,20 @@ def cascade_attention(
     rule: ScoreRule,
     out: Tensor | None = None,
 ) -> Attended:
-    """softmax(score(Q K^T)) V for each row: the keys of a prefix once for all that share it, a row's others apart,
-    merged by their log-sum-exps. Queues two launches and waits for nothing.
+    """softmax(score(Q K^T)) V for each row. The keys of a prefix are read once for all rows that share it, and results
+    are merged with those of a row's other keys by log-sum-exp. Queues two launches, without waiting.
 
     query:                  [R, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
     plan:                   of these rows and this shape
-    out:                    where results go, contiguous, as query otherwise; made if absent
+    out:                    output, contiguous, else like query; allocated if None
     """
     attend_prefixes(query, key_cache, value_cache, plan, rule)
     return decode_attention.decode_attention(query, key_cache, value_cache, plan.suffixes, rule, out=out)
 
 
 def attend_prefixes(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CascadePlan, rule: ScoreRule) -> None:
-    """Each member's result for each split of its group's prefix, left where the plan of the suffixes has room."""
+    """Writes each member's result for each split of its group's prefix to the partial results of the suffixes' plan."""
     suffixes, shape = plan.suffixes, plan.suffixes.shape
     assert suffixes.prefixes is not None
     assert len(query) == len(suffixes.rows.context_lens), "not the plan's queries"

@@ -1,8 +1,8 @@
-"""How shared-prefix attention is launched for each shape: the tile of queries that attend a prefix together, and keys,
-warps and stages of both its kernels.
+"""Launch configuration of shared-prefix attention for each shape: the tile of queries that attend a prefix together,
+and keys, warps and stages of both its kernels.
 
-By the table of tuned shapes, or by a rule from what the compiler reports of registers and shared memory. It imports no
-Triton.
+Taken from the table of tuned shapes, else from a rule based on the compiler's report of registers and shared memory.
+Imports no Triton.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from kernels.attention.decode_config import DecodeConfig, decode_config
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned_lookup import tuned_row
 
-_MATRIX_UNIT_ROWS = 64  # from which on Hopper's matrix units can be used
-_WIDE_HEAD = 256  # padded dimension from which on a tile's sums would spill with four warps
-_NUM_STAGES = 4  # the next tile is on its way while one is worked on; with one more, Ampere's code spills
-_TILE = 64  # keys; half of it where masks of a head dimension that is no power of two take registers as well
+_MATRIX_UNIT_ROWS = 64  # least rows for Hopper's matrix units
+_WIDE_HEAD = 256  # padded dimension from which a tile's sums spill with four warps
+_NUM_STAGES = 4  # the next tile is loaded while one is computed; with one stage more, Ampere's code spills
+_TILE = 64  # keys; half of it if the head dimension is no power of two, since its masks need registers too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeConfig:
-    """One way to launch the two kernels."""
+    """One launch configuration of the two kernels."""
 
     rows: int  # queries of a tile, each of one member and one head
     prefix: DecodeConfig
@@ -29,7 +29,7 @@ class CascadeConfig:
 
 
 def cascade_config(shape: AttentionShape) -> CascadeConfig:
-    """The configuration for a shape; the counts of programs are for Hopper."""
+    """The configuration for a shape; the numbers of programs are for Hopper."""
     row = tuned_row("prefix", shape)
     if row is None:
         return cascade_rule(shape)

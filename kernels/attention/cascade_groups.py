@@ -1,8 +1,8 @@
-"""Which rows begin with the same blocks, found on the host from block tables, and whether sharing their keys pays.
+"""Finds rows that begin with the same blocks, from block tables on the host, if sharing their keys saves time.
 
-Pure numpy; it knows no device and nothing of what blocks hold. A row is in one group at most (one level of sharing): of
-rows that share little with many and more with few, what saves more is chosen, by estimates from the leaves of their
-tree on, which is not always the very best choice.
+Pure numpy, without any device. A row is in at most one group (one level of sharing). For rows that share few blocks
+with many rows and more blocks with few, the larger saving is chosen, by estimates from the leaves of the tree of
+prefixes upwards; this is not always optimal.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ MIN_SHARERS = 2
 GROUPS, MEMBERS, GROUP_OF_ROW = "cascade_groups", "cascade_members", "cascade_group_of_row"
 GROUP_FIELDS = 3  # first member, number of members, keys of the prefix
 
-# Estimates, not measured. With 32/8/128 heads in two bytes a key is 4 KiB, and sharing pays from some 8 rows with 500
-# keys in common on.
+# Estimates, not measured. With 32/8/128 heads in two bytes a key is 4 KiB, and sharing saves time from some 8 rows with
+# 500 common keys on.
 _PASS_BYTES = 12 * 2**20  # that a device reads while one more kernel starts and ends (4 us of 3 TB/s)
-_GROUP_KEYS = 128  # two tiles: a group's programs start and end
-_PARTIALS_PER_ROW = 5  # written and read again where a row without sharing has none
+_GROUP_KEYS = 128  # two tiles: start and end of a group's programs
+_PARTIALS_PER_ROW = 5  # written and read again, which a row without sharing does not need
 
 
 class SharedPrefix(NamedTuple):
@@ -37,14 +37,14 @@ class SharedPrefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingCost:
-    """What sharing costs, counted in keys that could be read in its time."""
+    """Cost of sharing, as the number of keys that could be read in the same time."""
 
     per_step: int
     per_group: int
     per_row: int
 
     def gain(self, num_rows: int, num_keys: int) -> int:
-        """Key reads that a group saves in a step that has others."""
+        """Key reads that a group saves in a step that has other groups."""
         return (num_rows - 1) * num_keys - num_rows * self.per_row - self.per_group
 
 
@@ -60,17 +60,17 @@ def sharing_cost(shape: AttentionShape) -> SharingCost:
 
 
 def num_shareable_blocks(context_lens: IntArray, block_size: int) -> IntArray:
-    """Blocks of each row [R] that lie wholly before its last token, whose block is the row's own to write."""
+    """Number of blocks of each row [R] before that of its last token, which the row itself writes."""
     return np.maximum(context_lens - 1, 0) // block_size
 
 
 def find_shared_prefixes(
     block_tables: IntArray, num_shareable: IntArray, block_size: int, cost: SharingCost
 ) -> list[SharedPrefix]:
-    """The groups that save most key reads in a step; none if that is less than it costs.
+    """The groups that save most key reads in a step; none if sharing costs more than it saves.
 
-    block_tables:  [R, max_blocks], what lies beyond a row's blocks does not matter
-    num_shareable: [R], the first blocks of each row that may be read for others too: those already computed
+    block_tables:  [R, max_blocks], entries beyond a row's blocks are ignored
+    num_shareable: [R], number of first blocks of each row that are already computed, so that other rows may read them
     """
     candidates = _rows_with_equal_starts(block_tables, num_shareable)
     if len(candidates) == 0 or int(num_shareable[candidates].sum()) * block_size < cost.per_step:
@@ -79,7 +79,7 @@ def find_shared_prefixes(
     groups = _best_groups(depths, block_size, cost)
     if sum(group.gain for group in groups) < cost.per_step:
         return []
-    groups.sort()  # deeper ones, which lie within others, last
+    groups.sort()  # deeper groups, which lie within others, come last
     owners = np.full(len(rows), len(groups))
     for i, group in enumerate(groups):
         owners[group.first : group.end] = i
@@ -92,7 +92,7 @@ def find_shared_prefixes(
 
 
 def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> npt.NDArray[np.intp]:
-    """Rows whose first block is also another's. One column is looked at, so that steps without sharing cost little."""
+    """Rows whose first block is also another row's. Reads one column, so that steps without sharing cost little."""
     if block_tables.shape[1] == 0:
         return np.empty(0, dtype=np.intp)
     rows = np.flatnonzero(num_shareable)
@@ -111,11 +111,11 @@ def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> 
 def _sorted_by_table(
     block_tables: IntArray, num_shareable: IntArray, rows: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Rows so that equal beginnings are neighbours, and how many blocks each shares with the one after it."""
+    """Rows sorted so that equal beginnings are neighbours, and the number of blocks that each shares with the next."""
     lens = num_shareable[rows]
     width = int(np.partition(lens, -2)[-2])  # no two rows share more than the second longest has
     tables = np.ascontiguousarray(block_tables[rows, :width])
-    # A number of the row's own ends what it can share.
+    # A number that is unique to the row ends the part that it can share.
     late = np.arange(min(int(lens.min()), width), width)
     own = -1 - np.arange(len(rows), dtype=np.int32)
     tables[:, late] = np.where(late < lens[:, None], tables[:, late], own[:, None])
@@ -139,7 +139,7 @@ class _Group(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """Neighbouring rows that share `depth` blocks, while they are gone through; the best groups within them so far."""
+    """Neighbouring rows that share `depth` blocks, with the best groups within them so far."""
 
     first: int
     depth: int
@@ -147,8 +147,8 @@ class _Node:
 
 
 def _best_groups(depths: npt.NDArray[np.intp], block_size: int, cost: SharingCost) -> list[_Group]:
-    """The rows that share a depth are the nodes of a tree. Nodes are closed from the leaves on: each becomes a group of
-    its rows, but for those that inner groups serve better, unless the inner groups alone save more.
+    """Rows that share a depth are the nodes of a tree, which are closed from the leaves upwards. A node becomes a group
+    of its rows, except those for which inner groups save more, unless the inner groups alone save more.
     """
     padded = np.append(depths, 0)
     changes = np.flatnonzero(np.diff(padded, prepend=-1))
@@ -180,18 +180,18 @@ def _closed(node: _Node, last: list[_Group], end: int, block_size: int, cost: Sh
 
 
 def max_groups(num_rows: int) -> int:
-    """How many groups a batch can have; room for one at least."""
+    """The most groups that a batch can have, at least 1."""
     return max(1, num_rows // MIN_SHARERS)
 
 
 def cascade_arrays(max_rows: int) -> dict[str, tuple[int, torch.dtype]]:
-    """The fixed arrays that tell a device of groups: names, lengths and types."""
+    """Names, lengths and types of the fixed arrays that describe groups to the device."""
     lengths = {GROUPS: GROUP_FIELDS * max_groups(max_rows), MEMBERS: max_rows, GROUP_OF_ROW: max_rows}
     return {name: (length, torch.int32) for name, length in lengths.items()}
 
 
 def fill_cascade_arrays(prefixes: Sequence[SharedPrefix], max_rows: int, block_size: int) -> dict[str, IntArray]:
-    """Whole arrays for these groups; all are alike empty beyond them, so they serve batches of any size that fits."""
+    """Full arrays for these groups, with empty entries behind them, for batches of any size that fits."""
     arrays = {name: np.zeros(length, dtype=np.int32) for name, (length, _) in cascade_arrays(max_rows).items()}
     arrays[GROUP_OF_ROW][:] = -1
     if prefixes:

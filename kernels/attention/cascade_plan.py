@@ -1,7 +1,7 @@
-"""Splits the work of shared-prefix attention on the device, from groups and context lengths that are there.
+"""Splits the work of shared-prefix attention on the device, from groups and context lengths on the device.
 
-Two launches per iteration fill the plan that all layers use: the groups' prefixes, then decode's rows. With the plan's
-memory kept, they can be captured in a graph. The torch reference is
+Two launches per iteration fill the plan that all layers use: the groups' prefixes, then decode's rows. They can be
+captured in a graph, since the plan keeps its memory. The torch reference is
 `kernels.attention.cascade_reference.fill_cascade_plan`.
 """
 
@@ -25,7 +25,7 @@ def prefix_plan_kernel(
     num_work_ptr: tl.tensor,  # [1] int32
     prefix_lens_ptr: tl.tensor,  # [R] int32
     num_partials_ptr: tl.tensor,  # [R] int32
-    num_groups: tl.tensor,  # with those that are empty
+    num_groups: tl.tensor,  # including empty ones
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -37,9 +37,9 @@ def prefix_plan_kernel(
     COSTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Each program weighs all groups, writes one row's prefix, and one group's work if there is a group of its number.
+    """Each program weighs all groups, writes one row's prefix, and the work of the group with its number, if any.
 
-    Work on the same keys is neighbouring, for all tiles of queries.
+    Work items on the same keys, for all tiles of queries, are neighbours.
     """
     i_row = tl.program_id(0)
     o_group = tl.arange(0, PADDED_GROUPS)
@@ -82,7 +82,7 @@ def prefix_plan_kernel(
 def fill_cascade_plan(plan: CascadePlan) -> None:
     """Split the groups' prefixes into work of nearly equal size, then the rows' other keys.
 
-    Queues two launches and waits for nothing.
+    Queues two launches, without waiting.
     """
     prefixes = plan.suffixes.prefixes
     assert prefixes is not None

@@ -1,7 +1,7 @@
-"""Attention of rows that begin with the same blocks, and how its work is split: the torch references.
+"""Attention of rows that begin with the same blocks, and the split of its work: the torch references.
 
-They define what `cascade_attention` and `cascade_plan` compute, with the same signatures, on any device. The result is
-that of `decode_reference.decode_attention` for the same rows. Who shares what is found elsewhere (`cascade_groups`).
+They define the results of `cascade_attention` and `cascade_plan`, with the same signatures, on any device. The result
+equals that of `decode_reference.decode_attention` for the same rows. `cascade_groups` finds the groups.
 """
 
 import math
@@ -27,13 +27,13 @@ from kernels.attention.decode_reference import (
 from kernels.attention.shape import Attended, AttentionShape, ScoreRule
 
 WORK_FIELDS = 6
-# Splits of a prefix are not finer than a fair share: each leaves a result for every member, which has to be merged.
+# Splits of a prefix are no finer than a fair share, since every split leaves a result to merge for each member.
 PREFIX_SHARES = tuple(share for share in SHARES if share >= SHARE_UNIT)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroups:
-    """Which rows begin with the same blocks, on the device. No row is in two groups."""
+    """Groups of rows that begin with the same blocks, on the device. A row is in at most one group."""
 
     groups: Tensor  # [max_groups, 3] int32: first member, number of members (0 where there is no group), shared keys
     members: Tensor  # [R] int32: rows, group by group
@@ -42,7 +42,7 @@ class PrefixGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadePlan:
-    """What all layers with the same shape share, and the memory they work in; without sliding windows.
+    """The plan that all layers of one shape without sliding window share, and its memory.
 
     A prefix is split like the keys of decode attention, once for each tile of its members' queries:
 
@@ -52,21 +52,21 @@ class CascadePlan:
         row 3  |                     |---|
         row 4  |-----------------------------------------|
 
-    Planning fills `work`, `num_work` and the plan of the suffixes; launches own the rest, on one stream.
+    Planning fills `work`, `num_work` and the plan of the suffixes; launches write the rest, all on one stream.
     """
 
     groups: PrefixGroups
-    suffixes: DecodePlan  # its prefixes are the groups'; its partial results take those of the prefixes too
+    suffixes: DecodePlan  # its prefixes are those of the groups; its partial results include those of the prefixes
     config: CascadeConfig
     num_programs: int  # of the prefix kernel that run at once on the device
     # [max_work, 6] int32: the group's first member, its number of members, the tile's first query, first key, end of
     # keys, split. Query i of a group is of member i // G and of head i % G of each key-value head.
     work: Tensor
-    num_work: Tensor  # [1] int32: how many are filled
+    num_work: Tensor  # [1] int32: number of filled rows of `work`
 
 
 def prefix_groups(arrays: Mapping[str, Tensor], num_rows: int) -> PrefixGroups:
-    """Views of what `cascade_groups.fill_cascade_arrays` made, on the device, for a batch of so many rows."""
+    """Views of the arrays of `cascade_groups.fill_cascade_arrays`, on the device, for a batch of `num_rows`."""
     groups = arrays[GROUPS].view(-1, GROUP_FIELDS)
     return PrefixGroups(groups[: max_groups(num_rows)], arrays[MEMBERS][:num_rows], arrays[GROUP_OF_ROW][:num_rows])
 
@@ -79,7 +79,7 @@ def empty_cascade_plan(
     block_size: int,
     num_processors: int,
 ) -> CascadePlan:
-    """The memory of a plan, sized by what the host knows: the most work that any groups and contexts can make."""
+    """The memory of a plan, for the most work that any groups and context lengths can make."""
     device = rows.context_lens.device
     num_rows, max_blocks = rows.block_tables.shape
     num_programs = num_processors * config.prefix.programs_per_sm
@@ -106,7 +106,7 @@ def empty_cascade_plan(
 
 
 def part_of_plan(plan: CascadePlan, rows: DecodeRows, groups: PrefixGroups) -> CascadePlan:
-    """A plan of at most as many rows and blocks in the same memory: one of both is filled and used at a time."""
+    """A plan of at most as many rows and blocks, in the memory of `plan`: only one of both may be in use at a time."""
     num_rows, num_blocks = rows.block_tables.shape
     lens = torch.empty(num_rows, dtype=torch.int32, device="meta")
     tables = torch.empty((num_rows, num_blocks), dtype=torch.int32, device="meta")
@@ -167,19 +167,19 @@ def cascade_attention(
     rule: ScoreRule,
     out: Tensor | None = None,
 ) -> Attended:
-    """softmax(score(Q K^T)) V for each row: the keys of a prefix once for all that share it, a row's others apart,
-    merged by their log-sum-exps.
+    """softmax(score(Q K^T)) V for each row. The keys of a prefix are read once for all rows that share it, and results
+    are merged with those of a row's other keys by log-sum-exp.
 
     query:                  [R, num_heads, head_dim]
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
-    out:                    where results go, contiguous, as query otherwise; made if absent
+    out:                    output, contiguous, else like query; allocated if None
     """
     attend_prefixes(query, key_cache, value_cache, plan, rule)
     return decode_reference.decode_attention(query, key_cache, value_cache, plan.suffixes, rule, out=out)
 
 
 def attend_prefixes(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CascadePlan, rule: ScoreRule) -> None:
-    """Each member's result for each split of its group's prefix, left where the plan of the suffixes has room."""
+    """Writes each member's result for each split of its group's prefix to the partial results of the suffixes' plan."""
     suffixes = plan.suffixes
     assert suffixes.prefixes is not None
     num_kv_heads, group = suffixes.shape.num_kv_heads, suffixes.shape.group

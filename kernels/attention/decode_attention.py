@@ -1,8 +1,8 @@
 """Attention of one query per row over keys and values in blocks, read through block tables, in one launch.
 
-Keys are split between programs as a plan says (`decode_plan`; the idea of Flash-Decoding). The last of a
-row's programs to arrive merges what all of them found (as Stream-K sums its parts), and a row of one split is written
-at once. Heads that share keys are the rows of one matrix product. The torch reference is `decode_reference`.
+A plan splits keys between programs (`decode_plan`; the idea of Flash-Decoding). The last of a row's programs to finish
+merges the results of all of them (as Stream-K sums its parts); the result of a row with one split is written directly.
+Heads that share keys are the rows of one matrix product. The torch reference is `decode_reference`.
 """
 
 import math
@@ -19,7 +19,7 @@ from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_str
 
 LN_2 = tl.constexpr(math.log(2.0))
 # The tile of partial results that is merged at once: at most 32 registers for each of 128 threads, so that merging
-# hardly makes the kernel larger than its main loop does.
+# needs hardly more registers than the main loop.
 MERGE_ELEMENTS = 4096
 MERGE_COLUMNS = 512  # of heads by their dimension
 MERGE_SPLITS = 16
@@ -44,7 +44,7 @@ def attend_keys(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """Weighted sum of the values of keys i_first to i_end - 1, its weights' maximum score and sum.
+    """Weighted sum of the values of keys i_first to i_end - 1, with the maximum score and the sum of the weights.
 
     tiles  |....kkkk|kkkkkkkk|kkk.....|     a dot is masked: its table entry, key and value are never loaded
                 i_first         i_end
@@ -87,7 +87,7 @@ def _merge_splits(
 ) -> tl.tensor:
     """sum(out_s * 2^lse_s) / sum(2^lse_s) over splits s, and log2 of that sum.
 
-    What other programs wrote is read past the first-level cache, which is each multiprocessor's own.
+    Results of other programs are read past the first-level cache, which each multiprocessor has for itself.
     """
     HEADS: tl.constexpr = o_head.shape[0]
     b_max = tl.full((HEADS,), float("-inf"), tl.float32)
@@ -156,9 +156,9 @@ def decode_kernel(
 ) -> None:
     """Softmax(score(q K^T)) V for one key-value head's group of heads, over one split of one row's keys.
 
-    Neighbouring programs read neighbouring heads of the same tokens. Where a row has several splits, each program
-    leaves its result in partial_out and counts itself as arrived; the one that finds all others there merges, also with
-    what another kernel has left there for the row's prefix before this launch.
+    Neighbouring programs read neighbouring heads of the same tokens. For a row with several splits, each program writes
+    its result to partial_out and increments num_arrived; the last one merges all, including results that another kernel
+    has written for the row's prefix before this launch.
 
     partial_out  | splits of row 0 | prefix of row 0 | splits of row 1 | prefix of row 1 | ...
     """
@@ -213,7 +213,7 @@ def decode_kernel(
         i_partial = (i_first_partial + (i_work - i_first_work)) * stride_lse + i_head * GROUP
         tl.store(partial_out_ptr + i_partial * HEAD_DIM + o_out, b_out, mask=m_q)
         tl.store(partial_lse_ptr + i_partial + o_group, b_lse, mask=m_group)
-        tl.debug_barrier()  # all threads have stored before one of them counts
+        tl.debug_barrier()  # all threads have stored before one of them increments
         p_arrived = num_arrived_ptr + i_row * NUM_KV_HEADS + i_head
         if tl.atomic_add(p_arrived, 1, sem="acq_rel") == num_splits - 1:
             i_partial = i_first_partial * stride_lse + i_head * GROUP
@@ -252,12 +252,12 @@ def decode_attention(
     """softmax(score(Q K^T)) V for each row, K and V read through its block table (paper, eq. 4).
 
     Grouped queries: heads h * G to h * G + G - 1 share key-value head h. Scores, weights' sums and results accumulate
-    in float32; keys of e4m3 are widened in registers. Queues one launch and waits for nothing.
+    in float32; keys of e4m3 are widened in registers. Queues one launch, without waiting.
 
     query:                  [R, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
     plan:                   of these rows and this shape
-    out:                    where results go, contiguous, as query otherwise; made if absent
+    out:                    output, contiguous, else like query; allocated if None
     """
     shape = plan.shape
     assert len(query) == len(plan.rows.context_lens), "not the plan's queries"
@@ -291,7 +291,7 @@ def decode_attention(
 
 
 def score_factors(rule: ScoreRule) -> tuple[float, float]:
-    """What products are multiplied by, before and after the cap, so that weights are powers of two."""
+    """Factors of products before and after the soft cap, such that weights are powers of two."""
     if rule.soft_cap is None:
         return rule.scale * math.log2(math.e), 1.0
     return rule.scale / rule.soft_cap, rule.soft_cap * math.log2(math.e)

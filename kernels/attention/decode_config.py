@@ -1,8 +1,8 @@
-"""How decode attention is launched for each shape: tile, warps, pipeline stages, and how many programs share a
+"""Launch configuration of decode attention for each shape: tile, warps, pipeline stages, and programs per
 multiprocessor.
 
-By the table of tuned shapes, or by a rule from what the compiler reports of registers and shared memory. It imports no
-Triton.
+Taken from the table of tuned shapes, else from a rule based on the compiler's report of registers and shared memory.
+Imports no Triton.
 """
 
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ import torch
 from kernels.attention.shape import MIN_DOT_ROWS, AttentionShape
 from kernels.attention.tuned_lookup import tuned_row
 
-_TILE_ELEMENTS = 8192  # of keys in a loop iteration, and the same again of values
+_TILE_ELEMENTS = 8192  # of keys in a loop iteration, and as many of values
 _MIN_TILE, _MAX_TILE = 32, 128
-# One stage holds block ids; the stages beyond three give keys and values a second buffer, so that the next tile is on
-# its way while one is worked on.
+# One stage holds block ids; the stages beyond three give keys and values a second buffer, so that the next tile is
+# loaded while one is computed.
 _NUM_STAGES = 5
-_CPU_PROCESSORS = 4  # so that tests split work, and little
-_WIDE_ACCUMULATOR = 128 * 128  # float32 sums of a program, from which on four warps would spill them
+_CPU_PROCESSORS = 4  # few, but enough for tests to split work
+_WIDE_ACCUMULATOR = 128 * 128  # float32 sums of a program, from which four warps spill them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig:
-    """One way to launch the kernel."""
+    """One launch configuration of the kernel."""
 
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int
-    programs_per_sm: int  # that registers and shared memory of a multiprocessor hold at once
+    programs_per_sm: int  # that fit into a multiprocessor at once, by registers and shared memory
 
 
 def decode_config(shape: AttentionShape) -> DecodeConfig:
-    """The configuration for a shape; the counts of programs are for Hopper."""
+    """The configuration for a shape; the numbers of programs are for Hopper."""
     row = tuned_row("decode", shape)
     if row is None:
         return decode_rule(shape)
@@ -54,12 +54,12 @@ def decode_rule(shape: AttentionShape) -> DecodeConfig:
 
 
 def num_programs(device: torch.device, config: DecodeConfig) -> int:
-    """How many programs run at once on a device."""
+    """Number of programs that run at once on a device."""
     return num_processors(device) * config.programs_per_sm
 
 
 def num_processors(device: torch.device) -> int:
-    """A CUDA device's multiprocessors; a small number elsewhere, where nothing runs at once."""
+    """Number of a CUDA device's multiprocessors; a small number on a CPU."""
     if device.type != "cuda":
         return _CPU_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

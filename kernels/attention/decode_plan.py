@@ -1,7 +1,7 @@
 """Splits the work of decode attention on the device, from context lengths that the host need not know.
 
-One launch per iteration fills the plan that all layers use; with the plan's memory kept, it can be captured in a
-graph. The torch reference, which says what is weighed, is `kernels.attention.decode_reference.fill_plan`.
+One launch per iteration fills the plan that all layers use; it can be captured in a graph, since the plan keeps its
+memory. The torch reference, which defines the estimates, is `kernels.attention.decode_reference.fill_plan`.
 """
 
 import torch
@@ -63,8 +63,8 @@ def _cost(
 
 @triton.jit
 def best_size(
-    b_tiles: tl.tensor,  # of what is split
-    b_copies: tl.tensor,  # times that it occurs; 0 beyond the last
+    b_tiles: tl.tensor,  # of each row or prefix
+    b_copies: tl.tensor,  # how often it occurs; 0 beyond the last
     NUM_KV_HEADS: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     SHARE_SIZES: tl.constexpr,  # of splits, in twelfths of a fair share
@@ -92,7 +92,7 @@ def plan_kernel(
     num_partials_ptr: tl.tensor,  # [R] int32
     first_partials_ptr: tl.tensor,  # [R] int32
     num_rows: tl.tensor,
-    window: tl.tensor,  # keys that a query sees at most
+    window: tl.tensor,  # most keys that a query sees
     TILE: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -103,7 +103,7 @@ def plan_kernel(
     WIDTH: tl.constexpr,
     WITH_PREFIX: tl.constexpr,
 ) -> None:
-    """Each program weighs all rows, since that is cheaper than waiting for one that does, and writes one row's work."""
+    """Each program weighs all rows, which is cheaper than waiting for one that does, and writes one row's work."""
     i_row = tl.program_id(0)
     o_row = tl.arange(0, PADDED_ROWS)
     m_row = o_row < num_rows
@@ -138,7 +138,7 @@ def plan_kernel(
 
 
 def fill_plan(plan: DecodePlan) -> None:
-    """Split the rows' keys into work of nearly equal size. Queues one launch and waits for nothing."""
+    """Split the rows' keys into work of nearly equal size. Queues one launch, without waiting."""
     num_rows = len(plan.rows.context_lens)
     padded_rows = padded(num_rows)
     plan_kernel[(num_rows,)](
@@ -161,7 +161,7 @@ def fill_plan(plan: DecodePlan) -> None:
 
 
 def _prefix_arguments(plan: DecodePlan) -> tuple[Tensor, Tensor, Tensor]:
-    """Without prefixes something that is not read."""
+    """Tensors of the prefixes; without prefixes, placeholders that the kernel does not read."""
     if plan.prefixes is None:
         return plan.num_work, plan.num_work, plan.num_work
     return plan.prefixes.lens, plan.prefixes.num_partials, plan.prefixes.first_partials
@@ -185,20 +185,22 @@ def plan_constants(
 
 
 def padded(num_rows: int) -> int:
-    """A power of two that holds the rows; few, since each is a kernel to compile. A warp is as fast as less of it."""
+    """A power of two that holds the rows; few values, since each compiles a kernel. A whole warp costs no more than a
+    part of it.
+    """
     power: int = triton.next_power_of_2(num_rows)
     return max(_WARP_SIZE, power)
 
 
 def plan_warps(padded_rows: int) -> int:
-    """Few, since most of the kernel is sums over all rows."""
+    """Warps of the plan kernel; few, since most of it is sums over all rows."""
     return max(1, min(8, padded_rows // 256))
 
 
 def plan_decode(
     rows: DecodeRows, shape: AttentionShape, block_size: int, sliding_window: int | None = None
 ) -> DecodePlan:
-    """A plan for rows, its memory included; refill it in place when the rows' tensors change."""
+    """A filled plan for rows, with its memory; refill it in place when the rows' tensors change."""
     config = decode_config(shape)
     programs = num_programs(rows.context_lens.device, config)
     plan = empty_plan(rows, shape, config, block_size, programs, sliding_window)

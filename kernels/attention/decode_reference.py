@@ -1,7 +1,7 @@
-"""Attention of one query per row over its blocks, and how its work is split: the torch references.
+"""Attention of one query per row over its blocks, and the split of its work: the torch references.
 
-They define what `decode_attention` and `decode_plan` compute, with the same signatures, on any
-device. A row of context 0 (padding of a batch) gives zeros and a log-sum-exp of -inf.
+They define the results of `decode_attention` and `decode_plan`, with the same signatures, on any device. A row of
+context 0 (padding of a batch) gives zeros and a log-sum-exp of -inf.
 """
 
 import math
@@ -16,9 +16,9 @@ from kernels.attention.shape import Attended, AttentionShape, ScoreRule
 
 # Costs of a plan, in eighths of the time that a program takes for a tile.
 TILE_COST = 8
-START_COST = 8  # until a program's first keys are there, or the first results to be merged
+START_COST = 8  # until a program has its first keys, or the first results to merge
 MERGE_COST = 2  # of merging one split
-# Split sizes that are weighed after whole rows, in twelfths of a fair share for each program that can run at once.
+# Split sizes that are tried after whole rows, in twelfths of a fair share for each program that can run at once.
 SHARES = (192, 96, 48, 24, 18, 12, 9, 6, 4, 3)
 SHARE_UNIT = 12
 
@@ -35,22 +35,22 @@ class DecodeRows:
 class RowPrefixes:
     """Keys at the start of each row that another kernel attends, whose results are merged with the row's own.
 
-    That kernel's plan fills `lens` and `num_partials` before decode's plan is filled, which fills `first_partials`;
-    the kernel leaves its results there before decode attention is launched.
+    That kernel's plan fills `lens` and `num_partials`; then decode's plan fills `first_partials`. The kernel writes its
+    results there before decode attention is launched.
     """
 
     lens: Tensor  # [R] int32: keys that decode attention leaves out
-    num_partials: Tensor  # [R] int32: partial results that stand for them
-    first_partials: Tensor  # [R] int32: where these lie in `partial_out`, right after those of the row's own splits
+    num_partials: Tensor  # [R] int32: partial results for these keys
+    first_partials: Tensor  # [R] int32: their first index in `partial_out`, right after those of the row's own splits
     max_partials: int  # of all rows together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
-    """What all layers with the same shape and sliding window share, and the memory they work in.
+    """The plan that all layers with the same shape and sliding window share, and its memory.
 
-    Planning fills `work` and `num_work`; a launch owns the rest while it runs, so launches with one plan follow each
-    other on one stream. `num_arrived` is zero between launches.
+    Planning fills `work` and `num_work`; a launch owns the rest while it runs, so launches with one plan must follow
+    each other on one stream. `num_arrived` is zero between launches.
     """
 
     rows: DecodeRows
@@ -60,10 +60,10 @@ class DecodePlan:
     sliding_window: int | None
     num_programs: int  # that run at once on the device
     work: Tensor  # [max_work, 5] int32: row, first key, end of keys, the row's first work, its number of splits
-    num_work: Tensor  # [1] int32: how many are filled
+    num_work: Tensor  # [1] int32: number of filled rows of `work`
     partial_out: Tensor  # [max_work + max_partials, num_heads, head_dim] float32
     partial_lse: Tensor  # [max_work + max_partials, num_heads] float32, in units of log2
-    num_arrived: Tensor  # [R, num_kv_heads] int32: splits that are done
+    num_arrived: Tensor  # [R, num_kv_heads] int32: splits that are finished
     prefixes: RowPrefixes | None = None
 
 
@@ -76,10 +76,10 @@ def empty_plan(
     sliding_window: int | None = None,
     prefixes: RowPrefixes | None = None,
 ) -> DecodePlan:
-    """The memory of a plan, sized by what the host knows: the most work that any context lengths can make."""
+    """The memory of a plan, for the most work that any context lengths can make."""
     device = rows.context_lens.device
     num_rows, max_blocks = rows.block_tables.shape
-    assert num_rows == len(rows.context_lens) > 0, "a plan is of one row at least, and of one table for each"
+    assert num_rows == len(rows.context_lens) > 0, "a plan needs at least one row, and a block table for each"
     assert prefixes is None or sliding_window is None, "queries at different positions see different parts of a prefix"
     max_tiles = -(-max_blocks * block_size // config.tile) + 1  # a window may begin inside a tile
     # A row has at most one split more than its tiles fill, and a share is at least SHARES[-1] twelfths.
@@ -103,7 +103,7 @@ def empty_plan(
 
 
 def fill_plan(plan: DecodePlan) -> None:
-    """Split the rows' keys into work of nearly equal size, as `split_tiles` says, row by row."""
+    """Split the rows' keys into work of nearly equal size, chosen by `split_tiles`, row by row."""
     tile = plan.config.tile
     contexts: list[int] = plan.rows.context_lens.tolist()
     firsts = _first_keys(plan, contexts)
@@ -142,8 +142,8 @@ def split_tiles(tiles: list[int], num_kv_heads: int, num_programs: int, shares: 
 def split_cost(tiles: list[int], size: int, num_kv_heads: int, num_programs: int) -> int:
     """Estimated time with splits of a size.
 
-    Programs start in order as others end, so they need at most the lesser of: whole waves of the longest, and the
-    longest after a fair share of the others (Graham). Then the row with the most splits is merged.
+    Programs start in order as others end. Their time is at most the lesser of: whole waves of the longest, and the
+    longest after a fair share of the others (Graham). The merge of the row with the most splits follows.
     """
     splits = [even_splits(count, size) for count in tiles]
     longest = max(even for even, _ in splits) * TILE_COST + START_COST
@@ -156,7 +156,7 @@ def split_cost(tiles: list[int], size: int, num_kv_heads: int, num_programs: int
 
 
 def even_splits(num_tiles: int, size: int) -> tuple[int, int]:
-    """Tiles per split and number of splits, where splits of `size` are made even; a row without tiles has one."""
+    """Tiles per split and number of splits, for equal splits of at most `size` tiles; a row without tiles has one."""
     wanted = max(1, -(-num_tiles // size))
     even = max(1, -(-num_tiles // wanted))
     return even, max(1, -(-num_tiles // even))
@@ -175,7 +175,7 @@ def decode_attention(
 
     query:                  [R, num_heads, head_dim]
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
-    out:                    where results go, contiguous, as query otherwise; made if absent
+    out:                    output, contiguous, else like query; allocated if None
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = torch.zeros_like(query) if out is None else out.zero_()
@@ -193,7 +193,7 @@ def decode_attention(
 
 
 def _merged(out: Tensor, lse: Tensor, plan: DecodePlan, row: int, prefixes: RowPrefixes) -> tuple[Tensor, Tensor]:
-    """A row's own result with those of its prefix: sum(out_s * exp(lse_s)) / sum(exp(lse_s))."""
+    """A row's own result merged with those of its prefix: sum(out_s * exp(lse_s)) / sum(exp(lse_s))."""
     first = int(prefixes.first_partials[row])
     partials = slice(first, first + int(prefixes.num_partials[row]))
     outs = torch.cat((out[None], plan.partial_out[partials].to(out.dtype)))

@@ -1,8 +1,8 @@
-"""Attention over keys and values that lie in blocks, read through block tables: the torch reference.
+"""Attention over keys and values in blocks, read through block tables: the torch reference.
 
-One call serves the ragged rows of an iteration: chunks of prompts and single decode tokens together. What depends
-only on the rows is planned once (`plan_attention`) and shared by all layers. It knows nothing of models or pools,
-and it never reads a slot outside a row's context, so whatever lies there is harmless.
+One call computes the ragged rows of an iteration: chunks of prompts and single decode tokens together. The plan, which
+depends only on the rows, is made once (`plan_attention`) and shared by all layers. Knows nothing of models or pools.
+Slots outside a row's context are never read, so their content does not matter.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from kernels.blocks.kv_blocks import block_row_stride, flat_token_rows
 
 # A decode group is padded to its longest row: at most to twice the shortest, unless all are as short as this.
 _SHORT_ROW_KEYS = 64
-# On a CPU a group is gathered only as large as stays in its caches (float32 elements of K, the same again of V);
-# measured 2 to 7 times faster than one gather of all rows.
+# On a CPU a group is at most as large as fits the caches (float32 elements of K, and as many of V), which measured
+# 2 to 7 times faster than one gather of all rows.
 _CPU_GROUP_ELEMENTS = 3 << 17
 
 
@@ -40,10 +40,10 @@ class RaggedRows:
 class DecodeGroup:
     """Rows of one query each, of similar length, padded to the longest."""
 
-    tokens: Tensor  # [D] int64, where each row's query is in T
+    tokens: Tensor  # [D] int64, index in T of each row's query
     key_rows: Tensor  # [D * L] int64, flat token rows; padding repeats the row's own last key
     num_rows: int
-    mask: Tensor | None  # [D, 1, 1, L] bool, true where there is a key; None if nothing is padded
+    mask: Tensor | None  # [D, 1, 1, L] bool, true for a key, false for padding; None without padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers with the same sliding window share in one iteration."""
+    """The plan of one iteration that all layers with the same sliding window share."""
 
     rows: RaggedRows
     sliding_window: int | None
@@ -69,7 +69,7 @@ class AttentionPlan:
 def plan_attention(rows: RaggedRows, key_cache: Tensor, sliding_window: int | None = None) -> AttentionPlan:
     """Turn block tables into rows to gather and masks to apply.
 
-    key_cache stands for every layer's: only its shape and strides are read. A query at position p sees keys
+    key_cache may be any layer's: only its shape and strides are read. A query at position p sees keys
     p - sliding_window + 1 to p. On a CUDA device this waits for the device once.
     """
     starts: list[int] = rows.query_start.tolist()
@@ -115,7 +115,7 @@ class _DecodeRow(NamedTuple):
 
 
 def _group_by_length(decode_rows: list[_DecodeRow], key_cache: Tensor) -> list[list[_DecodeRow]]:
-    """Neighbours in length share a group, within the limits on padding and, on a CPU, on size."""
+    """Groups of rows of similar length, within the limits on padding and, on a CPU, on size."""
     on_cpu = key_cache.device.type == "cpu"
     groups: list[list[_DecodeRow]] = []
     for row in sorted(decode_rows):
@@ -171,7 +171,7 @@ def _flat_rows_of(block_tables: Tensor, positions: Tensor, key_cache: Tensor) ->
 def _attend_decode(
     query: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, num_kv_heads: int, scale: float
 ) -> Tensor:
-    """The group's queries that share a key-value head are the query rows of one small attention."""
+    """Attention of a group; queries that share a key-value head are the query rows of one small attention."""
     num_heads, head_dim = query.shape[1:]
     q = query[group.tokens].view(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     shape = (group.num_rows, -1, num_kv_heads, head_dim)
@@ -185,7 +185,7 @@ def _attend_decode(
 def _attend_prefill(
     query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, num_kv_heads: int, scale: float
 ) -> Tensor:
-    """Key-value heads are the batch, the heads that share them an expanded view: nothing is repeated in memory."""
+    """Attention of one row; key-value heads are the batch, heads that share them an expanded view, not a copy."""
     num_heads, head_dim = query.shape[1:]
     heads_per_kv = num_heads // num_kv_heads
     q = query[row.start : row.end].view(-1, num_kv_heads, heads_per_kv, head_dim).permute(1, 2, 0, 3)
@@ -198,7 +198,7 @@ def _attend_prefill(
 
 
 def _in_compute_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """float32 on a CPU, whose half-precision attention is several times slower; elsewhere as it is."""
+    """Float32 on a CPU, whose half-precision attention is several times slower; elsewhere unchanged."""
     if q.device.type == "cpu":
         return q.float(), k.float(), v.float()
     return q, k, v

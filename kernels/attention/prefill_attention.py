@@ -1,8 +1,8 @@
 """Causal attention of many queries per row over keys and values in blocks, read through block tables, in one launch.
 
-A program takes a tile of queries of all heads that share keys, so that each key is read once for the group, a chunk
-of few tokens still fills the matrix units, and little of the tile lies beyond the diagonal. What is a tile is planned
-on the host (`prefill_plan`). The torch reference is `prefill_reference`.
+A program computes a tile of queries of all heads that share keys, so that each key is read once for the group, a chunk
+of few tokens still fills the matrix units, and little of the tile lies beyond the diagonal. The host plans the tiles
+(`prefill_plan`). The torch reference is `prefill_reference`.
 """
 
 import math
@@ -30,7 +30,7 @@ def _load_rows(
     HEAD_DIM: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """Rows of a cache as [TILE, PADDED_DIM]; zeros where there is no key or no dimension."""
+    """Rows of a cache as [TILE, PADDED_DIM]; zeros for masked keys and padded dimensions."""
     p_row = p_cache + o_row[:, None] + o_dim[None, :]
     if MASKED:
         return tl.load(p_row, mask=m_key[:, None] & (o_dim < HEAD_DIM)[None, :], other=0.0)
@@ -47,7 +47,7 @@ def _attend_tile(
     b_acc: tl.tensor,  # [ROWS, PADDED_DIM]
     o_position: tl.tensor,  # [ROWS] of each row's query in its context
     o_key: tl.tensor,  # [TILE] positions
-    i_first: tl.tensor,  # keys before and from i_end on are not loaded, where MASKED
+    i_first: tl.tensor,  # if MASKED, keys before i_first and from i_end on are not loaded
     i_end: tl.tensor,
     p_key: tl.tensor,
     p_value: tl.tensor,
@@ -100,7 +100,7 @@ def _queries_and_heads(
     ROWS: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> tl.tensor:
-    """Each row's query, its head within the group, and whether there are such."""
+    """Each row's query, its head within the group, and the mask of rows that have both."""
     o_row = tl.arange(0, ROWS)
     o_pair = i_query * HEADS + o_row
     o_query, o_group = o_pair // HEADS, i_part * HEADS + o_pair % HEADS
@@ -147,7 +147,7 @@ def prefill_kernel(
     Row m of the tile is query m // HEADS of head m % HEADS. Keys in tiles, q being the tile's first and last query:
 
         |....kkkk|KKKKKKKK|KKKKKKKK|kkkkkk..|    K: tiles that all queries see whole, in a loop without masks
-            first full_first   full_end  end     k: what only some queries see; a dot is never loaded
+            first full_first   full_end  end     k: keys that only some queries see; a dot is never loaded
                                      q qqq
     """
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -207,7 +207,7 @@ def prefill_kernel(
             WINDOWED,
             MASKED=False,
         )
-    # Read anew, so that no address of the results takes registers in the loop above.
+    # Read again, so that no address of the results takes registers in the loop above.
     i_query = tl.load(p_tile + 1, volatile=True)
     # Tiles that a window's start or the diagonal crosses.
     i_low = i_first // TILE * TILE
@@ -264,18 +264,18 @@ def prefill_attention(
     """softmax(score(Q K^T) + mask) V for each row, K and V read through its block table (paper, eq. 4).
 
     Grouped queries: heads h * G to h * G + G - 1 share key-value head h. Scores, weights' sums and results accumulate
-    in float32; keys of e4m3 are widened in registers. Queues one launch at most and waits for nothing.
+    in float32; keys of e4m3 are widened in registers. Queues at most one launch, without waiting.
 
     query:                  [T, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
     plan:                   of these rows and this shape; results of tokens in no tile are undefined
     rule:                   its scale is positive
-    out:                    where results go, contiguous, as query otherwise; made if absent
+    out:                    output, contiguous, else like query; allocated if None
     """
     shape = plan.shape
     assert_fits(shape, query, key_cache, value_cache, plan.block_size)
     assert plan.tiles.is_contiguous() and plan.rows.block_tables.stride(1) == 1
-    assert rule.scale > 0, "the greatest product is to be the greatest score"
+    assert rule.scale > 0, "the greatest product must be the greatest score"
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     assert out.shape == query.shape and out.is_contiguous()
@@ -305,7 +305,7 @@ def prefill_attention(
 
 
 def num_parts(plan: PrefillPlan) -> int:
-    """Tiles that it takes to hold all heads of a group."""
+    """Number of tiles that hold all heads of a group."""
     return -(-plan.shape.group // plan.config.heads(plan.shape))
 
 

@@ -1,8 +1,8 @@
-"""How prefill attention is launched for each shape: rows and keys of a tile, warps and pipeline stages, and how heads
-that share keys are packed into a tile's rows.
+"""Launch configuration of prefill attention for each shape: rows and keys of a tile, warps, pipeline stages, and the
+heads that are packed into a tile's rows.
 
-By the table of tuned shapes, or by a rule from what the compiler reports of registers and shared memory. It imports no
-Triton.
+Taken from the table of tuned shapes, else from a rule based on the compiler's report of registers and shared memory.
+Imports no Triton.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _MIN_QUERIES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillConfig:
-    """One way to launch the kernel."""
+    """One launch configuration of the kernel."""
 
     rows: int  # of a tile, each one query of one head; at least 64 for Hopper's matrix units
     tile: int  # keys per loop iteration
@@ -26,7 +26,7 @@ class PrefillConfig:
     num_stages: int
 
     def heads(self, shape: AttentionShape) -> int:
-        """Heads of a group whose queries are rows of one tile: all of them, or equal parts if they are many."""
+        """Number of a group's heads whose queries are rows of one tile: all, or equal parts if they are many."""
         parts = -(-shape.group * _MIN_QUERIES // self.rows)
         return -(-shape.group // parts)
 

@@ -1,7 +1,7 @@
-"""Cuts ragged query rows into the tiles that programs of prefill attention take, on the host.
+"""Cuts ragged query rows into the tiles of prefill attention's programs, on the host.
 
-The host knows all lengths of a step with prompts in it, since such steps are not captured in graphs. It knows
-neither torch's devices nor Triton.
+The host knows all lengths of a step with prompts, since such steps are not captured in graphs. Knows neither torch's
+devices nor Triton.
 """
 
 import numpy as np
@@ -20,8 +20,7 @@ def prefill_tiles(
 
     query_lens, context_lens: [R], queries of each row and its keys, the queries' own included
 
-    The tiles with most keys come first, so that the last programs to end are short ones. A row without queries has
-    no tile.
+    The tiles with most keys come first, so that the last programs to end are short. A row without queries has no tile.
     """
     assert (query_lens <= context_lens).all(), "a row's queries are part of its context"
     queries = config.queries(shape)

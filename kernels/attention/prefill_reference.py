@@ -1,7 +1,7 @@
 """Causal attention of many queries per row over the row's blocks: the torch reference.
 
-It defines what `prefill_attention` computes, with the same signature, on any device. The queries of a row are the
-last tokens of its context, all of it or a chunk; a slot outside the context is never read.
+It defines the result of `prefill_attention`, with the same signature, on any device. The queries of a row are the last
+tokens of its context, all of it or a chunk; a slot outside the context is never read.
 """
 
 import math
@@ -29,7 +29,7 @@ class PrefillRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPlan:
-    """What all layers with the same shape and sliding window share in one step."""
+    """The plan of one step that all layers with the same shape and sliding window share."""
 
     rows: PrefillRows
     shape: AttentionShape
@@ -54,8 +54,8 @@ def prefill_attention(
 
     query:                  [T, num_heads, head_dim]
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
-    out:                    where results go, contiguous, as query otherwise; made if absent. Tokens of no row get
-                            zeros here, and are undefined in general
+    out:                    output, contiguous, else like query; allocated if None. Tokens of no row get zeros here,
+                            and are undefined in general
     """
     rows = plan.rows
     dtype = torch.promote_types(query.dtype, torch.float32)

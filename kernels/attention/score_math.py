@@ -1,6 +1,4 @@
-"""What attention kernels do with scores in registers: the soft cap's tanh, and a softmax of tiles that arrive one by
-one, in powers of two.
-"""
+"""Functions of attention kernels on scores in registers: the soft cap's tanh, an online softmax in powers of two."""
 
 import math
 
@@ -12,7 +10,7 @@ _TWICE_LOG2_E = tl.constexpr(2.0 * math.log2(math.e))
 
 @triton.jit
 def tanh(b_x: tl.tensor) -> tl.tensor:
-    """(1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: nothing overflows."""
+    """(1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x, which cannot overflow."""
     b_small = tl.exp2(-tl.abs(b_x) * _TWICE_LOG2_E)
     b_positive = (1.0 - b_small) / (1.0 + b_small)
     return tl.where(b_x < 0, -b_positive, b_positive)
@@ -20,14 +18,14 @@ def tanh(b_x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def online_softmax(
-    b_scores: tl.tensor,  # [M, T] float32, times factor in units of log2; -inf where there is no key
+    b_scores: tl.tensor,  # [M, T] float32, times factor in units of log2; -inf for masked keys
     b_max: tl.tensor,  # [M] of all tiles before, in units of log2, -inf at first
     b_sum: tl.tensor,  # [M] relative to b_max
-    factor: tl.tensor = 1.0,  # positive; given here, it costs one operation per score less than before
+    factor: tl.tensor = 1.0,  # positive; applied here, it saves one operation per score
 ) -> tl.tensor:
-    """One tile's weights, what earlier sums shrink by, and the new maximum and sum.
+    """One tile's weights, the factor that shrinks earlier sums, and the new maximum and sum.
 
-    A row that has seen no key yet keeps the maximum -inf and gets weights of 0, never NaN.
+    A row without any key so far keeps the maximum -inf and gets weights of 0, never NaN.
     """
     b_new_max = tl.maximum(b_max, tl.max(b_scores, 1) * factor)
     b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)

@@ -1,6 +1,6 @@
-"""What all attention kernels speak of: the shape that a model fixes, the rule from products to scores, and results.
+"""Types of all attention kernels: the shape that a model fixes, the rule from products to scores, and results.
 
-It knows no plan, no launch and no Triton.
+Knows no plan, no launch and no Triton.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MIN_DOT_ROWS = 16  # the least height of a tensor-core tile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What a model fixes of attention over blocks."""
+    """Shape of attention over blocks, fixed by the model."""
 
     num_heads: int
     num_kv_heads: int
@@ -23,7 +23,7 @@ class AttentionShape:
     kv_dtype: torch.dtype  # the same, or float8_e4m3fn
 
     def __post_init__(self) -> None:
-        assert self.num_heads % self.num_kv_heads == 0, "each key-value head serves as many heads as any other"
+        assert self.num_heads % self.num_kv_heads == 0, "every key-value head must have equally many heads"
         assert self.kv_dtype in (self.dtype, torch.float8_e4m3fn), f"no keys of {self.kv_dtype} for {self.dtype}"
 
     @property
@@ -57,12 +57,12 @@ class Attended(NamedTuple):
 
 
 def power_of_2(number: int) -> int:
-    """The least power of two that is not below it."""
+    """The least power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def assert_fits(shape: AttentionShape, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_size: int) -> None:
-    """What every kernel of attention takes for granted of its arguments.
+    """Assert what every attention kernel assumes of its arguments.
 
     query:                  [any, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
@@ -73,5 +73,5 @@ def assert_fits(shape: AttentionShape, query: Tensor, key_cache: Tensor, value_c
 
 
 def launch_strides(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor) -> tuple[int, ...]:
-    """The strides that every kernel of attention is launched with, in their order."""
+    """Strides that every attention kernel gets at its launch, in order."""
     return (*query.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], block_tables.stride(0))

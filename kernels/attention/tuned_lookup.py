@@ -1,7 +1,7 @@
-"""Finds the launch configuration that was chosen for a shape of attention, where one was.
+"""Looks up the tuned launch configuration of an attention shape, if there is one.
 
-The table is `tuned`, written by `benchmarks.gpu.tune_kernels`; a shape without an entry is launched by rule. It
-compiles nothing, measures nothing, and imports no Triton.
+The table is `tuned`, written by `benchmarks.gpu.tune_kernels`; a shape without an entry is launched by a rule.
+Compiles nothing, measures nothing, and imports no Triton.
 """
 
 from typing import Literal, NamedTuple
@@ -16,10 +16,10 @@ HOPPER = "sm_90"
 
 
 class TunedRow(NamedTuple):
-    """One entry: whose it is, how to launch, and what is known of that."""
+    """One entry: its kernel and shape, the launch configuration, and the resources and time of the kernel."""
 
     kernel: str
-    family: str  # of devices that it was chosen for
+    family: str  # of devices
     group: int  # heads that share a key-value head
     head_dim: int
     bits: int  # of an element of queries, and of keys
@@ -28,10 +28,10 @@ class TunedRow(NamedTuple):
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int
-    programs_per_sm: int  # that registers and shared memory of a multiprocessor hold at once
+    programs_per_sm: int  # that fit into a multiprocessor at once, by registers and shared memory
     registers: int  # per thread
     shared_bytes: int  # per program
-    us: float | None  # as measured, the mean of its workloads; None where chosen from what the compiler reports
+    us: float | None  # measured, the mean of its workloads; None if chosen by the compiler's report
 
     @property
     def source(self) -> str:

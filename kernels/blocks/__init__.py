@@ -1,1 +1,1 @@
-"""Whole blocks: copied, swapped, and written token by token."""
+"""Blocks: copies and swaps of whole blocks, and writes of single tokens."""

@@ -1,7 +1,7 @@
-"""Copying whole blocks, all pairs of a step in one launch.
+"""Copies whole blocks, all pairs of a step in one launch.
 
-A block holds all layers, so a copy is one contiguous run of bytes. Programs own a slice of bytes of a group of pairs,
-so that where sources are also destinations, their order is kept without any program waiting for another. The torch
+A block holds all layers, so a copy is one contiguous run of bytes. Each program owns a slice of bytes of a group of
+pairs: the order of copies, if sources are also destinations, is kept without programs waiting for each other. The torch
 references are in `kernels.blocks.kv_blocks`.
 """
 
@@ -14,7 +14,7 @@ from kernels.blocks.copy_order import CopyTable, copy_table
 
 CHUNK_WORDS = 1024  # of 8 bytes: four 16-byte loads in flight for each of 128 threads
 NUM_WARPS = 4
-MAX_PROGRAMS = 1 << 20  # each slice has its own
+MAX_PROGRAMS = 1 << 20  # one for each slice
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
@@ -22,7 +22,7 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 def copy_kernel(
     source_ptr: tl.tensor,  # [num_source_blocks, num_words]
     destination_ptr: tl.tensor,  # [num_destination_blocks, num_words], may be the source
-    table_ptr: tl.tensor,  # int64 [num_groups + 1 + 2 * num_pairs]: where groups start, then the pairs
+    table_ptr: tl.tensor,  # int64 [num_groups + 1 + 2 * num_pairs]: first pair of each group, then the pairs
     num_words: tl.tensor,
     num_groups: tl.tensor,
     num_chunks: tl.tensor,
@@ -30,8 +30,8 @@ def copy_kernel(
 ) -> None:
     """destination[d] = source[s] for the pairs (s, d) of one group, in one slice of the block; then the next slice.
 
-    The first source is read before all else and written after it (`copy_groups`). The barriers keep a source's
-    readers before its writer; a slice is never touched by another program of the same group.
+    The first source is read before, and written after, all other copies (`copy_groups`). Barriers order the readers of
+    a source before its writer; no other program of the group touches the slice.
     """
     o_chunk = tl.arange(0, CHUNK)
     p_pairs = table_ptr + num_groups + 1
@@ -67,19 +67,19 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
 
 
 def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups: int) -> None:
-    """Copy groups of pairs from one pool to another or to itself, in one launch and nothing else.
+    """Copy groups of pairs from one pool to another or to itself, in a single launch.
 
     source, destination: [num_blocks, ...], contiguous, of equal blocks, on the device
-    table:               int64 [num_groups + 1 + 2 * num_pairs] as `copy_table` lays it out, there too
+    table:               int64 [num_groups + 1 + 2 * num_pairs] in the layout of `copy_table`, on the device
     """
     launch_copies(source, destination, table, num_groups, MAX_PROGRAMS)
 
 
 def launch_copies(source: Tensor, destination: Tensor, table: Tensor, num_groups: int, max_programs: int) -> None:
-    """As `copy_by_table`, by so many programs at most; one of the pools may be pinned memory of the host.
+    """Launch `copy_by_table` with at most `max_programs`; one of the pools may be pinned memory of the host.
 
-    Torch's pinned memory is mapped into the device's address space, where Triton's launcher looks an address up, and
-    a kernel reads and writes it across the bus.
+    Torch's pinned memory is mapped into the device's address space, where Triton's launcher finds its address, and a
+    kernel reads and writes it across the bus.
     """
     if num_groups == 0:
         return
@@ -96,19 +96,19 @@ def launch_copies(source: Tensor, destination: Tensor, table: Tensor, num_groups
         num_chunks,
         CHUNK=CHUNK_WORDS,
         num_warps=NUM_WARPS,
-        num_stages=1,  # the order of loads and stores is the point
+        num_stages=1,  # keep the order of loads and stores
         enable_fp_fusion=True,
     )
 
 
 def table_on(device: torch.device, table: CopyTable) -> Tensor:
-    """The table on a device, for who has no other upload to send it with; queued on the current stream."""
+    """The table on a device, for callers without an upload of their own; queued on the current stream."""
     array = torch.from_numpy(table.array)
     return (array.pin_memory() if device.type == "cuda" else array).to(device, non_blocking=True)
 
 
 def _as_words(pool: Tensor) -> Tensor:
-    """The blocks as rows of the widest integers that fill them: [num_blocks, num_words]."""
+    """View blocks as rows of the widest integers that divide them: [num_blocks, num_words]."""
     assert pool.is_contiguous(), "a block must be one run of bytes"
     rows = pool.view(len(pool), -1)
     block_bytes = rows.shape[1] * rows.element_size()

@@ -1,8 +1,8 @@
-"""Swapping whole blocks between the device's pool and pinned memory of the host.
+"""Swaps whole blocks between the device's pool and pinned memory of the host.
 
-Long runs go through the copy engines, which leave the multiprocessors to the model; many short ones would each cost
-a launch, and are moved by one kernel that reads or writes the host's memory directly. The torch reference is
-`kernels.blocks.kv_blocks.swap_blocks`. It knows no streams: what is queued goes to the current one.
+Long runs go through the copy engines, which leave the multiprocessors to the model. Short ones would each cost a
+launch, so one kernel moves them and reads or writes the host's memory directly. The torch reference is
+`kernels.blocks.kv_blocks.swap_blocks`. Queues on the current stream.
 """
 
 import numpy as np
@@ -14,14 +14,14 @@ from kernels.blocks.copy_order import apart
 
 IntArray = npt.NDArray[np.int64]
 
-COPY_ENGINE_RUN_BYTES = 512 * 1024  # from here on a copy's own cost is small beside its transfer
-# 8 KiB each on the way: several times what the bus transfers while one access of it takes, and few enough to leave
-# the multiprocessors to the model, whose kernels run meanwhile.
+COPY_ENGINE_RUN_BYTES = 512 * 1024  # from this size on a copy's launch costs little beside its transfer
+# 8 KiB in flight each: several times the bus's bandwidth times latency, but few enough programs to leave the
+# multiprocessors to the model, whose kernels run meanwhile.
 GATHER_PROGRAMS = 64
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Copy whole blocks from one pool to another, which may live on another device. It only queues the copies.
+    """Copy whole blocks from one pool to another, which may be on another device. Only queues the copies.
 
     source:      [num_source_blocks, ...], contiguous
     destination: [num_destination_blocks, ...], the same block shape and dtype; the one on the host pinned
@@ -40,14 +40,14 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
 
 
 def gather_blocks(source: Tensor, destination: Tensor, pairs: IntArray) -> None:
-    """One launch for all pairs [P, 2], which also works where neither pool is the host's."""
+    """Copy all pairs [P, 2] in one launch; also works if both pools are on the device."""
     table = apart(pairs)
     device = destination.device if destination.is_cuda else source.device
     launch_copies(source, destination, table_on(device, table), table.num_groups, GATHER_PROGRAMS)
 
 
 def copy_runs(source: Tensor, destination: Tensor, runs: IntArray) -> None:
-    """One copy for each run."""
+    """Copy each run by one call."""
     for first_source, first_destination, num_blocks in runs.tolist():
         blocks = source[first_source : first_source + num_blocks]
         destination[first_destination : first_destination + num_blocks].copy_(blocks, non_blocking=True)

@@ -1,6 +1,6 @@
-"""In which order blocks can be copied in place, where a block may be a source and a destination at once.
+"""Orders copies of blocks inside one pool, where a block may be a source and a destination at once.
 
-Pure: it knows block ids only, not what blocks are made of nor who copies them.
+Pure: knows block ids only.
 """
 
 from collections import defaultdict
@@ -14,27 +14,27 @@ Pair = tuple[int, int]  # (source, destination)
 
 
 class CopyTable(NamedTuple):
-    """Groups of pairs as one array, which is what `copy_by_table` reads on the device."""
+    """Groups of pairs as one array, which `copy_by_table` reads on the device."""
 
-    array: npt.NDArray[np.int64]  # [num_groups + 1 + 2 * num_pairs]: which pair each group starts at, then the pairs
+    array: npt.NDArray[np.int64]  # [num_groups + 1 + 2 * num_pairs]: first pair of each group, then the pairs
     num_groups: int
 
 
 def copy_table(pairs: npt.NDArray[np.int64]) -> CopyTable:
-    """Lay out the copies of pairs [P, 2] inside a pool, as `copy_groups` orders them."""
+    """Lay out the copies of pairs [P, 2] inside a pool, in the order of `copy_groups`."""
     if not np.isin(pairs[:, 0], pairs[:, 1]).any():
         return apart(pairs)
     return grouped(copy_groups([(source, destination) for source, destination in pairs.tolist()]))
 
 
 def apart(pairs: npt.NDArray[np.int64]) -> CopyTable:
-    """Lay out pairs [P, 2] that need no order, a group each."""
+    """Lay out pairs [P, 2] that need no order, each as a group of its own."""
     assert len(np.unique(pairs[:, 1])) == len(pairs), "two copies into one block"
     return CopyTable(np.concatenate([np.arange(len(pairs) + 1), pairs.reshape(-1)]), len(pairs))
 
 
 def grouped(groups: Sequence[Sequence[Pair]]) -> CopyTable:
-    """Lay out groups that can be copied at the same time, none of them empty."""
+    """Lay out groups that can be copied at the same time; none may be empty."""
     starts = [0]
     for group in groups:
         starts.append(starts[-1] + len(group))
@@ -45,9 +45,9 @@ def grouped(groups: Sequence[Sequence[Pair]]) -> CopyTable:
 def copy_groups(pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Split pairs into groups that can be copied at the same time, each in the order of its list.
 
-    Inside a group the first source is held aside before anything else happens and written after everything else;
-    the other pairs are copied one by one in between. So every source is read before it is overwritten, also where
-    blocks exchange places. No destination may occur twice.
+    Inside a group the first source is read before all other copies and written after them; the other pairs are copied
+    one by one in between. So every source is read before it is overwritten, also in a cycle. No destination may occur
+    twice.
     """
     into = {destination: source for source, destination in pairs}
     assert len(into) == len(pairs), "two copies into one block"
@@ -65,7 +65,7 @@ def copy_groups(pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def _top(pair: Pair, into: dict[int, int]) -> int:
-    """The block that no pair writes and from which all of `pair`'s group descends, or any on its cycle."""
+    """The block from which `pair`'s group descends and that no pair writes; on a cycle, any of its blocks."""
     block, seen = pair[1], set()
     while block in into and block not in seen:
         seen.add(block)
@@ -74,7 +74,7 @@ def _top(pair: Pair, into: dict[int, int]) -> int:
 
 
 def _group_below(top: int, copies_of: dict[int, list[Pair]]) -> list[Pair]:
-    """All copies that descend from `top`, a block's own copies before the copy that overwrites it.
+    """Copies that descend from `top`, those from a block before the one that overwrites it.
 
     On a cycle the pair that overwrites `top` comes first.
     """
@@ -92,7 +92,7 @@ def _group_below(top: int, copies_of: dict[int, list[Pair]]) -> list[Pair]:
 
 
 def _by_source_alone(group: list[Pair], into: dict[int, int]) -> Iterable[list[Pair]]:
-    """A group as it is, or one group for each pair where no source is overwritten: then they need no order."""
+    """The group itself, or, if no source is overwritten, one group for each pair, since these need no order."""
     if any(source in into for source, _ in group):
         return [group]
     return [[pair] for pair in group]

@@ -1,7 +1,6 @@
-"""Moving keys and values in and out of blocks: writing new rows, copying blocks, swapping them.
+"""Writes new rows of keys and values into blocks, copies blocks and swaps them: the torch references, on any device.
 
-These are the torch references, on any device. They know slots, block ids and strides; they do not know who owns a
-block, and they never look at a block table.
+They know slots, block ids and strides; neither owners of blocks nor block tables.
 """
 
 import torch
@@ -40,10 +39,10 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
 
 
 def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups: int) -> None:
-    """Copy groups of pairs from one pool to another or to itself; all sources are read before anything is written.
+    """Copy groups of pairs from one pool to another or to itself; all sources are read before the first write.
 
     source, destination: [num_blocks, ...], of equal blocks, on one device
-    table:               int64 [num_groups + 1 + 2 * num_pairs] as `copy_order.copy_table` lays it out, there too
+    table:               int64 [num_groups + 1 + 2 * num_pairs] in the layout of `copy_order.copy_table`, on that device
     """
     pairs = table[num_groups + 1 :].view(-1, 2)
     if source is destination and source.is_cpu:
@@ -53,7 +52,7 @@ def copy_by_table(source: Tensor, destination: Tensor, table: Tensor, num_groups
 
 
 def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Copy whole blocks from one pool to another, which may live on another device.
+    """Copy whole blocks from one pool to another, which may be on another device.
 
     Between a device and pinned memory of the host it only queues the copies.
 
@@ -65,12 +64,12 @@ def swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
 
 
 def _indexable(pool: Tensor) -> Tensor:
-    """A pool of e4m3 as bytes, since torch does not copy e4m3 by index everywhere."""
+    """View a pool of e4m3 as bytes, since torch does not copy e4m3 by index on every device."""
     return pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
 
 
 def _copy_each(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Block by block, each one contiguous copy: on a CPU several times as fast as gathering them and scattering."""
+    """Copy block by block, each contiguous: on a CPU several times as fast as gather and scatter."""
     for source_block, block in pairs.tolist():
         destination[block].copy_(source[source_block], non_blocking=True)
 
@@ -89,7 +88,7 @@ def flat_token_rows(cache: Tensor) -> Tensor:
 
 
 def block_row_stride(cache: Tensor) -> int:
-    """How many token rows lie between the starts of two neighbouring blocks."""
+    """Number of token rows from the start of a block to that of the next."""
     num_kv_heads, head_dim = cache.shape[2:]
     row_width = num_kv_heads * head_dim
     assert cache.stride()[1:] == (row_width, head_dim, 1), "a token's heads must be contiguous"

@@ -1,1 +1,1 @@
-"""What the compiler makes of every kernel, seen without a GPU."""
+"""Checks of the machine code of every kernel, compiled without a GPU."""

@@ -1,4 +1,4 @@
-"""The configurations of shared-prefix attention and its planning that the compile gate compiles."""
+"""Configurations of shared-prefix attention and its planning for the compile gate."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ _HOPPER_PROCESSORS = 132
 def _shape(
     heads: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
 ) -> AttentionShape:
-    """`heads` are of the query, of keys and values, and their dimension."""
+    """Shape of attention. heads: query heads, key-value heads, head dimension."""
     num_heads, num_kv_heads, head_dim = heads
     return AttentionShape(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
@@ -34,7 +34,7 @@ def _shape(
 
 
 def _plan(shape: AttentionShape) -> CascadePlan:
-    """Of one row; blocks are of 16 tokens."""
+    """A plan for one row and blocks of 16 tokens."""
     entry = torch.zeros(1, dtype=torch.int32)
     groups = PrefixGroups(entry.expand(1, GROUP_FIELDS), entry, entry)
     rows = DecodeRows(entry, entry.expand(1, 1))
@@ -80,7 +80,7 @@ def _launch(
 
 
 def _argument_types(shape: AttentionShape, names: list[str]) -> Mapping[str, str]:
-    """As the wrappers pass them."""
+    """Types of arguments, as the wrappers pass them."""
     known = dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
     known |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
     known |= dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")

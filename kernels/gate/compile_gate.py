@@ -1,7 +1,7 @@
-"""Compiles kernels for GPUs that need not be there, and looks at the machine code for what makes a kernel slow.
+"""Compiles kernels without a GPU, and checks the machine code for known causes of slowness.
 
 `python -m kernels.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on shared
-memory over the device's limit, on a missing `wgmma` and on narrow loads. It knows nothing of whether results are right.
+memory over the device's limit, on a missing `wgmma` and on narrow loads. Does not check results.
 """
 
 import os
@@ -31,7 +31,7 @@ _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.asyn
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """What the compiler made of one configuration for one compute capability."""
+    """Machine code of one configuration for one compute capability."""
 
     registers: int  # per thread
     local_bytes: int  # per thread: what did not fit in registers
@@ -40,7 +40,7 @@ class MachineCode:
 
 
 def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
-    """Compile as a launch on that device would."""
+    """Compile as a launch on a device of that capability would."""
     names = launch.kernel.arg_names
     signature = {name: launch.arguments.get(name, "constexpr") for name in names}
     aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in launch.divisible_by_16]
@@ -55,13 +55,13 @@ def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
 
 
 def compile_recorded(launch: RecordedLaunch, capability: int) -> MachineCode:
-    """Compile what was launched, for that device."""
+    """Compile a recorded launch for a device of that capability."""
     source = ASTSource(launch.kernel, launch.signature, constexprs=launch.constants, attrs=launch.attributes)
     return _machine_code(source, launch.options, capability)
 
 
 def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str]:
-    """What is wrong with the code, in words; nothing if it may pass."""
+    """Descriptions of the code's faults; empty if it passes."""
     found = resource_faults(capability, code)
     if launch.wgmma and capability == 90 and "wgmma.mma_async" not in code.ptx:
         found.append("no wgmma")
@@ -71,7 +71,7 @@ def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str
 
 
 def resource_faults(capability: int, code: MachineCode) -> list[str]:
-    """What no launch may need, whatever its shape."""
+    """Descriptions of resources beyond the limits that hold for every launch."""
     found = []
     if code.local_bytes:
         found.append(f"{code.local_bytes} bytes per thread spilled to local memory")
@@ -100,10 +100,10 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def main(launches: Sequence[LaunchConfig]) -> int:
-    """Report every configuration on standard output; the number of those with a fault."""
+    """Report every configuration on standard output; returns the number of those with a fault."""
     start = time.monotonic()
     jobs = [(launch, c) for launch, c in product(launches, MAX_SHARED_BYTES) if c in launch.capabilities]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler lets go of the interpreter's lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler releases the interpreter's lock
         codes = list(pool.map(lambda job: compile_for(*job), jobs))
     num_faulty = 0
     for (launch, capability), code in zip(jobs, codes, strict=True):

@@ -1,4 +1,4 @@
-"""The configurations of decode attention and its planning that the compile gate compiles, one per kind of shape."""
+"""Configurations of decode attention and its planning for the compile gate, one per kind of shape."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
 }
 _INT_POINTERS = ("table_ptr", "work_ptr", "num_work_ptr", "num_arrived_ptr", "num_partials_ptr", "first_partials_ptr")
-_MATRIX_UNIT_ROWS = 64  # from which on Hopper's matrix units can be used
+_MATRIX_UNIT_ROWS = 64  # least rows for Hopper's matrix units
 
 
 def decode_launch(
@@ -27,7 +27,7 @@ def decode_launch(
     *,
     soft_cap: bool = False,
 ) -> LaunchConfig:
-    """`heads` are of the query, of keys and values, and their dimension; blocks are of 16 tokens."""
+    """Launch for blocks of 16 tokens. heads: query heads, key-value heads, head dimension."""
     num_heads, num_kv_heads, head_dim = heads
     shape = AttentionShape(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
@@ -49,7 +49,9 @@ def decode_launch(
 
 
 def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
-    """As the wrapper passes them; the stride of block tables is never known to be aligned, but only read as scalar."""
+    """Types of arguments, as the wrapper passes them. The stride of block tables has no known alignment, but is only
+    read as a scalar.
+    """
     types = {name: "i32" for name in decode_attention.decode_kernel.arg_names if name.startswith("stride_")}
     types |= dict.fromkeys(_INT_POINTERS, "*i32")
     types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")

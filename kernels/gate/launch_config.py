@@ -1,6 +1,6 @@
-"""What one compilation of a kernel is: its argument types, its constants, and what the machine code must show.
+"""`LaunchConfig`, one compilation of a kernel: argument types, constants, and requirements on the machine code.
 
-It says nothing of how a kernel is launched or compiled, and it imports no Triton.
+Neither launches nor compiles, and imports no Triton.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from typing import Any
 class LaunchConfig:
     """One kernel as a wrapper launches it.
 
-    `kernel` is what `@triton.jit` returns. `arguments` gives each argument that is not constexpr its Triton type
-    ("*bf16", "*fp32", "i32", "fp32"), in any order; `constants` gives the others their values. All pointers are
-    taken to be 16-byte aligned; integers are so only if named in `divisible_by_16`.
+    `kernel` is the result of `@triton.jit`. `arguments` has the Triton type ("*bf16", "*fp32", "i32", "fp32") of each
+    argument that is not constexpr, in any order; `constants` has the values of the others. All pointers are assumed to
+    be 16-byte aligned, and integers only if named in `divisible_by_16`.
     """
 
     name: str  # unique, for people: kernel, dtype, shape

@@ -1,7 +1,7 @@
-"""Records how kernels are launched, as Triton itself would compile them for a GPU that need not be there.
+"""Records launches of kernels as Triton would compile them for a GPU, without one.
 
-Wrappers run as ever, with tensors of any device; Triton types and specialises what they pass, and before it would
-compile, the launch is noted and dropped. So what a kernel writes is not written. It knows no kernel.
+Wrappers run unchanged, with tensors of any device; Triton types and specialises their arguments, and the launch is
+recorded and dropped before Triton compiles. So kernels write no results. Knows no kernel.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,18 +14,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-_NO_DEVICE = -1  # its number, so that nothing is remembered for a device that is there
+_NO_DEVICE = -1  # a device number, so that nothing is cached for a real device
 _WARP_SIZE = 32
 _OPTIONS = ("num_warps", "num_ctas", "num_stages", "enable_fp_fusion")
 _CONSTANT = "constexpr"
 
 Path = tuple[int, ...]
-LaunchKey = tuple[str, str]  # kernel, and what Triton's cache of compiled kernels goes by
+LaunchKey = tuple[str, str]  # kernel, and its key in Triton's cache of compiled kernels
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLaunch:
-    """All that one compilation depends on; launches alike in it share their machine code."""
+    """Input of one compilation; equal ones share their machine code."""
 
     kernel: Any
     signature: Mapping[str, str]  # type of each argument
@@ -39,7 +39,7 @@ class RecordedLaunch:
 
     @property
     def types(self) -> Mapping[str, str]:
-        """Of the arguments that are no constants."""
+        """Types of the arguments that are not constants."""
         return {name: kind for name, kind in self.signature.items() if kind != _CONSTANT}
 
     def __str__(self) -> str:
@@ -59,11 +59,11 @@ class LaunchRecorder:
 
     @property
     def launches(self) -> dict[LaunchKey, RecordedLaunch]:
-        """In the order in which they came."""
+        """Distinct launches, in order."""
         return dict(self._launches)
 
-    def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
-        """Triton's hook before it compiles; true: it should not."""
+    def record_launch(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
+        """Triton's hook before it compiles; returns True, which stops the compilation."""
         self._launches[fn.name, key] = RecordedLaunch(
             kernel=fn.jit_function,
             signature=compile["signature"],
@@ -76,20 +76,20 @@ class LaunchRecorder:
 
 @contextmanager
 def recorded_launches(capability: int = 90) -> Iterator[LaunchRecorder]:
-    """Notes all launches of kernels, in this thread and others, as for a GPU of that compute capability."""
+    """Records all launches of kernels, in this thread and others, as for a GPU of that compute capability."""
     recorder = LaunchRecorder()
     hook = triton.knobs.runtime.jit_cache_hook
     driver.set_active(_driver_of_no_gpu(capability))
-    triton.knobs.runtime.jit_cache_hook = recorder.note
+    triton.knobs.runtime.jit_cache_hook = recorder.record_launch
     try:
         yield recorder
     finally:
         triton.knobs.runtime.jit_cache_hook = hook
-        driver.set_active(None)  # the machine's own, once it is asked for
+        driver.set_active(None)  # Triton then finds the machine's own
 
 
 def _driver_of_no_gpu(capability: int) -> Any:
-    """What Triton asks of its driver before it compiles."""
+    """The part of a driver that Triton needs before it compiles."""
     return SimpleNamespace(
         get_current_device=lambda: _NO_DEVICE,
         get_current_stream=lambda _device: 0,

@@ -1,6 +1,6 @@
-"""Every configuration in which a kernel is launched, as the compile gate compiles it.
+"""Configurations of all kernels for the compile gate.
 
-A new kernel adds its configurations here, each with the numbers its wrapper would choose for real model shapes.
+Add the configurations of a new kernel here, each with the numbers that its wrapper chooses for real model shapes.
 """
 
 import triton
@@ -37,7 +37,7 @@ BLOCK_COPIES = (
 
 
 def _rotary_write(name: str, dtype: str, cache_dtype: str, heads: tuple[int, int, int], half: int) -> LaunchConfig:
-    """`heads` are of the query, of keys and values, and their dimension."""
+    """Launch of the rotary write. heads: query heads, key-value heads, head dimension."""
     num_heads, num_kv_heads, head_dim = heads
     return LaunchConfig(
         name=f"rotary write {name}",

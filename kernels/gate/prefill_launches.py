@@ -1,4 +1,4 @@
-"""The configurations of prefill attention that the compile gate compiles, one per kind of shape."""
+"""Configurations of prefill attention for the compile gate, one per kind of shape."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ def prefill_launch(
     soft_cap: bool = False,
     block_size: int = 16,
 ) -> LaunchConfig:
-    """`heads` are of the query, of keys and values, and their dimension."""
+    """Launch of prefill attention. heads: query heads, key-value heads, head dimension."""
     num_heads, num_kv_heads, head_dim = heads
     shape = AttentionShape(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
@@ -58,7 +58,9 @@ def prefill_launch(
 
 
 def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
-    """As the wrapper passes them; the stride of block tables is never known to be aligned, but only read as scalar."""
+    """Types of arguments, as the wrapper passes them. The stride of block tables has no known alignment, but is only
+    read as a scalar.
+    """
     types = {name: "i32" for name in prefill_attention.prefill_kernel.arg_names if name.startswith("stride_")}
     types |= dict.fromkeys(_INT_POINTERS, "*i32")
     types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")

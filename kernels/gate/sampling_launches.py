@@ -1,4 +1,4 @@
-"""The configurations of sampling that the compile gate compiles: large vocabularies, all dtypes of logits."""
+"""Configurations of sampling for the compile gate: large vocabularies, all dtypes of logits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +62,7 @@ def _launch(
 
 
 def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
-    """The launches for samples of which some are drawn; float32 logits are those that were edited."""
+    """Launches for samples of which some are drawn at random; float32 logits are edited ones."""
     parts, _ = token_choice.split(num_samples, _VOCAB_SIZE)
     constants = {"INDEXED": logits != "fp32", "PARTS": parts}
     tiled = constants | {"TILE": token_choice.TILE}
@@ -87,7 +87,7 @@ def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
 
 
 def _penalty(name: str, kernel: Any) -> LaunchConfig:
-    """Rows of the token table begin anywhere, and tokens of the vocabulary are met one by one."""
+    """Launch of a penalty. Rows of the token table have any alignment, and tokens are accessed one by one."""
     warps = logit_penalties.NUM_WARPS
     return _launch(name, kernel, {"TILE": logit_penalties.TILE}, logits="fp32", num_warps=warps, wide_loads=False)
 

@@ -1,11 +1,11 @@
-"""The launches of the kernel that gathers what a step reads of its tokens."""
+"""Configurations of the kernel that gathers a step's inputs, for the compile gate."""
 
 from kernels.gate.launch_config import LaunchConfig
 from kernels.layers import step_inputs
 
 
 def _step_inputs(block_size: int, index: str) -> LaunchConfig:
-    """`index` is the type of slots and positions."""
+    """Launch of the kernel. index: type of slots and positions."""
     return LaunchConfig(
         name=f"step inputs {index} block {block_size}",
         kernel=step_inputs.step_inputs_kernel,
@@ -29,7 +29,7 @@ def _step_inputs(block_size: int, index: str) -> LaunchConfig:
         },
         constants={"BLOCK_SIZE": block_size, "TOKENS": step_inputs.TOKENS, "BLOCKS": step_inputs.BLOCKS},
         num_warps=step_inputs.NUM_WARPS,
-        wide_loads=False,  # a table's rows have any width, and the whole of it is small
+        wide_loads=False,  # rows of a table have any width, and the table is small
     )
 
 

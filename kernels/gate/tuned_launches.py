@@ -1,4 +1,4 @@
-"""The tuned configurations of attention as the compile gate compiles them, and any other that is to be tried."""
+"""Tuned configurations of attention for the compile gate, and any other tiling that is to be tried."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,16 +20,16 @@ _BLOCK_SIZE = 16
 
 
 class Tiling(NamedTuple):
-    """What of a launch can be chosen."""
+    """Parameters of a launch that can be chosen."""
 
-    rows: int  # of a tile: queries; for decode the group's heads, padded, and no choice
+    rows: int  # of a tile: queries; fixed for decode, as the group's heads, padded
     tile: int
     num_warps: int
     num_stages: int
 
 
 def launch_with(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> LaunchConfig:
-    """The launch of a kernel for a shape, tiled so."""
+    """The launch of a kernel for a shape, with this tiling."""
     base = _base_launch(kernel, shape)
     constants = {**base.constants, "TILE": tiling.tile}
     if kernel == "prefix":
@@ -44,7 +44,7 @@ def launch_with(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) 
 
 
 def shape_of(row: TunedRow) -> AttentionShape:
-    """A shape that the entry is for."""
+    """A shape with the head counts and dtypes of the entry."""
     dtype = torch.bfloat16
     kv_dtype = dtype if row.kv_bits == row.bits else torch.float8_e4m3fn
     return AttentionShape(

@@ -1,1 +1,1 @@
-"""What a decoder layer does beside products and attention."""
+"""Operations of a decoder layer other than matrix products and attention."""

@@ -1,6 +1,6 @@
 """Gated activations: the activation of the gate and its product with the other half, in one launch.
 
-The torch reference is `kernels.layers.layer_ops.gated_activation`. It knows rows, no layers.
+The torch reference is `kernels.layers.layer_ops.gated_activation`. Knows rows, no layers.
 """
 
 import torch
@@ -18,7 +18,7 @@ _TWO_SQRT_2_OVER_PI = tl.constexpr(1.5957691216057308)
 
 @triton.jit
 def _activate(b_x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """Float32 to float32. The tanh form of GELU is x sigmoid(2 z), since 1 + tanh(z) = 2 sigmoid(2 z)."""
+    """Activation of float32. The tanh form of GELU is x sigmoid(2 z), since 1 + tanh(z) = 2 sigmoid(2 z)."""
     if ACTIVATION == "relu":
         return tl.maximum(b_x, 0.0)
     elif ACTIVATION == "silu":  # noqa: RET505

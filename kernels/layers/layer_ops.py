@@ -1,7 +1,7 @@
-"""What a decoder layer does beside products and attention: the torch references, on any device.
+"""Operations of a decoder layer other than matrix products and attention: the torch references, on any device.
 
-Rotating heads and writing them into their slots, norms with the residual addition, gated activations. They know rows
-and heads, not models; the kernels with the same signatures are in `rotary_write`, `norms` and `activations`.
+Rotation of heads and their write into slots, norms with the residual addition, gated activations. They know rows and
+heads, not models; the kernels with the same signatures are in `rotary_write`, `norms` and `activations`.
 """
 
 from typing import Literal, NamedTuple
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Activation = Literal["relu", "silu", "gelu", "gelu_tanh"]
-_E4M3_MAX = 448.0  # larger numbers have no e4m3 and would turn into NaN
+_E4M3_MAX = 448.0  # larger numbers are out of e4m3's range and would become NaN
 
 
 class Rotary(NamedTuple):
@@ -32,8 +32,8 @@ def rotate_and_write(
 ) -> None:
     """Rotate queries in place, and put each token's rotated key and its value into its slot.
 
-    Dimension i turns against i + rotary_dim / 2; those from rotary_dim on stay as they are, and all of them without
-    `rotary`. A cache of e4m3 takes the nearest of its numbers, at most 448. `key` itself stays as it is.
+    Dimension i rotates with i + rotary_dim / 2. Those from rotary_dim on are unchanged, and without `rotary` all are.
+    For a cache of e4m3, numbers are rounded to the nearest, at most 448. `key` itself is unchanged.
 
     query:                  [T, num_heads, head_dim], any token stride
     key, value:             [T, num_kv_heads, head_dim], any token stride
@@ -66,7 +66,7 @@ def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
     """Root-mean-square norm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside.
 
-    With `residual`, x is first added to it, in place, and the sum is what is normalised.
+    With `residual`, x is first added to it, in place, and the sum is normalised.
 
     x:        [T, size] or [T, heads, size], any strides but the last
     weight:   [size]
@@ -80,7 +80,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | No
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> Tensor:
-    """Layer norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; else as `rms_norm`."""
+    """Layer norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; arguments like `rms_norm`."""
     x = x if residual is None else residual.add_(x)
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 

@@ -1,7 +1,7 @@
 """Root-mean-square norm and layer norm of rows, with the residual addition before it, in one launch.
 
-A row is read once and held in registers, float32 inside. The torch references are in `layer_ops`. It knows
-rows and strides, no layers.
+A row is read once and kept in registers, in float32. The torch references are in `layer_ops`. Knows rows and strides,
+no layers.
 """
 
 import torch
@@ -33,7 +33,7 @@ def norm_kernel(
 ) -> None:
     """One row: residual += x; out = (residual - mean) / sqrt(mean((residual - mean)^2) + eps) * weight + bias.
 
-    With RMS the mean that is subtracted is 0. The sum is rounded to its dtype before it is normalised, as it is kept.
+    With RMS the subtracted mean is 0. The sum is rounded to the residual's dtype before it is normalised.
     """
     i_row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, TILE)
@@ -59,7 +59,7 @@ def norm_kernel(
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
     """Root-mean-square norm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside.
 
-    With `residual`, x is first added to it, in place, and the sum is what is normalised.
+    With `residual`, x is first added to it, in place, and the sum is normalised.
 
     x:        [T, size] or [T, heads, size], any strides but the last
     weight:   [size]
@@ -72,12 +72,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | No
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> Tensor:
-    """Layer norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; else as `rms_norm`."""
+    """Layer norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; arguments like `rms_norm`."""
     return _norm(x, weight, bias, eps, residual, rms=False)
 
 
 def num_warps(size: int) -> int:
-    """Of one row."""
+    """Number of warps for one row."""
     tile: int = triton.next_power_of_2(size)
     return min(_MAX_WARPS, max(1, tile // _ELEMENTS_PER_WARP))
 

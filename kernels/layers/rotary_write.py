@@ -1,7 +1,7 @@
 """Rotary embedding of queries and keys, and the write of keys and values into their slots, in one launch.
 
-So a token's new key and value are read once and written once, where they stay. The torch reference is
-`kernels.layers.layer_ops.rotate_and_write`. It knows slots and strides; no block table, and no frequencies.
+So a token's new key and value are read once and written once, to their final place. The torch reference is
+`kernels.layers.layer_ops.rotate_and_write`. Knows slots and strides; no block table, and no frequencies.
 """
 
 import triton
@@ -19,9 +19,9 @@ _E4M3_MAX = tl.constexpr(448.0)
 def _rotate(
     p_first: tl.tensor, cos_ptr: tl.tensor, sin_ptr: tl.tensor, o_angle: tl.tensor, m_x: tl.tensor, HALF: tl.constexpr
 ) -> tl.tuple:
-    """Both halves of the rotating dimensions, [heads, half] each, turned by their angles, in float32.
+    """Both halves of the rotary dimensions, [heads, half] each, rotated by their angles, in float32.
 
-    The angles are loaded once for each head, from the cache, so that they lie as the heads do.
+    The angles are loaded once for each head, from the cache of the GPU, so that they have the layout of the heads.
     """
     b_cos = tl.load(cos_ptr + o_angle, mask=m_x, other=0.0).to(tl.float32)
     b_sin = tl.load(sin_ptr + o_angle, mask=m_x, other=0.0).to(tl.float32)
@@ -32,7 +32,7 @@ def _rotate(
 
 @triton.jit
 def _store(p_cache: tl.tensor, b_x: tl.tensor, m_x: tl.tensor) -> None:
-    """Store in the cache's dtype, without overflow to NaN where it is e4m3."""
+    """Store in the cache's dtype, without overflow to NaN for e4m3."""
     if p_cache.dtype.element_ty == tl.float8e4nv:
         b_x = tl.clamp(b_x.to(tl.float32), -_E4M3_MAX, _E4M3_MAX)
     tl.store(p_cache, b_x.to(p_cache.dtype.element_ty), mask=m_x)
@@ -62,7 +62,7 @@ def rotary_write_kernel(
     HALF_TILE: tl.constexpr,  # HALF and below HEAD_DIM, as powers of two
     DIM_TILE: tl.constexpr,
 ) -> None:
-    """One token; some heads of the query, or the same heads of key and value."""
+    """One program: some heads of one token's query, or the same heads of its key and value."""
     i_token = tl.program_id(0).to(tl.int64)
     i_part = tl.program_id(1)
     NUM_QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS if HALF > 0 else 0
@@ -112,9 +112,9 @@ def rotate_and_write(
 ) -> None:
     """Rotate queries in place, and put each token's rotated key and its value into its slot.
 
-    Dimension i turns against i + rotary_dim / 2; those from rotary_dim on stay as they are, and all of them without
-    `rotary`. A cache of e4m3 takes the nearest of its numbers, at most 448. `key` itself stays as it is.
-    The arithmetic is float32, rounded once.
+    Dimension i rotates with i + rotary_dim / 2. Those from rotary_dim on are unchanged, and without `rotary` all are.
+    For a cache of e4m3, numbers are rounded to the nearest, at most 448. `key` itself is unchanged. The arithmetic is
+    float32, rounded once.
 
     query:                  [T, num_heads, head_dim], any token stride
     key, value:             [T, num_kv_heads, head_dim], any token stride

@@ -1,7 +1,7 @@
-"""What a forward pass reads of each token, gathered from the tables of all slots in one launch.
+"""Gathers a forward pass's inputs for each token from the tables of all slots, in one launch.
 
-So the host sends a slot and a position for each token, and a captured graph finds the rest. The torch reference is
-`kernels.layers.step_inputs_reference.step_inputs`. It knows slots, positions and blocks, no model.
+So the host sends only a slot and a position for each token, and a captured graph finds the rest. The torch reference is
+`kernels.layers.step_inputs_reference.step_inputs`. Knows slots, positions and blocks, no model.
 """
 
 import triton
@@ -48,9 +48,10 @@ def step_inputs_kernel(
     TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """The first programs: token = table_tokens[slot, position] and what else belongs to it, for TOKENS tokens each.
+    """Inputs of tokens and block tables of rows.
 
-    The others: row_blocks[i] = table_blocks[slots[i]], as far as the token at positions[i] sees, BLOCKS entries each.
+    The first programs: token = table_tokens[slot, position] and its other inputs, for TOKENS tokens each.
+    The others: row_blocks[i] = table_blocks[slots[i]], up to the block of positions[i], BLOCKS entries each.
     """
     i_program = tl.program_id(0)
     if i_program < num_token_programs:
@@ -80,7 +81,7 @@ def step_inputs_kernel(
 
 
 def step_inputs(tables: SlotTables, slots: Tensor, positions: Tensor, block_size: int, inputs: StepInputs) -> None:
-    """Fill `inputs` for the tokens at `positions` of `slots`. Queues one launch and waits for nothing.
+    """Fill `inputs` for the tokens at `positions` of `slots`. Queues one launch, without waiting.
 
     slots:     [T] int32 or int64; any number where the position is negative
     positions: [T] int32 or int64; negative for padding

@@ -1,6 +1,6 @@
-"""What a forward pass reads of each token, gathered from the tables of all slots: its types and the torch reference.
+"""Inputs of a forward pass for each token, gathered from the tables of all slots: types and the torch reference.
 
-It knows slots, positions and blocks, no model. The kernel with the same signature is in `step_inputs`.
+Knows slots, positions and blocks, no model. The kernel with the same signature is in `step_inputs`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class SlotTables(NamedTuple):
-    """What the device knows of every slot."""
+    """Tokens and block tables of all slots, on the device."""
 
     token_ids: Tensor  # [num_slots, any] int32, by position
     block_tables: Tensor  # [num_slots, max_blocks] int32
@@ -21,14 +21,14 @@ class SlotTables(NamedTuple):
 class StepInputs:
     """T tokens, of which the first R are rows of one token with their block tables; R may be 0."""
 
-    token_ids: Tensor  # [T] int64; 0 for padding, as its position
+    token_ids: Tensor  # [T] int64; 0 for padding, which also has position 0
     positions: Tensor  # [T] int64
     slot_mapping: Tensor  # [T] int64, block_id * block_size + offset; -1 for padding, which is not written
     context_lens: Tensor  # [T] int32, position + 1; 0 for padding
     block_tables: Tensor  # [R, max_blocks] int32; entries beyond a token's own block have no defined content
 
     def first(self, num_tokens: int, num_rows: int) -> "StepInputs":
-        """The same memory for fewer tokens and rows."""
+        """Views for fewer tokens and rows."""
         return StepInputs(
             token_ids=self.token_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -39,7 +39,7 @@ class StepInputs:
 
 
 def empty_step_inputs(num_tokens: int, num_rows: int, max_blocks: int, device: torch.device) -> StepInputs:
-    """Memory for `step_inputs`, which fills it."""
+    """Unfilled memory for `step_inputs`."""
     return StepInputs(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
         positions=torch.zeros(num_tokens, dtype=torch.int64, device=device),
