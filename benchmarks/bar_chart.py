@@ -25,7 +25,7 @@ class Bar:
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> str:
-    """The whole document."""
+    """Draw the SVG document."""
     makers = list(dict.fromkeys(bar.by for bar in bars))
     height = TOP + len(bars) * (BAR + GAP) + 30
     parts = [

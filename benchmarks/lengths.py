@@ -36,7 +36,7 @@ class Lengths:
 
 
 class Histogram:
-    """The distribution of one length."""
+    """Distribution of one length."""
 
     def __init__(self, low: int, high: int, densities: list[float]) -> None:
         width = (high - low) / len(densities)
@@ -53,7 +53,7 @@ class Histogram:
         return weighted / self._cumulated[-1]
 
     def quantile(self, part: float) -> int:
-        """The length that `part` of all, 0 <= part < 1, are shorter than."""
+        """Length below which `part` of the distribution lies, 0 <= part < 1."""
         target = part * self._cumulated[-1]
         index = bisect_right(self._cumulated, target)
         start, end = self._starts[index], self._ends[index]
@@ -73,7 +73,7 @@ class LengthSampler:
         self._random = Random(seed)
 
     def __iter__(self) -> Iterator[Lengths]:
-        """One after another, each drawn by itself."""
+        """Draw lengths one after another, independently."""
         while True:
             yield from self.draw(1)
 
@@ -83,7 +83,7 @@ class LengthSampler:
         return [self._request(part_of_input, part) for part_of_input, part in parts]
 
     def _request(self, part_of_input: float, part_of_half: float) -> Lengths:
-        """`part_of_half`: where in its half of the distribution the output is."""
+        """Draw one request. `part_of_half`: place of the output in its half of the distribution."""
         num_input = self._input.quantile(part_of_input)
         while True:
             is_opposite = self._random.random() < self._opposite_halves
@@ -94,7 +94,7 @@ class LengthSampler:
             part_of_half = self._random.random()
 
     def _spread(self, number: int) -> list[float]:
-        """One at random of each `number`-th part of 0 to 1, shuffled."""
+        """Draw one number from each of `number` equal parts of 0 to 1; shuffle them."""
         parts = [(index + self._random.random()) / number for index in range(number)]
         self._random.shuffle(parts)
         return parts

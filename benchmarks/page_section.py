@@ -25,7 +25,7 @@ GPU_WORKER = ("worker_svc", "kernels")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`is_met` is None where nothing was measured that it could be held against, or where `unclear` says why."""
+    """Target of a figure. `is_met` is None if nothing was measured, or if `unclear` says why."""
 
     words: str
     is_met: bool | None
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A figure that stands for the benchmark, and what it should be, if anybody said so."""
+    """Main figure of a benchmark, with its targets, if it has any."""
 
     figure: str
     targets: Sequence[Target] = ()
@@ -94,12 +94,12 @@ class PageSection:
 
 
 def grid(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table; None is a dash."""
+    """Render a table; None is a dash."""
     return "\n".join(markdown_table(head, [[_cell(value) for value in row] for row in rows])).rstrip()
 
 
 def number(value: float, digits: int, bound: float | None = None) -> str:
-    """With so many decimals, and more where they alone show whether it is below, at or above the bound."""
+    """Format with this many decimals, and more if only they show whether it is below, at or above the bound."""
     if bound is not None:
         while digits < _MAX_DIGITS and _side(round(value, digits), bound) != _side(value, bound):
             digits += 1
@@ -123,7 +123,7 @@ def listed(values: Iterable[object]) -> str:
 
 
 def commit_of(commit: str | None) -> str:
-    """Short, and whether it is what ran."""
+    """Shorten a commit, and state if changes were not committed."""
     if commit is None:
         return "unknown"
     name, dirty, _ = commit.partition("-dirty")

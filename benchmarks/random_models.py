@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that are kept for a token, in all layers."""
+        """KV values of a token, in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
@@ -231,7 +231,7 @@ def _layer(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def _random(size: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Norms are ones. On the host, as files are written from there."""
+    """Make a random tensor; norms are ones. On the host, since files are written from there."""
     if len(size) == 1:
         return torch.ones(size, dtype=dtype)
     tensor = torch.empty(size, dtype=dtype, device=generator.device)
@@ -264,7 +264,7 @@ def _config(shape: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """Byte by byte; what a vocabulary has beyond bytes are made-up words, so that every id has a text."""
+    """Make a byte tokenizer; ids beyond bytes get made-up words, so that every id has a text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: number for number, letter in enumerate(letters, len(_SPECIAL_TOKENS))}
     vocab |= {name: number for number, name in enumerate(_SPECIAL_TOKENS)}

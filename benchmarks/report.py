@@ -75,7 +75,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """None where it is not installed."""
+    """Version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -88,7 +88,7 @@ def _module() -> str:
 
 
 def _arguments(given: Sequence[str]) -> list[str]:
-    """Without the options that name places: where somebody kept files is no part of a result."""
+    """Drop the options that name folders, which are no part of a result."""
     behind = ["", *given]
     return [each for before, each in zip(behind, given, strict=False) if not _PLACES & {before, each}]
 

@@ -37,7 +37,7 @@ class Axes:
 
 
 def log_log_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
-    """The whole document."""
+    """Draw the SVG document."""
     points = [point for line in lines for point in line.points]
     xs, ys = [math.log2(x) for x, _ in points], [math.log10(y) for _, y in points]
     axes = Axes(_range(xs), _range(ys))

@@ -59,7 +59,7 @@ class Predictions:
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Mean loss in nats a token."""
         return float(self.nats.mean())
 
 
@@ -110,7 +110,7 @@ class StoredModel:
 
 
 def _chunk_of(batch: Tensor, tables: Tensor, begin: int, end: int) -> ForwardBatch:
-    """Tokens begin to end of every window; logits of all."""
+    """Compute one chunk: tokens begin to end of every window; returns all their logits."""
     num_windows, size = len(batch), end - begin
     position = torch.arange(begin, end)
     return ForwardBatch(

@@ -88,7 +88,7 @@ class DecodeSteps:
         self._out = torch.empty_like(self._query)
 
     def run(self) -> None:
-        """One step: a plan, and every layer's attention."""
+        """Run one step: a plan, and every layer's attention."""
         plan = self._kernels.plan(self._rows, self._caches[0], None)
         for cache in self._caches:
             self._kernels.attend(self._query, cache, plan, HEAD_DIM**-0.5, self._out)

@@ -126,7 +126,7 @@ PARTS = ("products", "head", "attention", "rotate and write", "norms", "activati
 
 
 def timed_decoder(decoder: Decoder, clock: PartClock) -> Decoder:
-    """The same weights, with clocks around their products."""
+    """Copy the decoder, with clocks around its products."""
     layers = tuple(
         replace(
             layer,
@@ -147,7 +147,7 @@ def timed_decoder(decoder: Decoder, clock: PartClock) -> Decoder:
 
 
 def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, num_steps: int) -> dict[str, float]:
-    """Medians in milliseconds of decode steps of `num_rows` rows: by part, kernel by kernel, and as they are served."""
+    """Median milliseconds of decode steps of `num_rows` rows: by part, kernel by kernel, and as served."""
     clock = PartClock()
     timed = TimedKernels(kernels, clock)
     by_parts = decode_steps(HostDecoder(timed_decoder(decoder, clock), timed), num_rows, context, num_steps)
@@ -163,7 +163,7 @@ def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, 
 
 
 def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int) -> Iterator[float]:
-    """Milliseconds of each decode step, some to warm up among them; nothing is computed between two of them."""
+    """Milliseconds of each decode step, warm-up steps included; the processor is idle between two of them."""
     blocks_per_row = -(-(context + num_steps + NUM_WARM_UP + 1) // _BLOCK_SIZE)
     limits = StepLimits(
         num_slots=num_rows,
@@ -193,7 +193,7 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
 
 
 def random_decoder(shape: ModelShape, dtype: torch.dtype, make_product: MakeProduct) -> Decoder:
-    """Random weights, in memory."""
+    """Make a decoder with random weights, in memory."""
     with tempfile.TemporaryDirectory(prefix="quire-cpu-step-") as folder:
         write_random_model(shape, Path(folder), torch.device("cpu"), dtype=dtype)
         return load_decoder(Path(folder), dtype, torch.device("cpu"), make_product)

@@ -64,7 +64,7 @@ class Load:
         return round(self.batch * (1 + WAITING))
 
     def worker_command(self) -> tuple[str, ...]:
-        """Module and flags."""
+        """Module and flags of the worker."""
         if self.step_ms is None:
             return ("worker_svc", "--model", str(DEMO_MODEL), "--threads", "1", "--num-blocks", "4000")
         flags = ("--step-ms", str(self.step_ms), "--tokenizer", str(DEMO_MODEL), "--vocab-size", str(VOCAB_SIZE))
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One mode's services."""
+    """Services of one mode."""
 
     mode: str
     address: str
@@ -127,7 +127,7 @@ class Readers:
         self._seed = seed
 
     async def read(self, number: int) -> None:
-        """One reader, until it is cancelled; its requests are the same for the same seed."""
+        """Read until cancelled; the same seed makes the same requests."""
         generator = random.Random(f"{self._seed}/{number}")
         while True:
             prompt = [generator.randrange(3, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
@@ -138,7 +138,7 @@ class Readers:
 
 
 async def measure(site: Site, num_readers: int, window_s: float, seed: int) -> Measured:
-    """Tokens that come in a window of time, with more readers than can be served at once."""
+    """Count the tokens of a window of time, with more readers than can be served at once."""
     async with AsyncClient(site.address) as client:
         await client.wait_ready(10.0)
         readers = Readers(client, seed)
@@ -158,7 +158,7 @@ async def measure(site: Site, num_readers: int, window_s: float, seed: int) -> M
 
 
 async def idle(client: AsyncClient) -> None:
-    """Returns when everything that was cancelled is gone, so that the next round finds nothing of this one."""
+    """Wait until everything that was cancelled is gone, so that the next round finds nothing of this one."""
     async with asyncio.timeout(IDLE_S):
         while (stats := await client.stats()).num_running or stats.num_waiting:  # noqa: ASYNC110 - stats have no event
             await asyncio.sleep(0.05)
@@ -169,7 +169,7 @@ def _is_failure(ending: object) -> bool:
 
 
 async def measure_sites(sites: Sequence[Site], load: Load, rounds: int, window_s: float) -> list[Row]:
-    """Round by round, each site in turn, another one first each time; the first round only warms up."""
+    """Measure round by round, each site in turn, starting at another one each time; the first round only warms up."""
     measured: dict[str, list[Measured]] = {site.mode: [] for site in sites}
     for round_number in range(rounds + 1):
         first = round_number % len(sites)
@@ -181,7 +181,7 @@ async def measure_sites(sites: Sequence[Site], load: Load, rounds: int, window_s
 
 
 def row_of(load: Load, mode: str, rounds: Sequence[Measured], memory: Sequence[Measured]) -> Row:
-    """One row; the rounds of both correspond."""
+    """Make one row; the rounds of both correspond."""
     ratios = [own.tokens_per_s / other.tokens_per_s for own, other in zip(rounds, memory, strict=True)]
     return Row(
         worker=load.worker,

@@ -87,7 +87,7 @@ class Arrivals:
             self._more.set()
 
     async def until(self, number: int) -> None:
-        """Returns when so many more have come."""
+        """Wait until this many more tokens have arrived."""
         number += len(self.times_s)
         async with asyncio.timeout(TIME_LIMIT_S):
             while len(self.times_s) < number:
@@ -107,14 +107,14 @@ class Leaders:
         self.changed = asyncio.Event()
 
     async def catch_up(self) -> None:
-        """Reads what there is."""
+        """Read the entries that are there."""
         page: Sequence[StoredEntry] = ()
         while not page or len(page) == _PAGE:
             page = await self._tail.read_after(self._last, _PAGE)
             self._last = page[-1].entry_id
 
     async def follow(self) -> None:
-        """Reads what comes, until cancelled."""
+        """Read new entries until cancelled."""
         last, previous_s, is_end = self._last, time.monotonic(), False
         while True:
             page = await self._tail.read_after(last, 1)  # each with a time of its own
@@ -131,13 +131,13 @@ class Leaders:
 
 
 def longest_silence(times_s: Sequence[float], since_s: float) -> float:
-    """The longest time between two neighbours, or from `since_s` to the first behind it."""
+    """Longest time between two tokens, or from `since_s` to the first token after it."""
     late = [since_s, *(each for each in times_s if each >= since_s)]
     return max(later - earlier for earlier, later in itertools.pairwise(late))
 
 
 async def fail_over(address: str, leader: Process, how: str, url: str, arguments: argparse.Namespace) -> Round:
-    """Takes the leader away under readers."""
+    """Kill or end the leader while clients read."""
     arrivals, leaders = Arrivals(), Leaders(url)
     num_readers = min(MAX_READERS, arguments.requests)
     async with quire.AsyncClient(address, connect_timeout_s=TIME_LIMIT_S) as client:
@@ -161,7 +161,7 @@ async def fail_over(address: str, leader: Process, how: str, url: str, arguments
 
 
 def measure(how: str, arguments: argparse.Namespace) -> Round:
-    """Fills a journal, and lets a standby follow the leader that goes on with it."""
+    """Run one round: fill a journal, start a leader on it and a standby, then kill or end the leader."""
     addresses = [free_address(), free_address()]
     worker_flags = ["--scheduler", ",".join(addresses), "--tokenizer", str(TOKENIZER), "--step-ms", "8"]
     simulated = parse_arguments(worker_flags)
@@ -180,7 +180,7 @@ def measure(how: str, arguments: argparse.Namespace) -> Round:
 
 
 def row_of(how: str, requests: int, rounds: Sequence[Round]) -> Row:
-    """Medians, and the worst of all."""
+    """Make a row of the medians and the worst of all."""
     silences = [each.silence_s for each in rounds]
     gaps = [each.no_leader_s for each in rounds]
     return Row(

@@ -57,7 +57,7 @@ class Cost:
 
 
 async def measure_iterations(journal: Journal, batch: int, entries: int) -> Cost:
-    """One append per entry; the next follows the acknowledgement, as at depth 1."""
+    """Measure one append per entry; the next follows the acknowledgement, as at depth 1."""
     sequences, tokens = list(range(batch)), list(range(1000, 1000 + batch))
     latencies_ns: list[int] = []
     hand_in_ns = 0
@@ -68,7 +68,9 @@ async def measure_iterations(journal: Journal, batch: int, entries: int) -> Cost
         durable = asyncio.Event()
         started_ns = time.perf_counter_ns()
         cpu_ns = time.thread_time_ns()
-        journal.append(sequences=sequences, tokens=tokens, on_durable=partial(_note, latencies_ns, started_ns, durable))
+        journal.append(
+            sequences=sequences, tokens=tokens, on_durable=partial(_record_latency, latencies_ns, started_ns, durable)
+        )
         hand_in_ns += time.thread_time_ns() - cpu_ns
         await durable.wait()
     cpu_ns = time.process_time_ns() - cpu_before_ns
@@ -77,7 +79,7 @@ async def measure_iterations(journal: Journal, batch: int, entries: int) -> Cost
 
 
 async def measure_admissions(journal: Journal, batch: int, entries: int) -> Cost:
-    """A burst of admissions of 512-token prompts per entry."""
+    """Measure entries that each hold a burst of admissions with 512-token prompts."""
     latencies_ns: list[int] = []
     hand_in_ns = 0
     commands_before = journal.stats.commands
@@ -97,7 +99,7 @@ async def measure_admissions(journal: Journal, batch: int, entries: int) -> Cost
     return _cost("admissions", batch, entries, commands, cpu_ns, hand_in_ns, latencies_ns)
 
 
-def _note(latencies_ns: list[int], started_ns: int, durable: asyncio.Event) -> None:
+def _record_latency(latencies_ns: list[int], started_ns: int, durable: asyncio.Event) -> None:
     latencies_ns.append(time.perf_counter_ns() - started_ns)
     durable.set()
 

@@ -70,7 +70,7 @@ def entries(arguments: argparse.Namespace, fingerprint: str) -> Iterator[journal
 
 
 async def write_journal(url: str, arguments: argparse.Namespace, fingerprint: str) -> int:
-    """Returns how many entries that took."""
+    """Write the journal; return the number of entries."""
     store = RedisStore(url)
     await store.connect(patience_s=10.0)
     writer = JournalWriter(store, "the dead one", late_s=10.0)

@@ -36,7 +36,7 @@ _SMALL_BLOCKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two. Of a load that did not end in time the figures are bounds: it was slower than they say."""
+    """One side. If its load did not end in time the figures are bounds: it was slower than they say."""
 
     tokens_per_s: float
     seconds: float
@@ -65,7 +65,7 @@ def measure_ours(plan: Plan) -> tuple[Side, Site]:
 
 
 def measure_transformers(plan: Plan) -> tuple[Side, dict[str, Any]]:
-    """The second is what its process says besides. Raises RuntimeError if it failed."""
+    """Measure `transformers` in its own process; the second value is its report. Raises RuntimeError if it failed."""
     with tempfile.TemporaryDirectory(prefix="quire-transformers-") as folder:
         requests, output = Path(folder) / "requests.json", Path(folder) / "output.json"
         requests.write_text(json.dumps([[each.prompt, each.num_output] for each in plan.requests]))
@@ -94,7 +94,7 @@ def side_of(outcome: LoadOutcome) -> Side:
 
 
 def transformers_side(requests: Sequence[LoadRequest], ends_s: Sequence[float | None], seconds: float) -> Side:
-    """`ends_s` beside the requests. If some did not end, all tokens / all the time is more than it reached."""
+    """Summarise `ends_s` of the requests. If some did not end, all tokens / all the time is more than it reached."""
     num_outputs = [each.num_output for each in requests]
     ended = [end for end in ends_s if end is not None]
     if len(ended) == len(requests):

@@ -80,7 +80,7 @@ class Pools:
         return Moves(device_blocks, host_blocks, copies, np.stack([on_device[:num_blocks], on_host], axis=1))
 
     def contiguous(self) -> dict[str, Callable[[], object]]:
-        """One copy of all bytes, by direction."""
+        """Copy all bytes at once, by direction."""
         first, second, host = (
             self._device_bytes[: self._num_bytes],
             self._device_bytes[self._num_bytes :],
@@ -95,7 +95,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Pools in blocks, and which of them move where."""
+    """Pools in blocks, and the moves between them."""
 
     device_blocks: Tensor  # [num_device_blocks, block_bytes] int8
     host_blocks: Tensor  # [num_host_blocks, block_bytes] int8
@@ -117,7 +117,7 @@ class Moves:
         }
 
     def by_either_way(self) -> dict[str, Callable[[], object]]:
-        """Swaps as `swap_blocks` would never or always do them: where the two lines cross, its threshold belongs."""
+        """Swaps with the two methods of `swap_blocks`: its threshold belongs where their lines cross."""
         device, host = self.device_blocks, self.host_blocks
         swap_out = self.swaps[np.argsort(self.swaps[:, 0])]
         swap_in = self.swaps[np.argsort(self.swaps[:, 1])][:, ::-1].copy()
@@ -129,7 +129,7 @@ class Moves:
         }
 
     def layer_by_layer(self, num_pieces: int) -> dict[str, Callable[[], object]]:
-        """Each block in so many pieces that lie far apart, as where every layer has pools of its own."""
+        """Copy each block in pieces that lie far apart, as if every layer had pools of its own."""
         device = _pieces(self.device_blocks, num_pieces)
         host = _pieces(self.host_blocks, num_pieces)
         pairs = self.swaps.tolist()
@@ -142,7 +142,7 @@ class Moves:
         return {"swap out, layer by layer": swap_out}
 
     def check(self) -> None:
-        """After the operations, once each: every block is where it was to go, and came back."""
+        """Assert, after each operation ran once, that every block reached its destination and came back."""
         device, host = self.device_blocks, self.host_blocks.to(self.device_blocks.device)
         sources, destinations = torch.from_numpy(self.copies).to(device.device).unbind(1)
         swapped, saved = torch.from_numpy(self.swaps).to(device.device).unbind(1)
@@ -151,7 +151,7 @@ class Moves:
 
 
 def _pieces(blocks: Tensor, num_pieces: int) -> list[Tensor]:
-    """The same bytes as so many pools of smaller blocks, one after the other."""
+    """View the same bytes as this many pools of smaller blocks, one after the other."""
     num_blocks, block_bytes = blocks.shape
     return list(blocks.view(num_pieces, num_blocks, block_bytes // num_pieces).unbind(0))
 
@@ -196,7 +196,7 @@ def measure(
 
 
 def measure_overlap(device: torch.device, sizes: Sizes, block_size: int, repeats: int, by_kernels: bool) -> float:
-    """The share of a swap-out's time that computation hides, half of which is on its way before; 1 is all of it.
+    """Share of a swap-out's time that computation hides; half of the computation is queued before the swap. 1 is all.
 
     The computation is products of matrices that take about twice as long.
     """
@@ -261,7 +261,7 @@ def key_figures(rates: Sequence[Rate], hidden: float) -> dict[str, float | bool]
 
 
 def plot(rates: Sequence[Rate]) -> str:
-    """The document of the plot."""
+    """Draw the plot as SVG."""
     named = dict.fromkeys(rate.operation for rate in rates if "contiguous" not in rate.operation)
     shown = [name for name in named if name in OURS or "layer" in name]
     lines = [

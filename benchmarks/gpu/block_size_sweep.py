@@ -60,7 +60,7 @@ class Plan:
 
 
 def measure(plan: Plan, block_size: int) -> list[Row]:
-    """One size on all traces, one after another on the same services."""
+    """Measure one size on all traces, one after another on the same services."""
     deployment = Deployment(
         model=plan.model,
         device=plan.device,
@@ -87,7 +87,7 @@ def row_of(block_size: int, dataset: Dataset, outcome: LoadOutcome) -> Row:
 
 
 def chart(rows: Sequence[Row]) -> str:
-    """Fig. 18b."""
+    """Draw Fig. 18b."""
     lines = [
         Line(dataset, sorted((row.block_size, row.normalised_latency_ms) for row in rows if row.dataset == dataset))
         for dataset in DATASETS

@@ -60,7 +60,7 @@ LEAST_PYTHON = (3, 11)
 
 
 def missing_packages() -> dict[str, str]:
-    """By package: why it has to be brought along."""
+    """Missing packages, each with its fault."""
     missing = {}
     for module, package in NEEDED.items():
         try:
@@ -75,7 +75,7 @@ def missing_packages() -> dict[str, str]:
 
 
 def version_of(package: str) -> str | None:
-    """None if it is not installed under this name."""
+    """Version of a distribution; None if none has this name."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -83,7 +83,7 @@ def version_of(package: str) -> str | None:
 
 
 def gpu() -> dict[str, Any] | None:
-    """None without one that torch can use."""
+    """Facts about the GPU; None without one that torch can use."""
     import torch  # noqa: PLC0415 - it may be missing, which is to be said in words
 
     if not torch.cuda.is_available():

@@ -30,7 +30,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}  # no stage may wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One process: `python *command`. `{out}` in it is a folder of its own; JSON and SVG files in that are results."""
+    """One process: `python *command`. `{out}` stands for its own folder, whose JSON and SVG files are results."""
 
     name: str
     command: tuple[str, ...]
@@ -72,7 +72,7 @@ class StageRunner:
         return self._end_s - time.monotonic()
 
     def run_all(self, stages: Iterable[Stage], jobs: int = 1) -> None:
-        """In order, up to `jobs` side by side."""
+        """Run the stages in order, up to `jobs` side by side."""
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 for ended in [pool.submit(self._run_and_tell, stage) for stage in stages]:
@@ -86,7 +86,7 @@ class StageRunner:
         return self._work / re.sub(r"[^\w.-]", "-", stage_name)
 
     def close(self) -> None:
-        """No stage begins any more, and none goes on."""
+        """Kill the running stages and start no more."""
         self._end_s = 0.0
         with self._lock:
             for process in self._running:
@@ -127,7 +127,7 @@ class StageRunner:
         )
 
     def _execute(self, stage: Stage, folder: Path, limit_s: float) -> int | None:
-        """The exit code; None if it had to be killed at its limit."""
+        """Run the process; return its exit code, or None if it was killed at its limit."""
         arguments = [part.replace("{out}", str(folder / "out")) for part in stage.command]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(

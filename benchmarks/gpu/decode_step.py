@@ -127,7 +127,7 @@ class Readers:
 
 
 def measure(plan: Plan, bandwidth: float) -> tuple[StepCost, dict[str, Any]]:
-    """Starts everything, decodes, reads the trace. The second is what the worker said of itself."""
+    """Start everything, decode, read the trace. The second value is the worker's description."""
     with tempfile.TemporaryDirectory(prefix="quire-decode-") as folder:
         deployment = Deployment(
             model=plan.model,
@@ -151,7 +151,7 @@ async def decode(plan: Plan, address: str) -> Window:
 
 
 def prompts(plan: Plan) -> list[list[int]]:
-    """Random, so that they share no prefix, and always the same; half of the measured steps before `context`."""
+    """Random prompts without a shared prefix, always the same; they end half of the measured steps before `context`."""
     generator = random.Random(plan.batch)
     length = max(1, plan.context - (WARM_UP_STEPS + plan.num_steps) // 2)
     vocab_size = ModelShape.of(plan.model).vocab_size
@@ -159,7 +159,7 @@ def prompts(plan: Plan) -> list[list[int]]:
 
 
 def cost_of(plan: Plan, window: Window, moments: Sequence[SchedulerMoments], bandwidth: float) -> StepCost:
-    """Raises ValueError if the window holds too few steps."""
+    """Compute the cost of a step. Raises ValueError if the window holds too few steps."""
     steps = [step for step in moments if window.began_ns < step.taken_ns < window.ended_ns][WARM_UP_STEPS:]
     pairs = list(pairwise(steps))
     if not pairs:
@@ -195,7 +195,7 @@ def bytes_read(plan: Plan, mean_context: float) -> float:
 
 @contextmanager
 def model_folder(given: Path | None, name: str, device: torch.device) -> Iterator[Path]:
-    """The given one, or a random model that is gone after the block."""
+    """The given folder, or a random model's that is removed after the block."""
     if given is not None:
         yield given
         return

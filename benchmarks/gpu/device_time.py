@@ -33,5 +33,5 @@ def seconds_of(device: torch.device, work: Work) -> float:
 
 
 def device_name(device: torch.device) -> str:
-    """For people."""
+    """Name of the device, for reports."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

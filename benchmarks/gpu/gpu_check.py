@@ -81,7 +81,7 @@ class Report:
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def add(self, result: StageResult, log: Path) -> None:
-        """Rewrites the report, so that it is whole whenever this process is ended."""
+        """Add a result and rewrite the report, so that it is complete whenever this process is killed."""
         self.results.append(result)
         print(f"{result.status:9}  {result.seconds:6.1f} s  {result.name}  {_brief(result.key_figures)}", flush=True)
         with (self.folder / "gpu_check.log").open("ab") as file:
@@ -110,7 +110,7 @@ class Report:
 
 
 def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
-    """For a machine with a GPU. `model` is where the random model of 8 B parameters is put, once for all."""
+    """Stages for a machine with a GPU. `model`: folder of the random model of 8 B parameters, which is written once."""
     # Families have tests of their own here, which start all their workers at once.
     equal_outputs = _tests("services/equal_outputs", "tests/e2e/test_equal_outputs.py", "-k", "not family")
     pressure = _tests("services/memory_pressure", "tests/e2e/test_memory_pressure.py", "-k", "swapped or recomputed")
@@ -150,7 +150,7 @@ def gpu_plan(model: Path, fa3_library: Path | None = None) -> StagePlan:
 
 
 def smoke_plan() -> StagePlan:
-    """For any machine: that every benchmark runs, and one file of kernels in Triton's interpreter."""
+    """Stages for any machine: every benchmark in small, and one file of kernels in Triton's interpreter."""
     small = ("--device", "cpu", "--small", "--out", "{out}")
     return StagePlan(
         together=(_tests("services/parameters", "tests/e2e/test_parameters.py"),),
@@ -176,7 +176,7 @@ def smoke_plan() -> StagePlan:
 
 
 def check(plan: StagePlan, report: Report, *, budget_s: float, jobs: int) -> bool:
-    """Runs the stages and fills the folder. Returns whether everything that must be right is."""
+    """Run the stages and fill the folder. True if all stages of correctness passed."""
     with tempfile.TemporaryDirectory(prefix="quire-check-") as work:
         runner = StageRunner(
             Path(work), budget_s, lambda result: report.add(result, runner.folder(result.name) / "log")
@@ -219,7 +219,7 @@ def _tests(name: str, path: Path | str, *more: str) -> Stage:
 
 
 def _test_files(folder: str) -> list[Path]:
-    """A process for each, as an error on the device takes all later tests of its process with it."""
+    """Test files, each for a process of its own: after an error on the device all later tests of a process fail."""
     return [path.relative_to(ROOT) for path in sorted((ROOT / folder).glob("test_*.py"))]
 
 

@@ -68,11 +68,11 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        """Every section ended, and all that is ours is right."""
+        """True if every section ended and all our results are correct."""
         return not self.failures and not any(row.is_wrong for row in self.figures.rows if row.by == "quire")
 
     def measure(self, name: str, budget_s: float) -> None:
-        """One section; what it found before it failed is kept, and so are other sections."""
+        """Measure one section; after a failure its earlier figures and the other sections are kept."""
         if self.seconds > budget_s:
             self.failures[name] = "not begun: no time was left"
             return

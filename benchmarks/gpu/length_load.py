@@ -1,4 +1,4 @@
-"""Requests of given lengths, all sent at once through the SDK, and what came of them: throughput, normalised latency.
+"""Requests of given lengths, all sent at once through the SDK; their throughput and normalised latency.
 
 Knows addresses and lengths; neither models nor processes.
 """
@@ -19,7 +19,7 @@ _FIRST_TOKEN = 3  # those before it are special
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """A prompt, and how many tokens are to come back."""
+    """Prompt, and number of tokens to generate."""
 
     prompt: list[int]
     num_output: int
@@ -58,7 +58,7 @@ def requests_of(dataset: Dataset, num_requests: int, vocab_size: int, max_len: i
 
 
 async def run_load(address: str, requests: Sequence[LoadRequest]) -> LoadOutcome:
-    """Every request runs to its length; a short one before all warms up what is slow the first time."""
+    """Run every request to its length, after a short one that warms up the services."""
     async with AsyncClient(address) as client:
         await client.wait_ready(10.0)
         await client.generate(requests[0].prompt, max_tokens=2, temperature=0, ignore_eos=True)

@@ -55,7 +55,7 @@ class Cost:
 
     @property
     def swap_ms(self) -> float:
-        """Both ways."""
+        """Milliseconds of both directions."""
         return self.swap_out_ms + self.swap_in_ms
 
 
@@ -88,7 +88,7 @@ class PreemptedSequence:
         return recomputed, saved, restored
 
     def _round(self) -> tuple[int, int, int]:
-        """The whole sequence each time, at places drawn anew."""
+        """Run one round with the whole sequence, in newly drawn blocks."""
         computed_at, restored_to = self._places(), self._places()
         saved_at = self._random.sample(range(self._num_blocks), self._num_blocks)
         state = SlotState(
@@ -160,7 +160,7 @@ def key_figures(costs: Sequence[Cost]) -> dict[str, float]:
 
 
 def plot(costs: Sequence[Cost], num_tokens: int) -> str:
-    """The document of the plot, in the form of the paper's Fig. 19a."""
+    """Draw the plot as SVG, in the form of the paper's Fig. 19a."""
     own = [cost for cost in costs if cost.num_tokens == num_tokens]
     lines = [
         Line("recompute", [(cost.block_size, cost.recompute_ms) for cost in own]),

@@ -27,7 +27,7 @@ _CONFIG_FIELDS = frozenset(each.name for each in dataclasses.fields(ContinuousBa
 
 
 def attention() -> str:
-    """The fastest there is without a network."""
+    """Fastest attention that is installed; nothing is downloaded."""
     if is_flash_attn_3_available():
         return "flash_attention_3"
     if is_flash_attn_2_available():
@@ -87,7 +87,7 @@ def batching_config(options: argparse.Namespace) -> ContinuousBatchingConfig:
 def _run_requests(
     manager: Any, requests: list[tuple[list[int], int]], ends_s: dict[str, float], limit_s: float, name: str
 ) -> str | None:
-    """Fills in `ends_s`. Returns what went wrong."""
+    """Fill in `ends_s`; return the failures."""
     began_s = time.perf_counter()
     for index, (prompt, num_output) in enumerate(requests):
         manager.add_request(prompt, request_id=f"{name} {index}", max_new_tokens=num_output, eos_token_id=-1)

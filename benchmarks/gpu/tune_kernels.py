@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def rendered(rows: Sequence[TunedRow], origin: dict[str, str]) -> str:
-    """The whole file."""
+    """Render the whole file."""
     facts = "\n".join(f"    {json.dumps(key)}: {json.dumps(value)}," for key, value in origin.items())
     return HEAD % (facts, "\n".join(f"    ({', '.join(map(_literal, row))})," for row in rows))
 
@@ -73,13 +73,13 @@ def _literal(value: object) -> str:
 
 
 def from_gate(jobs: Sequence[Job]) -> list[TunedRow]:
-    """A row for each, from the compiler alone."""
+    """Make a row for each, from the compiler alone."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler lets go of the interpreter's lock
         return list(pool.map(row_from_gate, jobs))
 
 
 def row_from_gate(job: Job, resources: Resources = compiled) -> TunedRow:
-    """No more programs at once than the rule reckons with, since other compilers take more registers."""
+    """Make a row with no more programs at once than the rule expects, since other compilers take more registers."""
     kernel, shape = job
     way = first_sound(kernel, shape, resources)
     programs = min(way.programs_per_sm, programs_by_rule(kernel, shape))
@@ -87,7 +87,7 @@ def row_from_gate(job: Job, resources: Resources = compiled) -> TunedRow:
 
 
 def measured(lab: Lab, jobs: Sequence[Job]) -> list[TunedRow]:
-    """A row for each, the fastest of those that pass the gate and compute what they should."""
+    """Make a row for each: the fastest configuration that passes the gate and computes correct results."""
     rows = []
     for kernel, shape in jobs:
         way, us = fastest(kernel, shape, trials(lab, kernel, shape))
@@ -97,7 +97,7 @@ def measured(lab: Lab, jobs: Sequence[Job]) -> list[TunedRow]:
 
 
 def try_trials() -> None:
-    """Every kind of trial, in small, of what the rule says; what they take means nothing."""
+    """Try every kind of trial in small, with the rule's configuration; the times mean nothing."""
     lab, shape = host_lab(), shapes()[0]
     for kernel in KERNELS:
         tiling = tiling_by_rule(kernel, shape)
@@ -107,7 +107,7 @@ def try_trials() -> None:
 
 
 def merged(new: Sequence[TunedRow], old: Sequence[TunedRow]) -> list[TunedRow]:
-    """The new rows, and of the old ones those of other keys; in the order of keys."""
+    """Merge the new rows with old rows of other keys, in the order of keys."""
     by_key = {row[:6]: row for row in (*old, *new)}
     return [by_key[key] for key in sorted(by_key)]
 
@@ -143,7 +143,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from-gate", action="store_true", help="choose by what the compiler reports")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

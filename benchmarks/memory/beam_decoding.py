@@ -41,7 +41,7 @@ class DemoPrompts:
         self._documents = documents(seed)
 
     def draw(self, num_tokens: int) -> list[int]:
-        """Begins with a document; what is left of the last is thrown away."""
+        """Draw a prompt. It begins with a document; the rest of the last one is dropped."""
         token_ids: list[int] = []
         while len(token_ids) < num_tokens:
             token_ids += self._tokenizer.encode(next(self._documents), add_special_tokens=False).ids
@@ -89,7 +89,7 @@ class BeamDecoding:
         return fmean(self._nats)
 
     def groups(self, lengths: Iterable[Lengths]) -> Iterator[SequenceGroup]:
-        """A search for each; end-of-sequence tokens are tokens like others."""
+        """Make a search for each; end-of-sequence tokens are ordinary tokens."""
         seq_ids = count()
         for arrival, each in enumerate(lengths):
             prompt = self._prompts.draw(each.num_input)
@@ -105,14 +105,14 @@ class BeamDecoding:
             yield group
 
     def execute(self, plan: StepPlan) -> list[int]:
-        """Beams sample nothing; the candidates are kept."""
+        """Execute a step. Beams sample nothing; their candidates are kept."""
         result = self._runner.launch(build_step(plan, 1, self._sampling))
         for row, candidates in zip(plan.candidate_rows, result.candidates, strict=True):
             self._candidates[plan.sequences[row]] = _as_candidates(candidates)
         return list(result.token_ids)
 
     def decide(self, scheduler: Scheduler) -> None:
-        """Let every search go on of whose beams all candidates are known."""
+        """Decide the next beams of each search whose candidates are all known."""
         for group in dict.fromkeys(beam.group for beam in self._candidates):
             if group.awaits_decision:
                 self._go_on(scheduler, group)

@@ -26,7 +26,7 @@ class BlockSteps(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """Percent."""
+    """Saving in percent."""
 
     saving: float
     half_width: float  # of the 95 % confidence interval, from the spread of batches of requests

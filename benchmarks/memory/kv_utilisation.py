@@ -76,7 +76,7 @@ class Sums:
     num_preemptions: int = 0  # likewise
 
     def add(self, stats: WorkerStats, block_size: int) -> None:
-        """One step."""
+        """Add one step."""
         self.num_steps += 1
         self.pool += stats.num_blocks * block_size
         self.filled += stats.num_filled_token_slots
@@ -106,7 +106,7 @@ def fill(dataset: Dataset, width: int, config: PoolConfig, num_steps: int, seed:
 
 
 def use_of(repeats: Sequence[Sums]) -> Use:
-    """The mean of all repeats, at least two."""
+    """Mean over the repeats, at least two."""
     steps, pool = sum(each.num_steps for each in repeats), sum(each.pool for each in repeats)
     filled, running = sum(each.filled for each in repeats), sum(each.running for each in repeats)
     reserved, fragmented = sum(each.reserved for each in repeats), sum(each.fragmented for each in repeats)
@@ -146,7 +146,7 @@ def measure_all(num_steps: int, num_repeats: int) -> Iterator[Row]:
 
 
 def is_as_full_as_asked(row: Row) -> bool:
-    """Also if a sequence wastes less than a block."""
+    """True if the pool reaches its goals; a sequence must also waste less than a block."""
     is_full = row.goal is None or row.use.token_states >= row.goal
     return is_full and row.use.waste_per_sequence < PoolConfig().block_size
 

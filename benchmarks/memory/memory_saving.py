@@ -157,7 +157,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def _lengths(dataset: Dataset, opposite_halves: float, num_requests: int) -> Iterator[Lengths]:
-    """The same requests for every width."""
+    """Draw the same requests for every width."""
     sampler = LengthSampler(dataset, SEED, opposite_halves=opposite_halves)
     for _ in range(NUM_BATCHES):
         yield from sampler.draw(num_requests // NUM_BATCHES)

@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A case; times in milliseconds."""
+    """Outcome of a case; times in milliseconds."""
 
     num_prefix_computations: float  # tokens that the worker computed beyond those of each request's own / prefix
     num_requests_that_found_all: int
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def measure(case: Case) -> Outcome:
-    """Starts everything, lets the requests run, ends everything and reads the worker's count."""
+    """Start everything, run the requests, end everything and read the worker's count."""
     num_blocks = case.num_requests * -(-(PREFIX_TOKENS + OWN_TOKENS + OUTPUT_TOKENS) // BLOCK_SIZE) + 200
     flags = ["--model", str(MODEL), "--dtype", "float32", "--threads", "1", "--block-size", str(BLOCK_SIZE)]
     flags += ["--num-blocks", str(num_blocks)]
@@ -89,7 +89,7 @@ def measure(case: Case) -> Outcome:
 
 
 async def run(case: Case, address: str) -> tuple[list[Request], int, float]:
-    """The requests in order, what the scheduler counts as found, and how long all took together."""
+    """Run the requests; return them in order, the scheduler's count of hit tokens, and the total time."""
     prefix, *own = token_lists(case.num_requests)
     async with AsyncClient(address) as client:
         await client.wait_ready(10.0)
@@ -116,14 +116,14 @@ async def one_request(client: AsyncClient, prompt: list[int]) -> Request:
 
 
 def token_lists(num_requests: int) -> list[list[int]]:
-    """The prefix, each request's own tokens, and those of a request that is before all; always the same."""
+    """Tokens of the prefix, of each request, and of a warm-up request; always the same."""
     generator = random.Random(num_requests)
     lengths = [PREFIX_TOKENS, *[OWN_TOKENS] * num_requests, PREFIX_TOKENS]
     return [[generator.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
 def outcome_of(case: Case, requests: Sequence[Request], *, num_computed: int, hit_tokens: int, all_s: float) -> Outcome:
-    """The last output token of a request is never computed; a pin's computation samples one token that is not."""
+    """Summarise a case. The last output token of a request is never computed, nor the one that a pin samples."""
     num_first = PREFIX_TOKENS + OUTPUT_TOKENS - 1
     num_own = case.num_requests * (OWN_TOKENS + OUTPUT_TOKENS - 1)
     first, *later = (1e3 * request.first_token_s for request in requests)

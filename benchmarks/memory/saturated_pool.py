@@ -29,10 +29,10 @@ class Execution(Protocol):
     """Stand-in for the worker."""
 
     def execute(self, plan: StepPlan) -> Seq[int]:
-        """A token for each of the plan's sampled sequences."""
+        """Execute a step: one token for each of the plan's sampled sequences."""
 
     def decide(self, scheduler: Scheduler) -> None:
-        """The step's tokens are known: choose what is for the host to choose."""
+        """Make the host's choices, once the step's tokens are known."""
 
 
 class NoModel:
@@ -45,7 +45,7 @@ class NoModel:
         return [next(self._tokens) for _ in plan.sampled_sequences]
 
     def decide(self, scheduler: Scheduler) -> None:
-        """Sampled sequences ask nothing of the host."""
+        """Do nothing: sampled sequences need no choice by the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class SaturatedPool:
         )
 
     def start(self) -> StepPlan | None:
-        """Plan a step: its blocks are given out. None when everything is done."""
+        """Plan a step and allocate its blocks. None when everything is done."""
         while self.is_saturated and self._num_waiting_groups() < self._max_waiting:
             group = next(self._groups, None)
             if group is None:
@@ -102,7 +102,7 @@ class SaturatedPool:
         return plan
 
     def complete(self, plan: StepPlan) -> None:
-        """Execute it; what has all its tokens ends and gives back its blocks."""
+        """Execute the step; finished sequences free their blocks."""
         tokens = self._execution.execute(plan)
         for sequence, _ in self._scheduler.apply(WORKER, plan.step_id, tokens):
             if sequence.num_output_tokens == sequence.max_tokens:
@@ -123,7 +123,7 @@ class SaturatedPool:
 
 
 def sampled_groups(lengths: Iterable[Lengths], num_sequences: int) -> Iterator[SequenceGroup]:
-    """A request of `num_sequences` samples for each; all of a request's samples are of its output length."""
+    """Make a request of `num_sequences` samples for each; all its samples have its output length."""
     seq_ids = count()
     for arrival, each in enumerate(lengths):
         prompt = [0] * each.num_input
@@ -133,7 +133,7 @@ def sampled_groups(lengths: Iterable[Lengths], num_sequences: int) -> Iterator[S
 
 
 def new_sequence(seq_id: int, prompt: list[int], num_output: int) -> Sequence:
-    """One that ends after `num_output` tokens and not before, as the paper's did."""
+    """Make a sequence that ends after exactly `num_output` tokens, as the paper's did."""
     assert len(prompt) + num_output <= MAX_MODEL_LEN
     return Sequence(
         seq_id=seq_id,

@@ -49,18 +49,18 @@ PARTS = ("steps", "stages", "delivery")
 
 
 def run_batches(setting: Setting, batches: Sequence[int], num_steps: int, log: SpanLog | None = None) -> Services:
-    """Starts everything, runs the batches one after another, and gives the services back with their traces."""
+    """Start everything, run the batches one after another, and return the services with their traces."""
     reads = Reads()
     num_tokens = WARM_UP_STEPS + num_steps + SPARE_STEPS
     with traced_services(setting) as services, nullcontext() if log is None else probed_client(log, reads):
         for batch in batches:
-            uvloop.run(run_steadily(services.address, batch, PROMPT_TOKENS, num_tokens, VOCAB_SIZE, reads.note))
+            uvloop.run(run_steadily(services.address, batch, PROMPT_TOKENS, num_tokens, VOCAB_SIZE, reads.record_chunk))
         services.end()
     return services
 
 
 def steady(services: Services, batch: int, num_steps: int) -> SteadySteps:
-    """The steps that count."""
+    """Steady steps, which count for the figures."""
     steps = (services.worker_steps, services.scheduler_steps)
     return steady_steps(*steps, batch=batch, warm_up=WARM_UP_STEPS, num_steps=num_steps)
 
@@ -82,7 +82,7 @@ def measure_steps(options: argparse.Namespace) -> Figures:
 
 
 def measure_stages(options: argparse.Namespace) -> Figures:
-    """One run for each depth and batch, with spans around all stages."""
+    """Measure one run for each depth and batch, with spans around all stages."""
     cost_ns = span_cost_ns()
     tables = []
     for depth in options.depths:
@@ -107,7 +107,7 @@ def measure_stages(options: argparse.Namespace) -> Figures:
 
 
 def measure_delivery(options: argparse.Namespace) -> Figures:
-    """A full batch at depth 2, with requests that come and go."""
+    """Measure a full batch at depth 2, with requests that start and end."""
     load = Load(
         num_readers=options.readers,
         seconds=options.seconds,

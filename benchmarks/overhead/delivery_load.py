@@ -41,7 +41,7 @@ class Received:
         self.at_ns = array("q")
         self.num_tokens = array("i")  # beside at_ns
 
-    def note(self, num_tokens: int) -> None:
+    def record_tokens(self, num_tokens: int) -> None:
         self.at_ns.append(time.perf_counter_ns())
         self.num_tokens.append(num_tokens)
 
@@ -58,7 +58,7 @@ class Delivery:
 
 
 async def run_load(address: str, load: Load) -> Received:
-    """Every reader has one request after the other, all over one session."""
+    """Run the readers: each has one request after the other, all over one session."""
     received = Received()
     async with AsyncClient(address, retries=RETRIES) as client:
         await client.wait_ready(10.0)
@@ -78,11 +78,11 @@ async def _read(client: AsyncClient, load: Load, number: int, end_s: float, rece
         shortest = load.output_tokens[0]
         async with client.stream(prompt, max_tokens=max_tokens, ignore_eos=True) as stream:
             async for chunk in stream:
-                received.note(chunk.num_tokens)
+                received.record_tokens(chunk.num_tokens)
 
 
 def delivery_of(load: Load, worker: Sequence[WorkerMoments], received: Received) -> Delivery:
-    """The first second, in which prompts are computed, is left out, and what is after the last request's beginning."""
+    """Summarise a load, without its first second of prompts and the time after the last request's start."""
     begin_ns = received.at_ns[0] + int(min(1.0, load.seconds / 4) * 1e9)
     end_ns = received.at_ns[0] + int(load.seconds * 1e9)
     made = list(accumulate(step.num_samples for step in worker))

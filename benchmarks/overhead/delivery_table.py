@@ -40,7 +40,7 @@ def keeps_up(delivery: Delivery) -> bool:
 
 
 def delivery_row(load: Load, step_ms: float, delivery: Delivery, cpu: CpuPerToken) -> dict[str, Any]:
-    """For the result."""
+    """Row for the result file."""
     return {
         "load": asdict(load),
         "step_ms": step_ms,

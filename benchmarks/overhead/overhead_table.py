@@ -14,7 +14,7 @@ GOAL_MS_OF_DEPTH = {1: 0.5, 2: 0.15}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
 
     p50: float
     p90: float
@@ -47,7 +47,7 @@ class Row:
 
 
 def overhead_of(steps: SteadySteps) -> Overhead:
-    """The figures of one run."""
+    """Compute the figures of one run."""
     return Overhead(
         worker_idle=spread_of(steps.idle_ns),
         iteration=spread_of(steps.overhead_ns),
@@ -59,13 +59,13 @@ def overhead_of(steps: SteadySteps) -> Overhead:
 
 
 def spread_of(values_ns: Sequence[int]) -> Spread:
-    """In milliseconds."""
+    """Percentiles in milliseconds."""
     p50, p90, p99 = (round(percentile(values_ns, percent) / 1e6, 4) for percent in (50, 90, 99))
     return Spread(p50=p50, p90=p90, p99=p99)
 
 
 def median_of(repeats: Sequence[Overhead]) -> Overhead:
-    """The median of each figure."""
+    """Median of each figure."""
 
     def spread(name: str) -> Spread:
         spreads: list[Spread] = [getattr(each, name) for each in repeats]
@@ -86,7 +86,7 @@ def median_of(repeats: Sequence[Overhead]) -> Overhead:
 
 
 def row_of(depth: int, batch: int, step_ms: float, repeats: list[Overhead]) -> Row:
-    """The repeats and their median, and what they are to be held against."""
+    """Make a row of the repeats, their median, and their targets."""
     is_bound = batch == 256
     return Row(
         depth=depth,
@@ -100,7 +100,7 @@ def row_of(depth: int, batch: int, step_ms: float, repeats: list[Overhead]) -> R
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The table."""
+    """Print the table."""
     head = ("depth", "batch", "step ms", "idle p50", "p90", "p99", "iteration p50", "p90", "p99", "cpu ms")
     lines = []
     for row in rows:
@@ -113,7 +113,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def print_verdicts(rows: Sequence[Row]) -> None:
-    """A sentence for each budget."""
+    """Print a sentence for each budget."""
     for row in rows:
         if row.budget_ms is not None:
             worst_ms = max(row.medians.worker_idle.p50, row.medians.iteration.p50)

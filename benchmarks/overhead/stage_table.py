@@ -42,7 +42,7 @@ Interval = tuple[int, int]
 
 
 def stages_of(spans: Spans, steps: SteadySteps) -> list[Stage]:
-    """The rows, in the order of an iteration."""
+    """Rows of the table, in the order of an iteration."""
     starts = [step.taken_ns for step in steps.scheduler]
     idle = [(before.ended_ns, after.began_ns) for before, after in pairwise(steps.worker)]
     rows = []
@@ -60,7 +60,7 @@ def stages_of(spans: Spans, steps: SteadySteps) -> list[Stage]:
 
 
 def _parts(spans: Spans, steps: SteadySteps) -> Iterator[tuple[str, Place, Sequence[Interval], int]]:
-    """Name, place, the intervals, and what the spans within them cost an iteration."""
+    """Name, place and intervals of each stage, and the cost of the spans within them per iteration."""
     scheduler, worker, client = spans.scheduler, spans.worker, spans.client
     executions = {step.step_id: (step.began_ns, step.ended_ns) for step in steps.worker}
     opened, sealed = _by_step(worker, "open"), _by_step(worker, "seal")
@@ -96,7 +96,7 @@ def _parts(spans: Spans, steps: SteadySteps) -> Iterator[tuple[str, Place, Seque
 
 
 def print_stages(title: str, stages: Sequence[Stage]) -> None:
-    """The table, with its sums by place."""
+    """Print the table, with its sums by place."""
     print(title)
     head = ("stage", "where", "p50", "p90", "p99", "not hidden")
     lines = [
@@ -115,7 +115,7 @@ def _by_step(spans: Sequence[Span], stage: str) -> dict[int, Interval]:
 
 
 def _between(before: dict[int, Interval], after: dict[int, Interval]) -> list[Interval]:
-    """From the end of each to the beginning of what follows it in the other process."""
+    """Intervals from the end of each to the start of the next one in the other process."""
     return [(before[step_id][1], after[step_id][0]) for step_id in before if step_id in after]
 
 
@@ -129,7 +129,7 @@ def _overlap(sorted_intervals: Sequence[Interval], began_ns: int, ended_ns: int)
 
 
 def _rest(outer: Sequence[Interval], inner: Sequence[Interval]) -> list[Interval]:
-    """The parts of the outer ones that no inner one takes; neither overlap among themselves."""
+    """Parts of the outer intervals outside all inner ones; neither overlap among themselves."""
     rest = []
     ordered = sorted(inner)
     for began_ns, ended_ns in outer:

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def measure(only: list[str], output: Path, *, is_quick: bool, num_processes: int) -> None:
-    """The file is replaced when all of it is there. What it has of other figures stays as it is."""
+    """Run the jobs, and replace the file once all rows are there. Rows of other figures stay."""
     scale = QUICK if is_quick else FULL
     before: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
     if before.get("is_quick") != is_quick:

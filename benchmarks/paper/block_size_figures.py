@@ -51,7 +51,7 @@ def fig18b_row(dataset: Dataset, duration_s: float, precision: float | None) -> 
 
 
 def fig19a_row(index: int) -> Row:
-    """One sequence, in and out, ms; computed again beside others, so that the weights are read anyway."""
+    """Time to swap one sequence in and out, ms; and to recompute it beside others, which read the weights anyway."""
     size = BLOCK_SIZES[index]
     costs = MODELS["opt-13b"].costs
     return {
@@ -64,7 +64,7 @@ def fig19a_row(index: int) -> Row:
 
 
 def fig19b_row(duration_s: float, precision: float | None) -> Row:
-    """Both ways of giving way, at one rate."""
+    """Measure both ways of preemption, at one rate."""
     rate = _rate("sharegpt", duration_s, FIG19B[USUAL][0], precision)
     return {
         "rate": round(rate, 4),
@@ -83,7 +83,7 @@ def fig19b_row(duration_s: float, precision: float | None) -> Row:
 
 
 def _rate(dataset: Dataset, duration_s: float, bound_s: float, precision: float | None) -> float:
-    """At which block size 16 has that latency; without a precision one near it."""
+    """Find the rate at which block size 16 has that latency; without a precision one near it."""
     if precision is None:
         return GUESSES[dataset]
     return capacity(

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 
 class BuddyAllocator:
-    """Gives out the lowest address that serves. A range of size s begins at a multiple of s."""
+    """Allocator that returns the lowest suitable address. A range of size s begins at a multiple of s."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -21,7 +21,7 @@ class BuddyAllocator:
                 address += 1 << order
 
     def allocate(self, size: int) -> int | None:
-        """The address of a range of at least `size` slots; None if there is none."""
+        """Allocate at least `size` slots; return their address, or None if there is no such range."""
         order = (size - 1).bit_length()
         for larger in range(order, len(self._free)):
             if self._free[larger]:
@@ -45,5 +45,5 @@ class BuddyAllocator:
         heappush(self._free[order], address)
 
     def free_ranges(self) -> list[tuple[int, int]]:
-        """(address, size), in order of addresses."""
+        """Free ranges as (address, size), in order of addresses."""
         return sorted((address, 1 << order) for order, heap in enumerate(self._free) for address in heap)

@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 210, 46, 50  # margins; names stand at the right
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points (x, y). `is_paper`: what somebody else reports, drawn as rings and a dashed line."""
+    """Points (x, y). `is_paper`: reported by the paper, drawn as rings and a dashed line."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -28,7 +28,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One of each group, None for none; `is_paper` as of a series."""
+    """One bar of each group, None for no bar; `is_paper` as for a series."""
 
     name: str
     values: Sequence[float | None]
@@ -38,14 +38,14 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """`ticks` from its low to its high end."""
+    """Axis with `ticks` from its low to its high end."""
 
     label: str
     ticks: Sequence[float]
     is_log: bool = False
 
     def part(self, value: float) -> float:
-        """0 at the low end, 1 at the high one; what lies beyond is drawn there."""
+        """Place of a value: 0 at the low end, 1 at the high one; values beyond an end are drawn there."""
         low, high = self.ticks[0], self.ticks[-1]
         if self.is_log:
             value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
@@ -53,14 +53,14 @@ class Axis:
 
 
 def linear_axis(label: str, highest: float) -> Axis:
-    """From 0 to at least the highest value, in four to eight even steps."""
+    """Make an axis from 0 to at least the highest value, in four to eight even steps."""
     magnitude = 10 ** math.floor(math.log10(highest / 4))
     step = next(each * magnitude for each in (1, 2, 5, 10) if highest / (each * magnitude) <= 8)
     return Axis(label=label, ticks=[step * index for index in range(math.ceil(highest / step) + 1)])
 
 
 def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """The whole document."""
+    """Draw the SVG document."""
     parts = _frame(title, y)
     for tick in x.ticks:
         left = _left(x, tick)

@@ -16,7 +16,7 @@ SLOWER = 1.17  # the other reading: with all costs so much higher, OPT-13B's rat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Seconds. A step costs the same for everyone whose sequences are in it, plus what its own rows cost."""
+    """Costs in seconds. A step costs a fixed time, plus a time for each sequence and each prompt token."""
 
     step_s: float
     sequence_s: float
@@ -25,7 +25,7 @@ class CostModel:
     swap_block_s: float = 0.0  # one direction: the copies of a block, small as they are
 
     def of(self, num_sequences: int, num_prompt_tokens: int) -> float:
-        """A step with so many sequences; of those that begin, the tokens of their prompts."""
+        """Time of a step with this many sequences and prompt tokens."""
         return self.step_s + self.sequence_s * num_sequences + self.prompt_token_s * num_prompt_tokens
 
     def of_swap(self, num_blocks: int, block_size: int) -> float:
@@ -44,7 +44,7 @@ class CostModel:
 
 
 def fitted() -> CostModel:
-    """Steps from Fig. 1, swaps from Fig. 19a: least squares."""
+    """Fit steps to Fig. 1 and swaps to Fig. 19a, by least squares."""
     step_s, sequence_s = _line([(batch, batch / rate) for batch, rate in FIG1_THROUGHPUT.items()])
     num_blocks = [SWAP_TOKENS / size for size in BLOCK_SIZES]
     both_ways_s, per_block_s = _line([(n, ms / 1e3) for n, ms in zip(num_blocks, FIG19A_SWAP, strict=True)])

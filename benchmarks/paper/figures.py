@@ -17,12 +17,12 @@ _MODULES = (memory_figures, rate_figures, sharing_figures, block_size_figures)
 
 
 def jobs_of(figures: Collection[str], scale: Scale) -> list[Job]:
-    """In an order of their own, which is that of the rows."""
+    """Jobs in a fixed order, which is that of the rows."""
     return [job for job in _all_jobs(scale) if job.figure in figures]
 
 
 def rows_of(figures: Collection[str], scale: Scale, num_processes: int) -> dict[str, list[Row]]:
-    """By figure; the same however many processes make them."""
+    """Rows by figure; the same for any number of processes."""
     jobs = jobs_of(figures, scale)
     rows = _run_here(jobs) if num_processes == 1 else _run_apart(jobs, num_processes)
     return {

@@ -14,7 +14,7 @@ Row = dict[str, Any]  # plain JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Seconds of arrivals, and requests."""
+    """Scale of the traces: seconds of arrivals, and requests."""
 
     duration_s: dict[Dataset, float]  # where a system is held against the paper
     short_s: dict[Dataset, float]  # where figures are only reported
@@ -43,7 +43,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """`run` can be pickled; what takes long is begun first."""
+    """Job of one row. `run` can be pickled; long jobs start first."""
 
     figure: str
     run: Callable[[], Row]

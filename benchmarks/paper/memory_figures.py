@@ -44,7 +44,7 @@ def jobs(scale: Scale) -> Iterator[Job]:
 
 
 def table1_row(name: ModelName) -> Row:
-    """Memory in GB, as printed; of a token in bytes."""
+    """Memory in GB, as the paper prints it; memory of a token in bytes."""
     model = MODELS[name]
     gpus, memory_gb, weights_gb, kv_gb, slots = TABLE1[name]
     return {

@@ -21,12 +21,12 @@ Reservation = Callable[[Request], int]
 
 
 def reserve_max(request: Request) -> int:
-    """The model's whole context, whatever comes."""
+    """Reserve the model's whole context."""
     return MAX_MODEL_LEN
 
 
 def reserve_pow2(request: Request) -> int:
-    """The output rounded up to a power of two: it is known to within a factor of 2."""
+    """Reserve the output rounded up to a power of two: it is known to within a factor of 2."""
     return min(MAX_MODEL_LEN, request.num_input + (1 << (request.num_output - 1).bit_length()))
 
 
@@ -82,7 +82,7 @@ class Orca:
         return outcome
 
     def _admit(self, waiting: deque[Request], width: int) -> int:
-        """The first in the queue while there is room for all of its samples; returns the tokens of their prompts."""
+        """Admit the queue's head while there is room for all of its samples; return the tokens of the prompts."""
         num_prompt_tokens = 0
         while waiting:
             request = waiting[0]
@@ -104,7 +104,7 @@ class Orca:
         return num_prompt_tokens
 
     def _count(self, outcome: Outcome, num_requests: int, num_iterations: int, width: int) -> None:
-        """Each iteration as it is while it is executed."""
+        """Count the memory of iterations as it is during their execution."""
         outcome.num_steps += num_iterations
         outcome.num_batched += num_iterations * num_requests
         memory, num_growing = outcome.memory, num_requests * width

@@ -32,7 +32,7 @@ CHATS: dict[str, float | None] = {"every prompt 1,024 tokens": None, "4 rounds o
 
 
 def translation_lengths(name: str, seed: int = SEED) -> Draw:
-    """Without what all prompts begin with."""
+    """Draw lengths without the prefix that all prompts share."""
     mean = TRANSLATIONS[name]
     random = Random(seed)
 
@@ -44,7 +44,7 @@ def translation_lengths(name: str, seed: int = SEED) -> Draw:
 
 
 def chat_lengths(name: str, seed: int = SEED) -> Draw:
-    """One request after another of a conversation, as if others came in between; their order decides nothing."""
+    """Draw the requests of conversations, one conversation after another; their order decides nothing."""
     mean_rounds = CHATS[name]
     random = Random(seed)
     said = 0  # tokens of the present conversation

@@ -13,7 +13,7 @@ class MemoryUse:
     fragmented: int = 0  # kept for a request that will never use them
 
     def percentages(self) -> tuple[float, float, float, float]:
-        """Token states, reservation, internal fragmentation, and what is outside all requests' own."""
+        """Percent of token states, reservation, internal fragmentation, and slots outside all requests."""
         if not self.pool:
             return (0.0, 0.0, 0.0, 0.0)
         rest = self.pool - self.filled - self.reserved - self.fragmented
@@ -25,7 +25,7 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class Outcome:
-    """Sums. Latencies are of all requests; steps and memory of those begun while requests arrived."""
+    """Sums. Latencies cover all requests; steps and memory those that began while requests arrived."""
 
     num_requests: int = 0
     normalized_latency_sum_s: float = 0.0
@@ -35,7 +35,7 @@ class Outcome:
     memory: MemoryUse = field(default_factory=MemoryUse)
 
     def end(self, latency_s: float, num_output: int) -> None:
-        """A request has its last token."""
+        """Record that a request has its last token."""
         self.num_requests += 1
         self.normalized_latency_sum_s += latency_s / num_output
 

@@ -76,7 +76,7 @@ CAPTIONS = {
 
 
 def write_page(result: dict[str, Any], docs: Path) -> None:
-    """The page, and the plots in a folder of their own; what it had of plots goes."""
+    """Write the page, and the plots into a folder of their own, whose old plots are removed."""
     folder = docs / PLOTS
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):
@@ -119,7 +119,7 @@ def _page(result: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
 
 
 def _summary(found: Sequence[Verdict]) -> Iterator[str]:
-    """Claim by claim, in the order of figures; a figure is met where all of its lines are."""
+    """Summarise claim by claim, in the order of figures; a figure is met if all of its lines are."""
     held = [verdict for verdict in found if verdict.verdict != "reported"]
     num_met = sum(verdict.verdict == "met" for verdict in held)
     yield f"{num_met} of {len(held)} comparisons are within their bounds. " + BOUNDS + "\n"

@@ -13,7 +13,7 @@ PARTS = ("token states", "reservation", "internal fragmentation", "external and 
 
 
 def plots(figures: Figures) -> dict[str, str]:
-    """By file name without its ending."""
+    """Plots by file name without its ending."""
     made: dict[str, str] = {}
     if rows := figures.get("fig1"):
         made["fig1"] = _fig1(rows[0])
@@ -126,7 +126,7 @@ def _pairs(title: str, rows: list[Row], keys: tuple[str, ...]) -> str:
 
 
 def _fig15(rows: list[Row]) -> str:
-    """The readings that stand first: lengths paired as in the data, and the surer beams."""
+    """Draw the main readings: lengths paired as in the data, and the surer beams."""
     first: dict[tuple[str, str, int], Row] = {}
     for row in rows:
         first.setdefault((row["sharing"], row["dataset"], row["width"]), row)

@@ -23,7 +23,7 @@ CONCENTRATIONS = (1, 6)
 
 
 def entropy(concentration: int) -> float:
-    """Nats a token, the mean."""
+    """Mean entropy in nats a token."""
     return sum(1 / index for index in range(1, concentration + 1))
 
 
@@ -36,7 +36,7 @@ class RandomBeams:
         self._ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
 
     def survivors(self, group: SequenceGroup) -> Seq[tuple[Sequence, int]]:
-        """The next of its history; a child's token is its rank."""
+        """Survivors of the next step of its history; a child's token is its rank."""
         step = group.live[0].num_output_tokens
         live = self._ranks.get(group) or group.live
         number = group.arrival % NUM_HISTORIES
@@ -45,11 +45,11 @@ class RandomBeams:
             known.append(next(self._histories[number]))
         return [(live[parent], rank) for rank, parent in enumerate(known[step])]
 
-    def placed(self, group: SequenceGroup, beams: list[Sequence]) -> None:
+    def record_survivors(self, group: SequenceGroup, beams: list[Sequence]) -> None:
         """Store this search's live beams, best first."""
         self._ranks[group] = beams
 
-    def forget(self, group: SequenceGroup) -> None:
+    def drop_search(self, group: SequenceGroup) -> None:
         """Drop a search that ended."""
         self._ranks.pop(group, None)
 
@@ -62,25 +62,25 @@ class BeamsWithoutModel:
         self._known: dict[SequenceGroup, None] = {}
 
     def execute(self, plan: StepPlan) -> list[int]:
-        """Beams sample nothing."""
+        """Execute a step. Beams sample nothing."""
         self._known = dict.fromkeys(plan.sequences[row].group for row in plan.candidate_rows)
         return []
 
     def decide(self, scheduler: Scheduler) -> None:
-        """Let every search go on of whose beams all candidates are known; it never ends before its length."""
+        """Decide the next beams of each search whose candidates are all known; none ends before its length."""
         for group in self._known:
             if not group.awaits_decision:
                 continue
             live = group.live[0]
             if live.num_output_tokens + 1 == live.max_tokens:
                 scheduler.finish_group(group)
-                self._beams.forget(group)
+                self._beams.drop_search(group)
             else:
-                self._beams.placed(group, scheduler.replace_beams(group, self._beams.survivors(group)))
+                self._beams.record_survivors(group, scheduler.replace_beams(group, self._beams.survivors(group)))
 
 
 def beam_groups(lengths: Iterable[Lengths], width: int) -> Iterator[SequenceGroup]:
-    """A search for each."""
+    """Make a search for each."""
     seq_ids = count()
     for arrival, each in enumerate(lengths):
         beams = [new_sequence(next(seq_ids), [0] * each.num_input, each.num_output) for _ in range(width)]

@@ -94,7 +94,7 @@ def fig14_row(sharing: Sharing, width: int, system: System, duration_s: float, p
 
 
 def fig16_row(num_prefix: int, lengths: str, system: System, duration_s: float, precision: float) -> Row:
-    """LLaMA-13B is of OPT-13B's size: the same memory and costs."""
+    """Measure one row. LLaMA-13B has OPT-13B's size: the same memory and costs."""
     paper = FIG16[num_prefix][system == "quire"]
     found = _rate(system, partial(translation_lengths, lengths), paper, duration_s, precision, num_prefix=num_prefix)
     own = {"prefix": num_prefix, "lengths": lengths, "system": system, "duration_s": duration_s, "paper": paper}

@@ -15,7 +15,7 @@ A100_40_BYTES_PER_S, A100_80_BYTES_PER_S = 1.555e12, 2.039e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """float16; keys and values of all heads."""
+    """Served model in float16, with keys and values of all heads."""
 
     name: ModelName
     hidden_size: int
@@ -37,7 +37,7 @@ class ServedModel:
 
     @property
     def costs(self) -> CostModel:
-        """OPT-13B's, by bytes read of weights and of keys and values, and by operations, each on one GPU."""
+        """Scale OPT-13B's costs by bytes read of weights and of KV, and by operations, each on one GPU."""
         base, own = fitted(), MODELS["opt-13b"]
         slower = own.bytes_per_s / self.bytes_per_s / self.num_gpus
         weights = self.weight_bytes / own.weight_bytes * slower

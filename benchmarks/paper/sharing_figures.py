@@ -28,14 +28,14 @@ def jobs(scale: Scale) -> Iterator[Job]:
 
 
 def parallel_row(dataset: Dataset, width: int, num_requests: int) -> Row:
-    """Lengths alone decide."""
+    """Measure parallel sampling: lengths alone decide."""
     groups = sampled_groups(_lengths(dataset, num_requests), width)
     pool = SaturatedPool(PoolConfig(), groups, NoModel())
     return _row("parallel", dataset, width, pool)
 
 
 def beam_row(dataset: Dataset, width: int, concentration: int, num_requests: int) -> Row:
-    """Beams part and die at random."""
+    """Measure beam search: beams split and die at random."""
     lengths = _lengths(dataset, num_requests)
     execution = BeamsWithoutModel(RandomBeams(width, concentration, SEED))
     pool = SaturatedPool(PoolConfig(), beam_groups(lengths, width), execution)
@@ -56,7 +56,7 @@ def _row(sharing: Sharing, dataset: Dataset, width: int, pool: SaturatedPool) ->
 
 
 def _lengths(dataset: Dataset, num_requests: int) -> Iterator[Lengths]:
-    """The same requests for every width."""
+    """Draw the same requests for every width."""
     sampler = LengthSampler(dataset, SEED, opposite_halves=PAIRED.get(dataset, INDEPENDENT))
     for _ in range(NUM_BATCHES):
         yield from sampler.draw(num_requests // NUM_BATCHES)

@@ -25,7 +25,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """In order of arrival."""
+    """Requests in order of arrival."""
 
     requests: list[Request]
     duration_s: float  # of the arrivals
@@ -39,7 +39,7 @@ Draw = Callable[[int], list[Lengths]]
 def poisson_trace(
     draw: Draw, rate: float, duration_s: float, *, width: int = 1, num_prefix: int = 0, seed: int = SEED
 ) -> Trace:
-    """`draw` makes that many lengths; `rate` requests a second, at least one in all."""
+    """Draw a trace. `draw` makes the lengths; `rate` requests a second, at least one in all."""
     random = Random(seed)
     requests: list[Request] = []
     lengths: list[Lengths] = []

@@ -45,7 +45,7 @@ def verdicts(figures: Figures) -> list[Verdict]:
 
 
 def fig2_reading(row: Row) -> str:
-    """Under which load."""
+    """Name the load of a row."""
     return f"{row['rate']:g} requests/s{_costs(row)}"
 
 

@@ -39,12 +39,12 @@ class Beams(Protocol):
     """Choice of the beams that live on, for requests that are beam searches."""
 
     def survivors(self, group: SequenceGroup) -> Seq[tuple[Sequence, int]]:
-        """Each a live beam and its next token, of a group that awaits its decision."""
+        """Choose the survivors of a group that awaits its decision: each a live beam and its next token."""
 
-    def placed(self, group: SequenceGroup, beams: list[Sequence]) -> None:
+    def record_survivors(self, group: SequenceGroup, beams: list[Sequence]) -> None:
         """Receive the sequences that hold the survivors, best first."""
 
-    def forget(self, group: SequenceGroup) -> None:
+    def drop_search(self, group: SequenceGroup) -> None:
         """Drop a search that ended."""
 
 
@@ -147,10 +147,10 @@ class VirtualQuire:
         live = group.live[0]
         if live.num_output_tokens + 1 == live.max_tokens:
             scheduler.finish_group(group)
-            beams.forget(group)
+            beams.drop_search(group)
             self._note_end(group, outcome, now_s)
         else:
-            beams.placed(group, scheduler.replace_beams(group, beams.survivors(group)))
+            beams.record_survivors(group, scheduler.replace_beams(group, beams.survivors(group)))
 
     def _note_end(self, group: SequenceGroup, outcome: Outcome, now_s: float) -> None:
         if group.is_finished:

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def set_up(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, str]]:
-    """The Pythons of systems, and reasons why there is none."""
+    """Set up environments; return the systems' Pythons, and the reasons of failures."""
     pythons, reasons = {}, {}
     install = partial(install_with_pip, torch_index=options.torch_index)
     for name in options.only:
@@ -135,7 +135,7 @@ def _with_pool(options: Mapping[str, Any], shape: ModelShape, dtype: str) -> dic
 
 
 def _peer_in_words(system: System, loaded: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`loaded`: what it said of itself, if it ran."""
+    """Describe a peer. `loaded`: its own report, if it ran."""
     about = {"versions": loaded["versions"], "computes_in": loaded["computes_in"]} if loaded is not None else {}
     return {"title": system.title, "variables": dict(system.variables), **about}
 

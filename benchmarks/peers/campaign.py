@@ -87,7 +87,7 @@ class Campaign:
         except PeerError as error:
             for load in loads:
                 if (number, entrant.name, load) not in self.runs.runs:
-                    self._note(Run(round=number, system=entrant.name, load=load, figures=None, error=str(error)))
+                    self._record_run(Run(round=number, system=entrant.name, load=load, figures=None, error=str(error)))
         finally:
             peer.close()
 
@@ -103,9 +103,9 @@ class Campaign:
             [each.arrival_s for each in requests], [each["token_s"] for each in answers], peer.peak_memory_bytes()
         )
         tokens = [each["token_ids"] for each in answers]
-        self._note(Run(round=number, system=system, load=load, figures=figures, token_ids=tokens, about=about))
+        self._record_run(Run(round=number, system=system, load=load, figures=figures, token_ids=tokens, about=about))
 
-    def _note(self, run: Run) -> None:
+    def _record_run(self, run: Run) -> None:
         self.runs.add(run)
         said = f"{run.figures.tokens_per_s} tokens/s" if run.figures is not None else f"failed: {run.error}"
         self.tell(f"round {run.round + 1}, {run.load}, {run.system}: {said}")
@@ -121,7 +121,7 @@ def num_echoes(requests: Sequence[Sent], outputs: Sequence[Sequence[int]]) -> in
 
 
 def rotated(entrants: Sequence[Entrant], number: int) -> list[Entrant]:
-    """Round by round another one is the first."""
+    """Rotate the entrants, so that each round starts with another one."""
     first = number % len(entrants) if entrants else 0
     return [*entrants[first:], *entrants[:first]]
 

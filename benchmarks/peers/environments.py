@@ -31,7 +31,7 @@ for line in requires(name) or ():
 
 
 class SetUpError(Exception):
-    """An environment cannot be had here; the text says why."""
+    """Failure to make an environment; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def python_of(name: str, recipe: Recipe, folder: Path, install: Callable[[Path, Recipe], None]) -> Path:
-    """The Python of an environment, which is made where it is not there. Raises SetUpError."""
+    """Python of an environment, which is made if it is missing. Raises SetUpError."""
     place, wanted = folder / name, json.loads(json.dumps(asdict(recipe)))
     python, done = place / "bin" / "python", place / _DONE_FILE
     if done.is_file() and json.loads(done.read_text()) == wanted:

@@ -31,7 +31,7 @@ class Figures:
 
     @classmethod
     def of(cls, arrivals_s: Sequence[float], token_s: Sequence[Sequence[float]], peak_memory_bytes: int) -> Self:
-        """`token_s` are the moments of each request's tokens, on the clock of its arrival."""
+        """Compute figures. `token_s`: times of each request's tokens, since its arrival."""
         first = [times[0] - arrival for arrival, times in zip(arrivals_s, token_s, strict=True)]
         whole = [(times[-1] - arrival) / len(times) for arrival, times in zip(arrivals_s, token_s, strict=True)]
         gaps = [later - sooner for times in token_s for sooner, later in pairwise(times)] or [0.0]
@@ -49,7 +49,7 @@ class Figures:
 
     @classmethod
     def median_of(cls, rounds: Sequence[Self]) -> Self:
-        """Each figure by itself. Raises ValueError without rounds."""
+        """Median of each figure by itself. Raises ValueError without rounds."""
         if not rounds:
             raise ValueError("a median needs at least one round")
         return cls(**{name: median(getattr(each, name) for each in rounds) for name in cls.__dataclass_fields__})
@@ -84,14 +84,14 @@ class Verdict:
 
     @property
     def met(self) -> bool | None:
-        """None: the rounds lie on both sides of the target, or are too few to tell."""
+        """True if the target is met; None if rounds lie on both sides of it, or are too few to tell."""
         if len(self.ratios) < MIN_ROUNDS or min(self.ratios) < self.target <= max(self.ratios):
             return None
         return min(self.ratios) >= self.target
 
     @property
     def spread(self) -> str:
-        """The rounds, for people."""
+        """Describe the rounds."""
         if len(self.ratios) < MIN_ROUNDS:
             return f"{len(self.ratios)} of at least {MIN_ROUNDS} rounds"
         return f"{min(self.ratios):.2f} to {max(self.ratios):.2f} in {len(self.ratios)} rounds"

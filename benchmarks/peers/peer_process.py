@@ -22,7 +22,7 @@ _KEPT_OUTPUT = 3000  # characters of what it printed, in an error
 
 
 class PeerError(Exception):
-    """A peer did not do what it was asked; the text says why."""
+    """Failure of a peer; the text says why."""
 
 
 class PeerProcess:

@@ -94,7 +94,7 @@ class Outcome:
         return "\n".join(parts)
 
     def charts(self, title: str, loads: Sequence[str]) -> dict[str, str]:
-        """SVG documents by the name of what they show."""
+        """SVG documents by name."""
         documents = {}
         for load in loads:
             medians = self.medians(load)

@@ -50,7 +50,7 @@ class RunsFile:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Up to one that was not written to its end."""
+    """Read lines up to an incomplete one."""
     for line in path.read_text().splitlines():
         try:
             yield json.loads(line)

@@ -69,7 +69,7 @@ def _budget(document: Document) -> str:
 
 
 def _verdicts(document: Document) -> Iterator[Headline]:
-    """Every target of every load, beside the best peer and beside our own best flags; what is missing is said."""
+    """Compare every target of every load with the best peer and with our best flags; name missing figures."""
     runs = [SimpleNamespace(**{**run, "figures": Figures(**run["figures"])}) for run in document["runs"]]
     valid = _valid(runs, document)
     missing = []
@@ -96,7 +96,7 @@ def _beside(verdict: Verdict, name: str, words: str) -> Headline:
 
 
 def _valid(runs: Sequence[Any], document: Document) -> list[Any]:
-    """Without what an earlier form of the campaign got wrong; see `EARLIER`."""
+    """Drop the runs that an earlier form of the campaign measured wrongly; see `EARLIER`."""
     if "step_tokens" in document:
         return list(runs)
     return [run for run in runs if run.load in OFFLINE and run.system not in ("ctranslate2", "reference")]

@@ -49,7 +49,7 @@ class Load:
     rate: float | None = None  # requests/s; None: all at once
 
     def requests(self, vocab_size: int) -> list[Sent]:
-        """In the order of their arrival. Random tokens, so that no prefix is shared, within a load or between two."""
+        """Requests in the order of arrival. Random tokens, so no prefix is shared, within a load or between two."""
         tokens = Random(self.tokens_seed)
         return [
             Sent([tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)], num_output, arrival_s)
@@ -92,7 +92,7 @@ def warm_up(load: Load, vocab_size: int) -> list[Sent]:
 
 
 def checkpoint(name: str, dtype: str, cache: Path) -> Path:
-    """The folder of a random model of this shape, written at the first time."""
+    """Folder of a random model of this shape, written once."""
     folder = cache / f"{name}-{dtype}"
     if not (folder / CONFIG_FILE).is_file():
         write_random_model(MODELS[name], folder, torch.device("cpu"), dtype=getattr(torch, dtype))

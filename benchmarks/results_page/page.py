@@ -64,7 +64,7 @@ def _blocks(results: Results, plots: Sequence[str]) -> Iterator[str]:
 
 
 def _sections(results: Results) -> dict[str, tuple[PageSection, Section]]:
-    """By file, in the order of the catalogue."""
+    """Render the sections by file, in the order of the catalogue."""
     order: dict[str, tuple[PageSection, Section]] = {}
     for name, document in results.items():
         if "benchmark" not in document:
@@ -102,7 +102,7 @@ def _title(benchmark: PageSection, section: Section) -> str:
 
 
 def _link(title: str) -> str:
-    """To the section, by the anchor that is made of its title."""
+    """Link to a section, by the anchor made from its title."""
     anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
     return f"[{title}](#{anchor})"
 

@@ -38,14 +38,14 @@ class Plot:
     costs: dict[str, str]  # names of columns, and of their lines
 
     def points(self, rows: Rows, cost: str) -> list[tuple[float, float]]:
-        """Only what is above 0 has a logarithm."""
+        """Points above 0, which have a logarithm."""
         return [(row[self.by], row[cost]) for row in rows if row[cost] > 0]
 
     def exponents(self, rows: Rows) -> dict[str, float]:
         return {cost: round(exponent_of(self.points(rows, cost)), 3) for cost in self.costs}
 
     def drawn(self, rows: Rows) -> str:
-        """With a line that is linear through the last point of the first cost, to compare with."""
+        """Lines to draw, with a linear one through the last point of the first cost."""
         lines = [Line(name, self.points(rows, cost)) for cost, name in self.costs.items()]
         (first_x, _), (last_x, last_y) = lines[0].points[0], lines[0].points[-1]
         lines.append(Line("linear", [(first_x, last_y * first_x / last_x), (last_x, last_y)], is_dashed=True))

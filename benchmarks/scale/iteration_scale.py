@@ -27,7 +27,7 @@ class Iteration:
 
 
 def measure_iterations(batches: Sequence[int], num_steps: int) -> list[Iteration]:
-    """One start of all processes for each pipeline depth."""
+    """Measure with one start of all processes for each pipeline depth."""
     of_depth = {depth: _measure(depth, batches, num_steps) for depth in (1, 2)}
     return [
         Iteration(

@@ -28,7 +28,7 @@ _NO_WAIT_LIMIT = 10**15  # one slot, and 256 steps of a second: 100,000 requests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedMemory:
-    """With so many requests waiting."""
+    """Memory with this many requests waiting."""
 
     queued: int
     resident_mb: float
@@ -38,7 +38,7 @@ class QueuedMemory:
 
 
 def measure_memory(counts: Sequence[int]) -> list[QueuedMemory]:
-    """One start of all processes; the queue grows from count to count."""
+    """Measure with one start of all processes; the queue grows from count to count."""
     flags = ["--listen", "127.0.0.1:0", "--max-num-seqs", "1", "--max-queue-requests", str(_NO_LIMIT)]
     flags += [
         "--max-queue-tokens",
@@ -90,7 +90,7 @@ class _Queue:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def grow_to(self, count: int) -> float:
-        """Returns the seconds of the slowest admission."""
+        """Grow the queue; return the seconds of the slowest admission."""
         return max(await asyncio.gather(*(self._submit() for _ in range(count - len(self._streams)))))
 
     async def _submit(self) -> float:

@@ -173,17 +173,17 @@ def growth_of(costs: Sequence[Cost]) -> float:
 
 
 def is_no_worse_than_linear(costs: Sequence[Cost]) -> bool:
-    """Beyond what a fit of noisy figures tells: what the sequences take of memory outgrows one cache after another."""
+    """True if growth is linear, with a margin for noise and because the sequences outgrow one cache after another."""
     return growth_of(costs) <= MAX_EXPONENT
 
 
 def is_within_budget(costs: Sequence[Cost]) -> bool:
-    """At the batch that the budget is for, if it was measured."""
+    """True if the budget's batch is within it, or was not measured."""
     return all(cost.schedule_p50_ms < BUDGET_MS for cost in costs if cost.batch == BUDGET_BATCH)
 
 
 def plot(costs: Sequence[Cost]) -> str:
-    """The document of the plot, with a line that is linear through the first point."""
+    """Draw the plot as SVG, with a linear line through the first point."""
     lines = []
     for workload in WORKLOADS:
         own = [cost for cost in costs if cost.workload == workload]

@@ -13,18 +13,18 @@ from quire.v1 import inference_pb2 as pb
 
 
 class Reads:
-    """Time of each reader's last chunk; call `note` for every chunk."""
+    """Time of each reader's last chunk; call `record_chunk` for every chunk."""
 
     def __init__(self) -> None:
         self.last_ns = 0
 
-    def note(self, now_ns: int) -> None:
+    def record_chunk(self, now_ns: int) -> None:
         self.last_ns = now_ns
 
 
 @contextmanager
 def probed_client(log: SpanLog, reads: Reads) -> Iterator[None]:
-    """Notes each response, by its number in the one session that is assumed."""
+    """Put probes into the SDK; responses are numbered within one session."""
     take_response = Session._take_response
     number = taken_ns = 0
 

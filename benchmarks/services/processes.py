@@ -28,7 +28,7 @@ _NUM_KEPT_LINES = 40
 
 
 class ProcessError(Exception):
-    """A process did not do what it was started for."""
+    """Failure of a process."""
 
 
 class Process:
@@ -54,7 +54,7 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
 
     def wait_for(self, event: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
-        """The next log line of this event. Raises ProcessError if for so long no line comes, or none any more."""
+        """Wait for the next log line of this event. Raises ProcessError after the timeout, or if the process ends."""
         try:
             while (line := self._lines.get(timeout=timeout_s)) is not None:
                 if line.get("event") == event:
@@ -64,13 +64,13 @@ class Process:
         raise ProcessError(f"{self._module} did not log {event!r}:\n" + "".join(self._last_lines))
 
     def end(self) -> None:
-        """SIGTERM. Raises ProcessError if it ends otherwise than in peace."""
+        """End the process by SIGTERM. Raises ProcessError if it does not exit cleanly."""
         self._process.send_signal(signal.SIGTERM)
         if self._process.wait(_STOP_TIMEOUT_S):
             raise ProcessError(f"{self._module} ended with {self._process.returncode}:\n" + "".join(self._last_lines))
 
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Kill the process if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -89,7 +89,7 @@ class Process:
 
 @contextmanager
 def started(module: str, *arguments: str) -> Iterator[Process]:
-    """A process that is gone after the block."""
+    """Start a process; it ends with the block."""
     process = Process(module, *arguments)
     try:
         yield process

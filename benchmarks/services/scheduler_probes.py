@@ -22,7 +22,7 @@ from scheduler_svc.workers import worker_link, worker_loop
 
 
 def probe_scheduler(log: SpanLog) -> None:
-    """Once, before the process serves. One worker and one session are assumed."""
+    """Install the probes, once, before the process serves. Assumes one worker and one session."""
     log.wrap(Scheduler, "schedule", "schedule")
     log.wrap(worker_loop, "build_step", "encode")
     log.wrap(worker_link, "step_to_pb", "encode")

@@ -67,7 +67,7 @@ class SimulatedRunner:
 
 
 def simulated_tokens(rows: StepRows, vocab_size: int) -> IntArray:
-    """One for each sample, a hash of slot and position; never a special token."""
+    """Make one token for each sample, a hash of slot and position; never a special token."""
     mixed = rows.sample_slots * 2_654_435_761 + rows.sample_positions * 40_503
     return np.asarray(_FIRST_TOKEN + (mixed ^ (mixed >> 13)) % (vocab_size - _FIRST_TOKEN))
 

@@ -17,7 +17,7 @@ RETRIES = 100  # on a busy machine a store may be late, and the scheduler refuse
 async def run_steadily(
     address: str, num_requests: int, prompt_tokens: int, num_tokens: int, vocab_size: int, on_read: "OnRead"
 ) -> None:
-    """Each of the requests puts out `num_tokens` after the last of them has begun, and is then let go."""
+    """Run requests until each has generated `num_tokens` after the last one began; then cancel them."""
     async with AsyncClient(address, retries=RETRIES) as client:
         await client.wait_ready(10.0)
         readers = _Readers(client, num_requests, num_tokens, on_read)
@@ -53,6 +53,6 @@ class _Readers:
 
 
 def prompts(num_requests: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
-    """Random, so that they share no prefix, and always the same."""
+    """Random prompts without a shared prefix, always the same."""
     generator = random.Random(num_requests)
     return [[generator.randrange(3, vocab_size) for _ in range(num_tokens)] for _ in range(num_requests)]

@@ -57,7 +57,7 @@ def read_trace(kind: type[M], path: Path) -> list[M]:
 
 
 class NotSteadyError(Exception):
-    """There are not enough steps in a row of the kind asked for."""
+    """Failure to find enough consecutive steps of the requested kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class SteadySteps:
 
     @property
     def idle_ns(self) -> list[int]:
-        """From the end of one execution to the beginning of the next: what an iteration costs the worker."""
+        """Time from the end of one execution to the start of the next: the cost of an iteration at the worker."""
         return [after.began_ns - before.ended_ns for before, after in pairwise(self.worker)]
 
     @property
     def overhead_ns(self) -> list[int]:
-        """From result to result, without the execution: an iteration as the scheduler sees it."""
+        """Time from result to result, without the execution: an iteration at the scheduler."""
         return [after.taken_ns - before.taken_ns - after.exec_ns for before, after in pairwise(self.scheduler)]
 
     @property
@@ -87,17 +87,17 @@ class SteadySteps:
 
     @property
     def answer_ns(self) -> list[int]:
-        """From the end of an execution to its result at the scheduler."""
+        """Time from the end of an execution to its result at the scheduler."""
         return [step.taken_ns - at.ended_ns for at, step in zip(self.worker, self.scheduler, strict=True)]
 
     @property
     def turn_ns(self) -> list[int]:
-        """From a result to the sending of the next step. Negative where that was sent before, at depth 2."""
+        """Time from a result to the sending of the next step. Negative at depth 2, if that was sent before."""
         return [after.sent_ns - before.taken_ns for before, after in pairwise(self.scheduler)]
 
     @property
     def delivery_ns(self) -> list[int]:
-        """From the sending of a step to its execution; at depth 2 it waits for the one before."""
+        """Time from the sending of a step to its execution; at depth 2 it waits for the step before."""
         return [at.began_ns - step.sent_ns for at, step in zip(self.worker, self.scheduler, strict=True)]
 
 

@@ -22,9 +22,9 @@ class Scripted:
     def run(self, recorder: Recorder) -> None:
         _do(self._options.get("at_run"))
         for request in recorder.requests:
-            recorder.sent(request.index)
+            recorder.record_sent(request.index)
             num_made = request.num_output - (self._options.get("at_run") == "short")
-            recorder.came(request.index, range(request.index, request.index + num_made))
+            recorder.record_tokens(request.index, range(request.index, request.index + num_made))
 
     def close(self) -> None:
         pass

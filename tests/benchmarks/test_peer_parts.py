@@ -43,7 +43,7 @@ def test_batches_are_of_those_that_wait() -> None:
     def run_batch(batch: Sequence[Request], recorder: Recorder) -> None:
         sizes.append(len(batch))
         for request in batch:
-            recorder.came(request.index, [1] * request.num_output)
+            recorder.record_tokens(request.index, [1] * request.num_output)
 
     recorder = Recorder([Request(index, [5], 2, 0.0) for index in range(5)])
     drive_batches(run_batch, 2, recorder)

@@ -42,7 +42,7 @@ Resources = Callable[[AttentionKernel, AttentionShape, Tiling], "Compiled | None
 
 
 class Compiled(NamedTuple):
-    """A way that the gate lets pass."""
+    """Configuration that passes the gate."""
 
     tiling: Tiling
     programs_per_sm: int
@@ -95,7 +95,7 @@ def programs_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> int:
 
 
 def tilings(kernel: AttentionKernel, shape: AttentionShape) -> list[Tiling]:
-    """The rule's first, then the others, those that are most like it first."""
+    """Yield the rule's configuration first, then the others by distance from it."""
     rule, fields = tiling_by_rule(kernel, shape), choices(kernel, shape)
     others = {Tiling(**dict(zip(fields, each, strict=True))) for each in product(*fields.values())}
     return [rule, *sorted(others - {rule}, key=lambda each: (_distance(each, rule), each))]
@@ -129,7 +129,7 @@ def programs_at_once(registers: int, shared_bytes: int, num_warps: int) -> int:
 
 
 def first_sound(kernel: AttentionKernel, shape: AttentionShape, resources: Resources = compiled) -> Compiled:
-    """The rule's way, or the one most like it that the gate lets pass."""
+    """First configuration that passes the gate: the rule's, or the one nearest to it."""
     ways = (resources(kernel, shape, tiling) for tiling in tilings(kernel, shape))
     way = next((way for way in ways if way is not None), None)
     assert way is not None, f"nothing passes the gate for {kernel} of {shape}"
@@ -161,7 +161,7 @@ def fastest(
 
 
 def row_of(kernel: AttentionKernel, shape: AttentionShape, way: Compiled, us: float | None) -> TunedRow:
-    """The table's entry."""
+    """Make the table's entry."""
     return TunedRow(
         kernel,
         HOPPER,

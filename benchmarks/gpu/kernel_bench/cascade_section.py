@@ -22,7 +22,7 @@ MIN_GAIN = Target("value", 3.0)
 
 
 def measure(lab: Lab, figures: Figures) -> None:
-    """Adds both ways of attending the same rows, and how they compare."""
+    """Add both ways to attend to the same rows, and their ratio."""
     heads, num_rows, prefix, suffix = ((4, 2, 32), 3, 32, 9) if lab.is_tiny else ((32, 8, 128), 64, 2048, 256)
     name = f"{num_rows} sharers of {prefix}, {suffix} of their own"
     num_layers = 1 if lab.is_tiny else NUM_LAYERS
@@ -54,7 +54,7 @@ def measure(lab: Lab, figures: Figures) -> None:
 
 
 def shared_inputs(inputs: PagedInputs, prefix: int) -> PagedInputs:
-    """The same rows, all beginning with the first one's blocks; so many keys are whole blocks."""
+    """Let all rows begin with the first row's blocks; `prefix` keys are whole blocks."""
     assert prefix % inputs.block_size == 0
     tables = inputs.block_tables.clone()
     tables[:, : prefix // inputs.block_size] = tables[0, : prefix // inputs.block_size]
@@ -80,6 +80,6 @@ def cascade_plan_of(lab: Lab, inputs: PagedInputs, prefix: int, config: CascadeC
 
 
 def attend(inputs: PagedInputs, plan: CascadePlan, layer: int, out: torch.Tensor) -> None:
-    """One layer's launches."""
+    """Launch one layer."""
     caches = (inputs.key_cache(layer), inputs.value_cache(layer))
     cascade_attention.cascade_attention(inputs.query, *caches, plan, inputs.rule, out)

@@ -62,7 +62,7 @@ def _read(lab: Lab) -> Figure:
 
 
 def _reader(x: Tensor, tile: int, warps: int, num_programs: int) -> tuple[Callable[[], object], Tensor, int]:
-    """A launch, where its sums go, and how many elements it reads: all but a rest that is no whole round."""
+    """Launch of the kernel, its output, and the number of elements that it reads: all but an incomplete last round."""
     out = torch.empty(num_programs, device=x.device)
     num_tiles = x.numel() // (num_programs * tile)
     return (

@@ -22,7 +22,7 @@ class Clock(Protocol):
     """Clock that times launches."""
 
     def launch_us(self, launches: Sequence[Launch]) -> float:
-        """The median time of one of the launches, all alike."""
+        """Median time of one launch; all launches are alike."""
 
 
 class CudaClock:

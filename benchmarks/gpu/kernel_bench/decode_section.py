@@ -30,7 +30,7 @@ MIN_GAIN = Target("value", 1.0)
 
 
 def cases(lab: Lab) -> list[PagedCase]:
-    """In the order of their worth, the first two being those that peers and paging are compared on."""
+    """Cases by importance; peers and paging are compared on the first two."""
     if lab.is_tiny:
         small = (17,)
         return [
@@ -64,13 +64,13 @@ def cases(lab: Lab) -> list[PagedCase]:
 
 
 def sharegpt_contexts(num_rows: int) -> tuple[int, ...]:
-    """Each request somewhere in its answer, as a batch is found."""
+    """Context lengths of requests that are somewhere in their answers, as in a running batch."""
     requests = islice(LengthSampler("sharegpt", seed=1), num_rows)
     return tuple(each.num_input + each.num_output * (row % 97) // 96 for row, each in enumerate(requests))
 
 
 def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
-    """Adds all rows of the section, and what they say of each other."""
+    """Add all rows of the section, and their ratios."""
     paged = (peers.flash_attention, peers.flashinfer)
     beside = {MAIN: (*paged, peers.transformers), CONTIGUOUS: (peers.sdpa,), MULTI_HEAD: paged}
     for case in cases(lab):
@@ -84,7 +84,7 @@ def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
 
 
 def plan_of(lab: Lab, inputs: PagedInputs, config: DecodeConfig | None = None) -> DecodePlan:
-    """Filled, as a step would."""
+    """Plan filled as a step would."""
     rows = DecodeRows(inputs.context_lens, inputs.block_tables)
     config = config or decode_config(inputs.shape)
     plan = empty_plan(rows, inputs.shape, config, inputs.block_size, lab.num_processors * config.programs_per_sm)
@@ -93,7 +93,7 @@ def plan_of(lab: Lab, inputs: PagedInputs, config: DecodeConfig | None = None) -
 
 
 def launches_of(inputs: PagedInputs, plan: DecodePlan, out: Tensor) -> list[Launch]:
-    """One for each layer, as the layers of a model follow each other."""
+    """Launches for each layer, in the order of a model's layers."""
     return [
         lambda layer=layer: decode_attention.decode_attention(  # type: ignore[misc]
             inputs.query, inputs.key_cache(layer), inputs.value_cache(layer), plan, inputs.rule, False, out
@@ -103,7 +103,7 @@ def launches_of(inputs: PagedInputs, plan: DecodePlan, out: Tensor) -> list[Laun
 
 
 def exact_result(inputs: PagedInputs, layer: int = 0) -> Tensor:
-    """By the reference, in float32."""
+    """Result of the reference, in float32."""
     rows = DecodeRows(inputs.context_lens, inputs.block_tables)
     plan = empty_plan(rows, inputs.shape, decode_config(inputs.shape), inputs.block_size, num_programs=1)
     out = torch.empty(inputs.query.shape, device=inputs.query.device)
@@ -138,7 +138,7 @@ def _figure(figures: Figures, case: PagedCase, inputs: PagedInputs, us: float) -
 
 
 def _latencies(lab: Lab) -> list[Figure]:
-    """One row: with its keys in the L2 cache, and as the layers of a model find them, each its own."""
+    """Time one row: with its keys in the L2 cache, and with other keys for each layer, as in a model."""
     heads, contexts = ((4, 2, 32), (20,)) if lab.is_tiny else (GQA, (4096,))
     single = PagedCase(name="GQA 1 x 4096, cached", heads=heads, contexts=contexts)
     kv_bytes = 2 * sum(contexts) * heads[1] * heads[2] * lab.dtype.itemsize
@@ -158,7 +158,7 @@ def _latencies(lab: Lab) -> list[Figure]:
 
 
 def _planning(lab: Lab) -> Figure:
-    """Once a step for all layers."""
+    """Time the planning, which runs once a step for all layers."""
     num_rows = 1 if lab.is_tiny else 256
     inputs = make_inputs(lab, PagedCase(name="plan", heads=(4, 2, 32), contexts=tuple(range(1, 4 * num_rows, 4))))
     plan = plan_of(lab, inputs)

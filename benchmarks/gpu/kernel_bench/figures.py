@@ -60,7 +60,7 @@ class Figure:
 
     @property
     def is_met(self) -> bool | None:
-        """None without a target or without a figure."""
+        """True if the target is met; None without a target or a figure."""
         reached = self.value if self.target is None or self.target.measure == "value" else self.share
         return None if self.target is None or reached is None else self.target.is_met_by(reached)
 
@@ -83,7 +83,7 @@ class Figures:
         self.rows += figures
 
     def find(self, section: str, case: str, by: str = "quire") -> Figure | None:
-        """The measured figure, if there is one."""
+        """Find a measured figure, if there is one."""
         rows = (row for row in self.rows if (row.section, row.case, row.by) == (section, case, by))
         return next((row for row in rows if row.value is not None), None)
 
@@ -93,7 +93,7 @@ class Figures:
 
 
 def not_measured(figure: Figure, reason: str) -> Figure:
-    """The same row without its figure."""
+    """Copy of a row without its figure."""
     return replace(figure, value=None, us=None, check=None, note=reason)
 
 

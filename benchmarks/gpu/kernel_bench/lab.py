@@ -59,7 +59,7 @@ def cuda_lab(size: Size) -> Lab:
 
 
 def host_lab() -> Lab:
-    """For a process with TRITON_INTERPRET=1."""
+    """Lab for a process with TRITON_INTERPRET=1."""
     return Lab(torch.device("cpu"), torch.float16, HostClock(), Size.TINY)
 
 
@@ -159,13 +159,13 @@ def make_inputs(lab: Lab, case: PagedCase) -> PagedInputs:
 
 
 def checked(result: Tensor, exact: Tensor) -> Check:
-    """Rounding of weights and of results is at most a unit in the last place of the largest result each."""
+    """Compare with the reference. Rounding of weights and of results is at most one ULP of the largest result each."""
     allowed = 2 * torch.finfo(result.dtype).eps * exact.abs().max()
     return Check((result.float() - exact.float()).abs().max().item(), allowed.item())
 
 
 def rotated(num_bytes: int, lab: Lab, make: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> int:
-    """Copies of inputs of so many bytes whose launches in turn find nothing in the L2 cache."""
+    """Copies of the inputs, enough that launches in turn find nothing in the L2 cache."""
     if lab.device.type != "cuda":
         return 1
     cache = torch.cuda.get_device_properties(lab.device).L2_cache_size

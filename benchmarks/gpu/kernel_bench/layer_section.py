@@ -39,7 +39,7 @@ class _Measured:
 
 
 def measure(lab: Lab, figures: Figures) -> None:
-    """Adds all rows of the section."""
+    """Add all rows of the section."""
     sizes = TINY if lab.is_tiny else Sizes()
     makers: Sequence[Callable[[Lab, Sizes], _Measured]] = (_norm, _activation, _rotary)
     for make in makers:

@@ -34,7 +34,7 @@ class Peer(Protocol):
 
 
 class TorchSdpa:
-    """Over contiguous keys and values: one block a row, all rows alike."""
+    """Torch's SDPA over contiguous keys and values: one block a row, all rows alike."""
 
     name = "torch SDPA, contiguous"
 
@@ -213,7 +213,7 @@ def timed(peer: Peer, inputs: PagedInputs, clock: Clock, check: Callable[[Tensor
 
 
 def _imported(module: str) -> Any:
-    """By name, since the package may be absent, or fail to load beside this torch."""
+    """Import by name, since the package may be absent, or fail to load beside this torch."""
     try:
         return importlib.import_module(module)
     except Exception as error:  # whatever it raises, it is not available

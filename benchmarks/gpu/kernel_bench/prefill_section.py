@@ -50,7 +50,7 @@ def cases(lab: Lab) -> list[PagedCase]:
 
 
 def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
-    """Adds all rows of the section."""
+    """Add all rows of the section."""
     for case in cases(lab):
         inputs = make_inputs(lab, case)
         figures.add(_own(lab, figures, case, inputs))
@@ -80,13 +80,13 @@ def plan_of(inputs: PagedInputs, config: PrefillConfig | None = None) -> Prefill
 
 
 def attend(inputs: PagedInputs, plan: PrefillPlan, out: Tensor) -> None:
-    """One launch."""
+    """Launch once."""
     caches = (inputs.key_cache(), inputs.value_cache())
     prefill_attention.prefill_attention(inputs.query, *caches, plan, inputs.rule, False, out)
 
 
 def check_of(inputs: PagedInputs, result: Tensor) -> Check:
-    """Against the reference in float32, at the first and the last queries of each row."""
+    """Check against the reference in float32, at the first and the last queries of each row."""
     starts, lens, contexts = inputs.query_start.tolist(), inputs.query_lens, inputs.contexts
     counts = tuple(min(CHECKED_QUERIES, queries) for queries in lens)
     firsts = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]

@@ -36,7 +36,7 @@ KINDS = (
 
 
 def measure(lab: Lab, figures: Figures) -> None:
-    """Adds all rows of the section."""
+    """Add all rows of the section."""
     batch, vocab = (TINY_BATCH, TINY_VOCAB) if lab.is_tiny else (BATCH, VOCAB)
     logits = lab.random(batch, vocab) * 4
     for kind in KINDS:

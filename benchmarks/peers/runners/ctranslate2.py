@@ -13,7 +13,7 @@ from benchmarks.peers.runners.harness import Recorder, Request, Setup, drive_bat
 
 
 class Translate:
-    """A request leaves its batch when it has its length."""
+    """CTranslate2's generator; a request leaves its batch when it has its length."""
 
     def __init__(self, setup: Setup) -> None:
         folder = converted(setup)
@@ -41,11 +41,11 @@ class Translate:
             each.num_output + (echo if shortest == 1 else 0) for each, echo in zip(batch, echoes, strict=True)
         )
 
-        def note(result: Any) -> bool:
+        def record_result(result: Any) -> bool:
             request = batch[result.batch_id]
             if result.step < echoes[result.batch_id]:
                 return False
-            recorder.came(request.index, [result.token_id])
+            recorder.record_tokens(request.index, [result.token_id])
             return recorder.is_complete(request.index)
 
         self._generator.generate_batch(
@@ -55,12 +55,12 @@ class Translate:
             max_length=longest,
             min_length=longest,
             include_prompt_in_result=False,
-            callback=note,
+            callback=record_result,
         )
 
 
 def converted(setup: Setup) -> Path:
-    """The model as CTranslate2 reads it, made at the first time."""
+    """Convert the model for CTranslate2, once."""
     folder = Path(setup.cache) / f"ctranslate2-{setup.dtype}"
     if not folder.is_dir():
         partial = folder.with_suffix(".partial")

@@ -28,7 +28,7 @@ _BITS = {"BF16": np.uint16, "F32": np.uint32}
 
 
 def write_gguf(model: Path, output: Path) -> None:
-    """The file is there only if it is whole."""
+    """Write the file; it appears under its name only when it is complete."""
     config = json.loads((model / "config.json").read_text())
     partial = output.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, "llama")
@@ -76,14 +76,14 @@ def _renamed(name: str) -> str:
 
 
 def _interleaved(bits: Any, num_heads: int) -> Any:
-    """Rows of a head in the order in which llama.cpp rotates them: the two of a pair beside each other."""
+    """Reorder the rows of a head as llama.cpp rotates them: the two of a pair beside each other."""
     rows, columns = bits.shape
     halves = bits.reshape(num_heads, 2, rows // num_heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)
 
 
 def _add(writer: Any, name: str, bits: Any) -> None:
-    """Norms are float32 in every GGUF."""
+    """Add a tensor; norms are float32 in every GGUF."""
     if bits.dtype == np.uint32:
         writer.add_tensor(name, bits.view(np.float32))
     elif bits.ndim == 1:

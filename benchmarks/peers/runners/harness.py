@@ -61,11 +61,11 @@ class Recorder:
     def now_s(self) -> float:
         return time.perf_counter() - self.began_s
 
-    def sent(self, index: int) -> None:
+    def record_sent(self, index: int) -> None:
         self.sent_s[index] = self.now_s()
         self.token_s[index], self.token_ids[index] = [], []
 
-    def came(self, index: int, tokens: Iterable[int]) -> None:
+    def record_tokens(self, index: int, tokens: Iterable[int]) -> None:
         """Record tokens; those beyond the length of the request are not counted."""
         now_s, ids = self.now_s(), self.token_ids[index]
         room = self.requests[index].num_output - len(ids)
@@ -93,10 +93,10 @@ class Engine(Protocol):
     computes_in: str  # what it has in fact of the precision that was asked for
 
     def run(self, recorder: Recorder) -> None:
-        """Sends every request when its time has come and returns when all have ended."""
+        """Send every request at its time; return when all have ended."""
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Release the engine."""
 
 
 class Stepping(Protocol):
@@ -105,34 +105,34 @@ class Stepping(Protocol):
     def add(self, request: Request) -> None: ...
 
     def step(self) -> Iterable[tuple[int, Sequence[int]]]:
-        """One iteration: indices of requests with their new tokens."""
+        """Run one iteration; return indices of requests with their new tokens."""
 
 
 def drive_steps(engine: Stepping, recorder: Recorder) -> None:
-    """Requests go in between two steps."""
+    """Drive an engine step by step; requests are added between two steps."""
     waiting, live = deque(recorder.requests), set[int]()
     while waiting or live:
         while waiting and waiting[0].arrival_s <= recorder.now_s():
             request = waiting.popleft()
-            recorder.sent(request.index)
+            recorder.record_sent(request.index)
             engine.add(request)
             live.add(request.index)
         if not live:
             time.sleep(_NAP_S)
             continue
         for index, tokens in engine.step():
-            recorder.came(index, tokens)
+            recorder.record_tokens(index, tokens)
             if recorder.is_complete(index):
                 live.discard(index)
 
 
 def drive_batches(run_batch: Callable[[Sequence[Request], Recorder], None], size: int, recorder: Recorder) -> None:
-    """At most `size` of those that have come make a batch; the next one begins when it has ended."""
+    """Drive an engine batch by batch, of at most `size` arrived requests; the next begins when one has ended."""
     coming, waiting = deque(recorder.requests), deque[Request]()
     while coming or waiting:
         while coming and coming[0].arrival_s <= recorder.now_s():
             request = coming.popleft()
-            recorder.sent(request.index)
+            recorder.record_sent(request.index)
             waiting.append(request)
         if waiting:
             run_batch([waiting.popleft() for _ in range(min(size, len(waiting)))], recorder)
@@ -141,7 +141,7 @@ def drive_batches(run_batch: Callable[[Sequence[Request], Recorder], None], size
 
 
 def serve(load: Callable[[Setup], Engine], packages: Sequence[str]) -> None:
-    """Answers until told to end. `packages` are those whose versions are of interest."""
+    """Answer requests until told to end. `packages`: names whose versions are reported."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the peer prints is no answer
     engine: Engine | None = None

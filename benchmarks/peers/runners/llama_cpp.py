@@ -28,7 +28,7 @@ class _Sequence:
 
 
 class LlamaCpp:
-    """Greedy: the largest of the logits, found by numpy."""
+    """llama.cpp with greedy choice: numpy finds the largest logit."""
 
     def __init__(self, setup: Setup) -> None:
         self.computes_in = setup.dtype
@@ -72,7 +72,7 @@ class LlamaCpp:
         for sequence in sorted(self._live, key=lambda each: len(each.new) > 1):
             room = self._step_tokens - self._batch.n_tokens
             chunk, sequence.new = sequence.new[:room], sequence.new[room:]
-            self._put(sequence, chunk)
+            self._put_chunk(sequence, chunk)
             if chunk and not sequence.new:
                 asked.append(sequence)
         if llama_cpp.llama_decode(self._context, self._batch):
@@ -98,7 +98,7 @@ class LlamaCpp:
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
 
-    def _put(self, sequence: _Sequence, chunk: Sequence[int]) -> None:
+    def _put_chunk(self, sequence: _Sequence, chunk: Sequence[int]) -> None:
         batch = self._batch
         for token in chunk:
             place = batch.n_tokens

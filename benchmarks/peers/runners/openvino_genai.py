@@ -71,7 +71,7 @@ class OpenVino:
 
 
 def converted(setup: Setup) -> Path:
-    """The model as OpenVINO reads it, made at the first time."""
+    """Convert the model for OpenVINO, once."""
     folder = Path(setup.cache) / f"openvino-{setup.dtype}"
     if not (folder / "done").is_file():
         command = [sys.executable, "-m", "benchmarks.peers.runners.openvino_convert", setup.model, str(folder)]

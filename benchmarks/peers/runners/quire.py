@@ -54,14 +54,14 @@ class Quire:
 
     async def _one(self, recorder: Recorder, request: Request) -> None:
         await asyncio.sleep(max(0.0, request.arrival_s - recorder.now_s()))
-        recorder.sent(request.index)
+        recorder.record_sent(request.index)
         stream = self._client.stream(request.prompt, max_tokens=request.num_output, temperature=0, ignore_eos=True)
         async for chunk in stream:
-            recorder.came(request.index, chunk.token_ids)
+            recorder.record_tokens(request.index, chunk.token_ids)
 
 
 async def _connected(process: subprocess.Popen[bytes]) -> AsyncClient:
-    """A client of the service that is ready. Raises RuntimeError if the process ends before."""
+    """Connect to the service once it is ready. Raises RuntimeError if the process ends before."""
     client = AsyncClient(f"{_HOST}:{_PORT}")
     ready = asyncio.ensure_future(client.wait_ready(_READY_S))
     while not ready.done():

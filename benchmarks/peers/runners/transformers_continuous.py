@@ -51,7 +51,7 @@ class Continuous:
                 raise RuntimeError(str(result.error))
             if result.is_finished():
                 index = int(result.request_id.rpartition(" ")[2])
-                recorder.came(index, result.generated_tokens)
+                recorder.record_tokens(index, result.generated_tokens)
                 recorder.token_s[index] = [moment - recorder.began_s for moment in result.timestamps]
                 num_open -= 1
         sender.join()
@@ -62,7 +62,7 @@ class Continuous:
     def _send(self, recorder: Recorder) -> None:
         for request in recorder.requests:
             time.sleep(max(0.0, request.arrival_s - recorder.now_s()))
-            recorder.sent(request.index)
+            recorder.record_sent(request.index)
             self._manager.add_request(
                 request.prompt,
                 request_id=f"{self._num_loads} {request.index}",

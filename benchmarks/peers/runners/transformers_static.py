@@ -13,7 +13,7 @@ _BATCH_SIZE = 8
 
 
 class Static:
-    """A token counts as come with the step that makes it, though `generate` returns only at the end of the batch."""
+    """Static batches. A token's time is that of its step, though `generate` returns only at the end of the batch."""
 
     def __init__(self, setup: Setup) -> None:
         self.computes_in = setup.dtype
@@ -43,16 +43,16 @@ class Static:
                 max_new_tokens=longest,
                 eos_token_id=None,
                 pad_token_id=0,
-                stopping_criteria=[partial(_note, batch, recorder)],
+                stopping_criteria=[partial(_record_step, batch, recorder)],
             )
 
 
-def _note(
+def _record_step(
     batch: Sequence[Request], recorder: Recorder, input_ids: torch.Tensor, scores: object, **_: object
 ) -> torch.Tensor:
-    """Called behind every step; never stops anything."""
+    """Record a step's tokens; called after every step, never stops generation."""
     for request, token in zip(batch, input_ids[:, -1].tolist(), strict=True):
-        recorder.came(request.index, [token])
+        recorder.record_tokens(request.index, [token])
     return torch.zeros(len(batch), dtype=torch.bool)
 
 
