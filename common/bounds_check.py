@@ -87,11 +87,11 @@ class RequestCheck:
             return
         scan = WireScan()
         try:
-            scan.look_at(data, self._scanned)
+            scan.scan_message(data, self._scanned)
         except TooManyRecordsError:
             raise InvalidRequestError("the message has too many fields; send lists of numbers packed") from None
         except (IndexError, ValueError):
-            raise no_such_message() from None
+            raise undecodable_request() from None
         if scan.excess is not None:
             numbers = {name: scan.numbers.get(number, 0) for number, name in self._number_names.items()}
             raise OutOfBoundsError.of_message(_too_many(scan.excess), numbers)
@@ -112,7 +112,7 @@ def check_of_method(method: str) -> RequestCheck | None:
     return check_of(found.input_type)
 
 
-def no_such_message() -> InvalidRequestError:
+def undecodable_request() -> InvalidRequestError:
     """The refusal of bytes that cannot be parsed."""
     return InvalidRequestError(
         "the request's bytes are not the message that this method takes; regenerate the client's stubs"

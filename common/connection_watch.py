@@ -10,7 +10,7 @@ import ctypes
 
 import structlog
 
-from common.own_sockets import bytes_received, resident_bytes, shut_down
+from common.own_sockets import bytes_received, resident_bytes, shut_down_connections
 from common.peer_limits import Connection, EdgeLimits, PeerLimits
 
 LOOK_EVERY_S = 0.1
@@ -58,13 +58,13 @@ class ConnectionWatch:
         return size > self._calm_bytes + GROWTH_BYTES
 
     async def _look(self) -> None:
-        hoarders = self.peers.hoarders(await asyncio.to_thread(bytes_received))
+        hoarders = self.peers.connections_to_cut(await asyncio.to_thread(bytes_received))
         for connection, num_bytes in hoarders:
             self.peers.cut(connection, f"{num_bytes >> 20} MiB received that are no whole message")
 
     async def _tidy(self) -> None:
-        self.peers.forget_all_but(await asyncio.to_thread(bytes_received))
-        await asyncio.to_thread(_give_back)
+        self.peers.forget_closed_connections(await asyncio.to_thread(bytes_received))
+        await asyncio.to_thread(_return_freed_memory)
         self._calm_bytes = resident_bytes()
 
     def _to_cut(self, connection: Connection, reason: str) -> None:
@@ -73,12 +73,12 @@ class ConnectionWatch:
 
     async def _cut_doomed(self) -> None:
         doomed, self._doomed = self._doomed, {}
-        await asyncio.to_thread(shut_down, doomed)
+        await asyncio.to_thread(shut_down_connections, doomed)
         for key, reason in doomed.items():
             log.warning("connection cut", peer=key, reason=reason)
 
 
-def _give_back() -> None:
+def _return_freed_memory() -> None:
     """Give freed memory back to the system: the allocator keeps small pieces."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
     if trim is not None:

@@ -71,13 +71,13 @@ class _Call:
     def decode(self, data: bytes) -> Any:
         """A message, counted."""
         assert self._connection is not None
-        self._connection.note_message(len(data))
+        self._connection.record_message(len(data))
         deserialize = self._handler.request_deserializer
         return data if deserialize is None else deserialize(data)
 
     async def handle(self, requests: AsyncIterator[Any], context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         try:
-            self._connection = connection = self._peers.enter(context.peer(), self._method)
+            self._connection = connection = self._peers.begin_call(context.peer(), self._method)
         except QuireError as error:
             return await _refuse(context, error)
         is_cancelled = False
@@ -89,7 +89,7 @@ class _Call:
             is_cancelled = True
             raise
         finally:
-            self._peers.leave(connection, self._method, is_cancelled=is_cancelled)
+            self._peers.end_call(connection, self._method, is_cancelled=is_cancelled)
 
     async def _read(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         """The one message of the call."""

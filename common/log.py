@@ -128,7 +128,7 @@ class _Telling:
         self._level = level
 
     def __call__(self, logger: Any, method: str, entry: EventDict) -> EventDict:
-        self._status.note_log_entry(dict(entry))
+        self._status.forward_log_entry(dict(entry))
         if self._numbers.get(str(entry.get("level")), self._level) < self._level:
             raise structlog.DropEvent
         return entry

@@ -26,7 +26,7 @@ def bytes_received() -> dict[str, int]:
     return found
 
 
-def shut_down(keys: Collection[str]) -> int:
+def shut_down_connections(keys: Collection[str]) -> int:
     """Ends the connections of these peers, both ways; their owner sees an end of file. Returns how many there were."""
     num_found = 0
     for key, each in _connections():

@@ -71,7 +71,7 @@ class Connection:
         self.calls = TokenBucket(limits.max_call_rate, limits.max_call_rate * CALL_BURST_S, now_s)
         self.cancels = TokenBucket(limits.max_cancel_rate, cancel_burst, now_s)
 
-    def note_message(self, num_bytes: int) -> None:
+    def record_message(self, num_bytes: int) -> None:
         """Count a complete message that was handed over."""
         self.num_messages += 1
         self.num_bytes += num_bytes
@@ -102,7 +102,7 @@ class PeerLimits:
         self._num_open_of: defaultdict[tuple[str, str], int] = defaultdict(int)  # host and method
         self._cuts: dict[str, float] = {}  # by host, when
 
-    def enter(self, peer: str, method: str) -> Connection:
+    def begin_call(self, peer: str, method: str) -> Connection:
         """Admit a call; the caller then calls `end_call` at its end. Raises OverloadedError if it is refused."""
         now_s = self._clock()
         connection = self._connection(peer, now_s)
@@ -120,7 +120,7 @@ class PeerLimits:
         self._num_open_of[connection.host, method] += 1
         return connection
 
-    def leave(self, connection: Connection, method: str, *, is_cancelled: bool) -> None:
+    def end_call(self, connection: Connection, method: str, *, is_cancelled: bool) -> None:
         """Count the end of a call; `is_cancelled`: its client cancelled it."""
         connection.num_open -= 1
         self._num_open -= 1
@@ -128,7 +128,7 @@ class PeerLimits:
         _decrease(self._num_open_of, (connection.host, method))
         if is_cancelled and self.limits.max_cancel_rate:
             now_s = self._clock()
-            if not connection.cancels.take(now_s):
+            if not connection.cancels.take_token(now_s):
                 self.cut(connection, f"more than {self.limits.max_cancel_rate:g} calls cancelled per second")
 
     def cut(self, connection: Connection, reason: str) -> None:
@@ -138,7 +138,7 @@ class PeerLimits:
             self._cuts[connection.host] = self._clock()
             self._cut(connection, reason)
 
-    def forget_all_but(self, present: Iterable[str]) -> None:
+    def forget_closed_connections(self, present: Iterable[str]) -> None:
         """Forget closed connections without open calls; `present`: keys of the connections that are still open."""
         kept = set(present)
         self.connections = {
@@ -147,7 +147,7 @@ class PeerLimits:
         now_s = self._clock()
         self._cuts = {host: cut_s for host, cut_s in self._cuts.items() if now_s - cut_s < REMEMBER_CUT_S}
 
-    def hoarders(self, num_received: Mapping[str, int]) -> list[tuple[Connection, int]]:
+    def connections_to_cut(self, num_received: Mapping[str, int]) -> list[tuple[Connection, int]]:
         """Connections to cut for their unread bytes, with those bytes; `num_received`: bytes received, by key.
 
         Each connection above its own limit; and, while all together exceed theirs, the one with the most.
@@ -182,7 +182,7 @@ class PeerLimits:
 
     def _check_rate(self, connection: Connection, now_s: float) -> None:
         rate = self.limits.max_call_rate
-        if not rate or connection.calls.take(now_s):
+        if not rate or connection.calls.take_token(now_s):
             return
         if connection.calls.is_overdrawn:
             self.cut(connection, f"more than {rate:g} calls begun per second, although they were refused")

@@ -52,7 +52,7 @@ def run_service(work: Coroutine[Any, Any, T]) -> T:
     return loop.run_until_complete(work)
 
 
-def ending(parent_pipe_fd: int | None) -> asyncio.Event:
+def stop_event(parent_pipe_fd: int | None) -> asyncio.Event:
     """An event that is set on SIGTERM, on SIGINT, and when the supervisor is gone.
 
     Args:

@@ -16,9 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from common.bounds_check import RequestCheck, check_of_method, no_such_message
+from common.bounds_check import RequestCheck, check_of_method, undecodable_request
 from common.native_faults import CONTROL_FLOW
-from common.sealed_methods import checking, sealing, seals_of_method
+from common.sealed_methods import checking_deserializer, checksum_tags_of_method, sealing_serializer
 from quire.errors import QuireError, SlowReaderError, to_status
 from quire.rpc import Option
 
@@ -97,11 +97,11 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
 def _remake(handler: Any, behaviour: Callable[..., Any], method: str) -> Any:
     deserialize, serialize = handler.request_deserializer, handler.response_serializer
-    request_tag, response_tag = seals_of_method(method)
+    request_tag, response_tag = checksum_tags_of_method(method)
     if deserialize is not None and request_tag is not None:
-        deserialize = checking(deserialize, request_tag)
+        deserialize = checking_deserializer(deserialize, request_tag)
     if serialize is not None and response_tag is not None:
-        serialize = sealing(response_tag)
+        serialize = sealing_serializer(response_tag)
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -119,7 +119,7 @@ def _careful(deserialize: Callable[[bytes], Any] | None, check: RequestCheck | N
         try:
             return deserialize(data) if check is None else check.parse(data, deserialize)
         except DecodeError:
-            return Undecodable(no_such_message())
+            return Undecodable(undecodable_request())
         except QuireError as error:
             error.__traceback__ = None  # its frames hold the bytes
             return Undecodable(error)

@@ -18,7 +18,7 @@ from quire.errors import DataLossError
 _SERVICE = "quire.v1.Inference."
 
 
-def seals_of_method(method: str) -> tuple[int | None, int | None]:
+def checksum_tags_of_method(method: str) -> tuple[int | None, int | None]:
     """The tags of the checksums of request and answer, by the path "/package.Service/Method"; None: there is none."""
     name = method.strip("/").replace("/", ".")
     if not name.startswith(_SERVICE):
@@ -30,12 +30,12 @@ def seals_of_method(method: str) -> tuple[int | None, int | None]:
     return _tag(found.input_type), _tag(found.output_type)
 
 
-def sealing(tag: int) -> Callable[[Any], bytes]:
+def sealing_serializer(tag: int) -> Callable[[Any], bytes]:
     """Serialiser of an answer that appends its checksum."""
     return partial(sealed, tag=tag)
 
 
-def checking(deserialize: Callable[[bytes], Any], tag: int) -> Callable[[bytes], Any]:
+def checking_deserializer(deserialize: Callable[[bytes], Any], tag: int) -> Callable[[bytes], Any]:
     """Deserialiser of a request with an optional checksum, which must match if it is there.
 
     Bytes that only look as if they ended with a checksum are recognised by the field.

@@ -30,7 +30,7 @@ class Status:
         """Report a line for the greeting, such as a choice and its reason, under the short name `about`."""
         self._tell(about=about, notice=text)
 
-    def note_log_entry(self, entry: dict[str, Any]) -> None:
+    def forward_log_entry(self, entry: dict[str, Any]) -> None:
         """Report the entries of the log that the supervisor needs: warnings, and the events in `EVENTS`."""
         event = str(entry.get("event"))
         if event in EVENTS:

@@ -17,7 +17,7 @@ class TokenBucket:
         """True once the debt is at its maximum: the caller goes on although no tokens are left."""
         return self._num_tokens <= -self._burst
 
-    def take(self, now_s: float) -> bool:
+    def take_token(self, now_s: float) -> bool:
         """Take a token. False: none was left, and the debt grows by one."""
         self._num_tokens = min(self._burst, self._num_tokens + (now_s - self._seen_s) * self._rate)
         self._seen_s = now_s

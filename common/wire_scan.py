@@ -42,7 +42,7 @@ class WireScan:
     _counts: dict[str, int] = field(default_factory=dict)
     _num_records: int = 0
 
-    def look_at(self, data: bytes, fields: Mapping[int, ScannedField]) -> None:
+    def scan_message(self, data: bytes, fields: Mapping[int, ScannedField]) -> None:
         """Count until a list has too many items; from then on read only the top level, for its integers.
 
         Raises TooManyRecordsError, and IndexError or ValueError for bytes that are no message.

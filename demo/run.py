@@ -20,7 +20,7 @@ from rich.table import Table
 
 import quire
 from demo.branches import branch
-from quire.cli.supervisor.places import settle_listen
+from quire.cli.supervisor.listen_addresses import choose_listen_address
 from quire.stats import BlockStats
 
 MODEL = "demo/model"
@@ -271,7 +271,7 @@ async def wait_ready(server: asyncio.subprocess.Process, address: str) -> None:
 async def main() -> int:
     """Run the demonstration. Returns the exit code."""
     console = Console(highlight=False)
-    address = settle_listen("127.0.0.1:0")
+    address = choose_listen_address("127.0.0.1:0")
     begun_s = time.monotonic()
     server = await start_server(address)
     try:

@@ -11,7 +11,6 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.absence import leaderless, unreachable
 from quire.errors import (
     NotFoundError,
     NotLeaderError,
@@ -22,7 +21,8 @@ from quire.errors import (
 )
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.rpc import error_of, said_by_server
+from quire.rpc import error_of, server_error_of
+from quire.server_errors import no_leader_error, unreachable_error
 from quire.servers import Servers
 from quire.session import Session
 from quire.v1 import cluster_pb2_grpc, inference_pb2_grpc
@@ -69,16 +69,16 @@ class Connection:
         backoff_s = FIRST_BACKOFF_S
         num_refusals = 0
         while True:
-            await self._servers.find()
+            await self._servers.find_reachable()
             channel = self._servers.current_channel
             try:
                 return await method(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as rpc_error:
-                if said_by_server(rpc_error) is None:
-                    self._servers.renew(channel)
+                if server_error_of(rpc_error) is None:
+                    self._servers.renew_connection(channel)
                 error = self._error_of(rpc_error)
                 was_reached = bool(rpc_error.trailing_metadata())
-                leader_is_known = self._servers.failed(error, was_reached=was_reached)
+                leader_is_known = self._servers.record_failure(error, was_reached=was_reached)
                 delay_s = FIRST_BACKOFF_S if leader_is_known else backoff_s
                 refused = was_reached and isinstance(error, RetryableError)
                 if refused and isinstance(error, RetryableError):
@@ -87,7 +87,7 @@ class Connection:
                 late = loop.time() + delay_s - started_s > self._options.connect_timeout_s
                 give_up = num_refusals > self._options.retries if refused else late
                 if isinstance(error, NotLeaderError) and give_up:
-                    raise leaderless(self._address, error) from rpc_error
+                    raise no_leader_error(self._address, error) from rpc_error
                 if give_up or not isinstance(error, RetryableError | NotLeaderError):
                     raise error from rpc_error
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
@@ -98,14 +98,14 @@ class Connection:
         try:
             await self.inference.GetStats(pb.GetStatsRequest(), timeout=self._options.connect_timeout_s)
         except grpc.aio.AioRpcError as rpc_error:
-            self._servers.failed(self._error_of(rpc_error), was_reached=bool(rpc_error.trailing_metadata()))
+            self._servers.record_failure(self._error_of(rpc_error), was_reached=bool(rpc_error.trailing_metadata()))
 
     async def health(self, service: str) -> Health:
         """Asks every server once; one that serves is enough.
 
         Raises UnavailableError if nothing answers, NotFoundError on an unknown name.
         """
-        await self._servers.find()
+        await self._servers.find_reachable()
         asked = (self._health_at(channel, service) for channel in self._servers.all_channels)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for wanted in (Health.SERVING, Health.NOT_SERVING, Health.UNKNOWN):
@@ -124,7 +124,7 @@ class Connection:
             if isinstance(error, NotFoundError):
                 error = NotFoundError(f"the server at {self._address} has no service {service!r}")
             else:
-                self._servers.renew(channel)
+                self._servers.renew_connection(channel)
             raise error from rpc_error
         names = {1: Health.SERVING, 2: Health.NOT_SERVING}
         return names.get(answer.status, Health.UNKNOWN)
@@ -132,7 +132,7 @@ class Connection:
     def _error_of(self, rpc_error: grpc.aio.AioRpcError) -> QuireError:
         error = error_of(rpc_error)
         if isinstance(error, UnavailableError) and not rpc_error.trailing_metadata():
-            return unreachable(self._address, rpc_error)
+            return unreachable_error(self._address, rpc_error)
         if isinstance(error, RequestExpiredError):
             return UnavailableError(f"the server at {self._address} did not answer in time")
         return error

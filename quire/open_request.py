@@ -48,13 +48,13 @@ class OpenRequest:
         """Tokens of all samples that were received here or that the reader had before."""
         return sum(self._positions.values())
 
-    def accept(self, accepted: Accepted) -> None:
+    def record_acceptance(self, accepted: Accepted) -> None:
         """Store the acceptance; later ones, from attaching again, are ignored."""
         if self.accepted is None:
             self.accepted = accepted
             self._wake()
 
-    def push(self, chunk: Chunk) -> None:
+    def push_chunk(self, chunk: Chunk) -> None:
         """Buffer a chunk, unless it is known already or the buffer is full.
 
         Raises QuireError if the positions are impossible, which is a fault of the server.
@@ -88,7 +88,7 @@ class OpenRequest:
             self._ended_samples.add(chunk.index)
         self._wake()
 
-    def end(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome) -> None:
         """Store the terminal state, after all output."""
         self.outcome = outcome
         self._wake()

@@ -34,7 +34,7 @@ def channel_options(max_message_bytes: int) -> list[Option]:
 
 def error_of(rpc_error: grpc.RpcError) -> QuireError:
     """The exception for a failed call, with the details that the server sent."""
-    said = said_by_server(rpc_error)
+    said = server_error_of(rpc_error)
     if said is not None:
         return said
     call: Any = rpc_error
@@ -42,7 +42,7 @@ def error_of(rpc_error: grpc.RpcError) -> QuireError:
     return from_status(bare)
 
 
-def said_by_server(rpc_error: grpc.RpcError) -> QuireError | None:
+def server_error_of(rpc_error: grpc.RpcError) -> QuireError | None:
     """The exception that a Quire server sent; None if the status is gRPC's own, or damaged."""
     call: Any = rpc_error
     try:

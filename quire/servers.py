@@ -49,7 +49,7 @@ class Servers:
         """Channels to every server."""
         return [self._channel_to(address) for address in dict.fromkeys([*self._known, self._current])]
 
-    async def find(self) -> None:
+    async def find_reachable(self) -> None:
         """Make a reachable server current, if there are several. Does not wait for silent ones."""
         await self._resolve()
         for _ in self._known if self._has_choice else ():
@@ -57,7 +57,7 @@ class Servers:
                 return
             self._pass_over()
 
-    def failed(self, error: QuireError, *, was_reached: bool) -> bool:
+    def record_failure(self, error: QuireError, *, was_reached: bool) -> bool:
         """Record the failure of a call, so that the next call goes to another server if that is better.
 
         Returns True if the leader's address is known.
@@ -70,7 +70,7 @@ class Servers:
             self._pass_over()
         return False
 
-    def renew(self, channel: grpc.aio.Channel) -> None:
+    def renew_connection(self, channel: grpc.aio.Channel) -> None:
         """Open a new connection for later calls, if this channel's connection is still open.
 
         For callers whose call failed without an answer of the server. A flipped bit in settings, in a window's size or

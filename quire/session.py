@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 
-from quire.absence import leaderless, lost, unreachable
 from quire.errors import (
     DataLossError,
     InvalidRequestError,
@@ -27,9 +26,10 @@ from quire.errors import (
 )
 from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
-from quire.pace import SETTLED_S, Pace
 from quire.params import ClientOptions
-from quire.rpc import error_of, said_by_server
+from quire.reconnect_backoff import SETTLED_S, ReconnectBackoff
+from quire.rpc import error_of, server_error_of
+from quire.server_errors import lost_request_error, no_leader_error, unreachable_error
 from quire.servers import Servers
 from quire.session_entry import Entry
 from quire.session_wire import ResponseReader, open_session
@@ -69,11 +69,11 @@ class Session:
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] | None = None  # None: no stream
         self._task: asyncio.Task[None] | None = None
         self._was_reached = False
-        self._pace = Pace(self._loop.time())
+        self._backoff = ReconnectBackoff(self._loop.time())
         self._is_closing = False
         self._num_unreadable = 0  # unreadable messages in a row
         self._num_fatal = 0  # streams in a row that ended with a fatal status
-        self._look: asyncio.TimerHandle | None = None  # the next check for silent requests
+        self._silence_timer: asyncio.TimerHandle | None = None  # the next check for silent requests
 
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
@@ -82,9 +82,9 @@ class Session:
         self._entries[entry.request] = entry
         if entry.deadline_s is not None:
             at_s = entry.deadline_s + DEADLINE_SLACK_S
-            entry.timers.append(self._loop.call_at(at_s, self._expire, entry))
+            entry.timers.append(self._loop.call_at(at_s, self._expire_request, entry))
         if self._outgoing is not None:
-            self._introduce(entry)
+            self._submit_or_attach(entry)
         elif self._task is None or self._task.done():
             self._task = self._loop.create_task(self._run(), name="quire-session")
 
@@ -100,7 +100,7 @@ class Session:
         elif entry.handle is not None:
             self._send(entry.handle, cancel=pb.Cancellation())
         elif self._outgoing is not None:
-            self._introduce(entry)
+            self._submit_or_attach(entry)
 
     def detach(self, request: OpenRequest) -> None:
         """Stops reading a request; its on_disconnect decides whether it goes on."""
@@ -118,7 +118,7 @@ class Session:
         if entry is None or self._outgoing is None:
             return
         late = entry.handle
-        self._introduce(entry)  # first, so that the request always has a reader
+        self._submit_or_attach(entry)  # first, so that the request always has a reader
         if late is not None:
             self._by_handle.pop(late, None)
             self._send(late, detach=pb.Detachment())
@@ -151,7 +151,7 @@ class Session:
         """Keeps a stream open while there are requests, or until it breaks without any."""
         while self._entries and not self._is_closing:
             started_s = self._loop.time()
-            error = await self._converse()
+            error = await self._run_stream()
             if self._is_closing:
                 return
             is_fatal = error is not None and error.code() in FATAL_CODES
@@ -159,28 +159,28 @@ class Session:
             now_s = self._loop.time()
             lived_s = now_s - started_s
             for entry in list(self._entries.values()):
-                self._lose(entry, error, lived_s)
-            leader_is_known = error is not None and self._servers.failed(
+                self._handle_broken_stream(entry, error, lived_s)
+            leader_is_known = error is not None and self._servers.record_failure(
                 error_of(error), was_reached=bool(error.trailing_metadata())
             )
-            await asyncio.sleep(self._pace.pause_s(now_s, lived_s=lived_s, leader_is_known=leader_is_known))
+            await asyncio.sleep(self._backoff.pause_s(now_s, lived_s=lived_s, leader_is_known=leader_is_known))
 
-    async def _converse(self) -> grpc.aio.AioRpcError | None:
+    async def _run_stream(self) -> grpc.aio.AioRpcError | None:
         """Carries all requests over one stream until it ends. Returns the cause; None: the server closed it."""
-        await self._servers.find()
+        await self._servers.find_reachable()
         channel = self._servers.current_channel
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._outgoing = outgoing
         for entry in list(self._entries.values()):
             if not entry.retries_later:
-                self._introduce(entry)
+                self._submit_or_attach(entry)
         call = open_session(channel, _until_none(outgoing))
         reader = ResponseReader()
         error: grpc.aio.AioRpcError | None = None
         data: Any
         try:
             async with asyncio.timeout(None) as limit:
-                self._look_for_silent(limit)
+                self._reattach_silent_requests(limit)
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take_response(reader.read(data))
         except TimeoutError:
@@ -193,42 +193,42 @@ class Session:
                 raise
             log.warning("an unreadable server message (%s); attaching again from the last position", unreadable)
         finally:
-            if self._look is not None:
-                self._look.cancel()
+            if self._silence_timer is not None:
+                self._silence_timer.cancel()
             self._outgoing = None
             self._by_handle.clear()
             call.cancel()
             outgoing.put_nowait(None)  # a call that ended by itself leaves its task waiting for our next message
-        if error is None or not isinstance(said_by_server(error), NotLeaderError | RetryableError):
-            self._servers.renew(channel)
+        if error is None or not isinstance(server_error_of(error), NotLeaderError | RetryableError):
+            self._servers.renew_connection(channel)
         return error
 
-    def _look_for_silent(self, limit: asyncio.Timeout) -> None:
+    def _reattach_silent_requests(self, limit: asyncio.Timeout) -> None:
         """Attaches again to silent requests; ends the stream by `limit` if that is not answered either."""
         now_s = self._loop.time()
         for entry in list(self._by_handle.values()):
             if entry.request.is_behind:
                 continue  # its reader says when to go on
-            match entry.silence.verdict(now_s):
+            match entry.silence.next_action(now_s):
                 case "ask":
                     self.catch_up(entry.request)
                 case "renew":
                     limit.reschedule(now_s)
                     return
-        self._look = self._loop.call_later(LISTEN_S, self._look_for_silent, limit)
+        self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests, limit)
 
     def _take_response(self, response: pb.SessionResponse) -> None:
         self._was_reached = True
-        self._pace.note_reached(self._loop.time())
+        self._backoff.record_server_reached(self._loop.time())
         for event in response.events:
             self._dispatch(event)
 
-    def _introduce(self, entry: Entry) -> None:
+    def _submit_or_attach(self, entry: Entry) -> None:
         """Submits a request, or attaches to it, on the current stream under a fresh handle."""
         entry.handle = handle = next(self._handles)
         self._by_handle[handle] = entry
         entry.was_sent = True
-        entry.silence.note_asked(self._loop.time())
+        entry.silence.record_request(self._loop.time())
         request = entry.request
         if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
             self._send(handle, submit=entry.submission)
@@ -260,25 +260,25 @@ class Session:
         if kind != "error":
             entry.unreachable_since_s = None
         if kind == "chunk":
-            entry.silence.note_output(self._loop.time())
+            entry.silence.record_output(self._loop.time())
         else:
-            entry.silence.note_answered(self._loop.time())
+            entry.silence.record_answer(self._loop.time())
         match kind:
             case "chunk":
                 self._take(entry, event.chunk)
             case "accepted":
-                request.accept(accepted_from_pb(event.accepted))
+                request.record_acceptance(accepted_from_pb(event.accepted))
             case "finished" if request.is_behind and not request.has_ended:
                 self._drop_handle(entry)  # its end comes again when the rest is fetched
             case "finished":
-                request.end(outcome_from_pb(event.finished))
+                request.record_outcome(outcome_from_pb(event.finished))
                 self._forget(entry)
             case "error":
                 self._refused(entry, _in_keywords(error_from_pb(event.error)))
 
     def _take(self, entry: Entry, chunk: pb.Chunk) -> None:
         try:
-            entry.request.push(chunk_from_pb(chunk))
+            entry.request.push_chunk(chunk_from_pb(chunk))
         except QuireError as error:
             entry.num_misfits += 1
             if entry.num_misfits > MAX_UNREADABLE:
@@ -297,7 +297,7 @@ class Session:
         self._drop_handle(entry)
         request = entry.request
         if isinstance(error, NotFoundError) and entry.submission is not None and request.accepted is not None:
-            error = lost(request.request_id, request.num_tokens)
+            error = lost_request_error(request.request_id, request.num_tokens)
         delay_s = self._retry_delay_s(entry, error)
         if delay_s is None:
             self._give_up(entry, error)
@@ -324,9 +324,9 @@ class Session:
     def _retry(self, entry: Entry) -> None:
         entry.retries_later = False
         if self._outgoing is not None and entry.request in self._entries:
-            self._introduce(entry)
+            self._submit_or_attach(entry)
 
-    def _lose(self, entry: Entry, error: grpc.aio.AioRpcError | None, lived_s: float) -> None:
+    def _handle_broken_stream(self, entry: Entry, error: grpc.aio.AioRpcError | None, lived_s: float) -> None:
         """Resume one request after a broken stream, or fail it."""
         entry.handle = None
         if error is not None and self._num_fatal >= MAX_FATAL:
@@ -341,12 +341,12 @@ class Session:
             reason = error_of(error) if error is not None else None
             self._give_up(
                 entry,
-                leaderless(self._address, reason)
+                no_leader_error(self._address, reason)
                 if isinstance(reason, NotLeaderError)
-                else unreachable(self._address, error),
+                else unreachable_error(self._address, error),
             )
 
-    def _expire(self, entry: Entry) -> None:
+    def _expire_request(self, entry: Entry) -> None:
         """Fail a request whose deadline passed without word from the server."""
         request = entry.request
         if entry.handle is not None:

@@ -113,7 +113,9 @@ def parse(kind: type[S], arguments: list[str]) -> S:
     try:
         return CliApp.run(kind, cli_args=arguments)
     except ValidationError as error:
-        raise ValueError(f"{explained(error.errors(), kind, names_given(kind, arguments))} (see --help)") from error
+        raise ValueError(
+            f"{explain_errors(error.errors(), kind, names_given(kind, arguments))} (see --help)"
+        ) from error
     except (SettingsError, OSError) as error:
         raise ValueError(_argument_error(str(error), kind)) from error
 
@@ -133,7 +135,7 @@ def settle(kind: type[S], given: Mapping[str, Any], named: Mapping[str, str]) ->
     try:
         return kind(**given)
     except ValidationError as error:
-        raise ValueError(explained(error.errors(), kind, {**names_given(kind), **named})) from error
+        raise ValueError(explain_errors(error.errors(), kind, {**names_given(kind), **named})) from error
 
 
 def names_given(kind: type[Settings], arguments: Sequence[str] = ()) -> dict[str, str]:
@@ -168,12 +170,12 @@ def nearest(name: str, names: Collection[str]) -> str | None:
     return found[0] if found else None
 
 
-def explained(errors: Sequence[ErrorDetails], kind: type[Settings], named: Mapping[str, str]) -> str:
+def explain_errors(errors: Sequence[ErrorDetails], kind: type[Settings], named: Mapping[str, str]) -> str:
     """Description of bad settings, each by the name under which it was given."""
-    return "; ".join(_explained(each, kind, named) for each in errors)
+    return "; ".join(_explain_error(each, kind, named) for each in errors)
 
 
-def _explained(error: ErrorDetails, kind: type[Settings], named: Mapping[str, str]) -> str:
+def _explain_error(error: ErrorDetails, kind: type[Settings], named: Mapping[str, str]) -> str:
     if not error["loc"]:
         return as_typed(error["msg"].removeprefix("Value error, "), named)
     name = str(error["loc"][0]).lower()

@@ -10,7 +10,7 @@ ASK_AFTER_S = 4.0  # silence about an answered request before attaching again, w
 ANSWER_S = 6.0  # wait for the answer to a submission or an attachment; even a slow server answers within 5 s
 LONGEST_S = 80.0  # longest patience
 
-Verdict = Literal["wait", "ask", "renew"]
+Action = Literal["wait", "ask", "renew"]
 
 
 class Silence:
@@ -22,21 +22,21 @@ class Silence:
         self._ask_after_s = ASK_AFTER_S
         self._answer_s = ANSWER_S
 
-    def note_asked(self, now_s: float) -> None:
+    def record_request(self, now_s: float) -> None:
         """Record that the request was submitted or attached to: an answer is due."""
         self._since_s, self._is_answered = now_s, False
 
-    def note_answered(self, now_s: float) -> None:
+    def record_answer(self, now_s: float) -> None:
         """Record that the server knows the request."""
         self._since_s, self._is_answered = now_s, True
         self._answer_s = ANSWER_S
 
-    def note_output(self, now_s: float) -> None:
+    def record_output(self, now_s: float) -> None:
         """Record output: the request progresses."""
-        self.note_answered(now_s)
+        self.record_answer(now_s)
         self._ask_after_s = ASK_AFTER_S
 
-    def verdict(self, now_s: float) -> Verdict:
+    def next_action(self, now_s: float) -> Action:
         """Action to take now, returned once; "ask": attach again on this stream, "renew": on a new connection."""
         quiet_s = now_s - self._since_s
         if self._is_answered and quiet_s >= self._ask_after_s:

@@ -15,7 +15,7 @@ import structlog
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_service_logging
-from common.process import end_after, ending, run_service, unless_failed
+from common.process import end_after, run_service, stop_event, unless_failed
 from common.refusal import refuse_to_start
 from common.rpc import Keepalive
 from common.serving import GrpcServer, ListenError
@@ -86,7 +86,7 @@ async def serve(settings: SchedulerSettings) -> None:
     """Serve until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
     if settings.standby:
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
-    end = ending(settings.parent_pipe_fd)
+    end = stop_event(settings.parent_pipe_fd)
     store = await _before(
         end, open_store(settings.store, deployment=settings.deployment, patience_s=settings.store_timeout_s)
     )

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from common.own_sockets import bytes_received, resident_bytes, shut_down
+from common.own_sockets import bytes_received, resident_bytes, shut_down_connections
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -38,8 +38,8 @@ def test_what_came_in_over_a_connection_is_counted_read_or_not(pair: tuple[socke
 
 def test_a_connection_is_shut_down_by_its_peer_and_others_are_not(pair: tuple[socket.socket, socket.socket]) -> None:
     client, server = pair
-    assert shut_down(["127.0.0.1:1"]) == 0
-    assert shut_down([_key(client)]) == 1
+    assert shut_down_connections(["127.0.0.1:1"]) == 0
+    assert shut_down_connections([_key(client)]) == 1
     assert client.recv(1) == b""
     assert server.recv(1) == b""
 

@@ -26,64 +26,64 @@ class Gate:
             clock=lambda: self.now_s,
         )
 
-    def enter(self, peer: str = "ipv4:10.0.0.1:1000", method: str = METHOD) -> Connection:
-        return self.peers.enter(peer, method)
+    def begin_call(self, peer: str = "ipv4:10.0.0.1:1000", method: str = METHOD) -> Connection:
+        return self.peers.begin_call(peer, method)
 
 
 def test_what_one_host_has_open_is_bounded_over_all_its_connections() -> None:
     gate = Gate(max_calls_per_host=3)
-    held = [gate.enter(f"ipv4:10.0.0.1:{port}") for port in (1, 2, 3)]
+    held = [gate.begin_call(f"ipv4:10.0.0.1:{port}") for port in (1, 2, 3)]
     with pytest.raises(OverloadedError, match="this host has 3 calls open, which is the limit") as refused:
-        gate.enter("ipv4:10.0.0.1:4")
+        gate.begin_call("ipv4:10.0.0.1:4")
     assert refused.value.retry_after_s > 0
-    gate.enter("ipv4:10.0.0.2:1")
-    gate.peers.leave(held[0], METHOD, is_cancelled=False)
-    gate.enter("ipv4:10.0.0.1:4")
+    gate.begin_call("ipv4:10.0.0.2:1")
+    gate.peers.end_call(held[0], METHOD, is_cancelled=False)
+    gate.begin_call("ipv4:10.0.0.1:4")
 
 
 def test_what_is_open_in_all_is_bounded() -> None:
     gate = Gate(max_calls=2)
-    gate.enter("ipv4:10.0.0.1:1")
-    gate.enter("ipv4:10.0.0.2:1")
+    gate.begin_call("ipv4:10.0.0.1:1")
+    gate.begin_call("ipv4:10.0.0.2:1")
     with pytest.raises(OverloadedError, match="the server has 2 calls open"):
-        gate.enter("ipv4:10.0.0.3:1")
+        gate.begin_call("ipv4:10.0.0.3:1")
 
 
 def test_a_method_can_have_a_limit_of_its_own() -> None:
     gate = Gate(max_calls_of={SESSION: 1})
-    gate.enter(method=SESSION)
-    gate.enter()
+    gate.begin_call(method=SESSION)
+    gate.begin_call()
     with pytest.raises(OverloadedError, match="this host has 1 calls of Session open"):
-        gate.enter(method=SESSION)
+        gate.begin_call(method=SESSION)
 
 
 def test_a_refused_call_counts_as_begun_and_not_as_open() -> None:
     gate = Gate(max_calls=1)
-    held = gate.enter()
+    held = gate.begin_call()
     for _ in range(5):
         with pytest.raises(OverloadedError):
-            gate.enter()
-    gate.peers.leave(held, METHOD, is_cancelled=False)
-    assert gate.enter().num_open == 1
+            gate.begin_call()
+    gate.peers.end_call(held, METHOD, is_cancelled=False)
+    assert gate.begin_call().num_open == 1
 
 
 def test_zero_is_no_limit() -> None:
     gate = Gate(max_calls=0, max_calls_per_host=0, max_call_rate=0, max_cancel_rate=0, max_unread_bytes=0)
     for _ in range(10_000):
-        gate.peers.leave(gate.enter(), METHOD, is_cancelled=True)
+        gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=True)
     for _ in range(10_000):
-        gate.enter()
+        gate.begin_call()
     assert gate.cut == []
 
 
 def test_calls_begin_at_a_rate_with_two_seconds_worth_at_once() -> None:
     gate = Gate(max_call_rate=10)
     for _ in range(20):
-        gate.peers.leave(gate.enter(), METHOD, is_cancelled=False)
+        gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=False)
     with pytest.raises(OverloadedError, match="begins more than 10 calls per second") as refused:
-        gate.enter()
+        gate.begin_call()
     gate.now_s += refused.value.retry_after_s
-    gate.enter()
+    gate.begin_call()
     assert gate.cut == []
 
 
@@ -91,7 +91,7 @@ def test_who_goes_on_although_it_is_refused_is_cut_once() -> None:
     gate = Gate(max_call_rate=10)
     for _ in range(100):
         try:
-            gate.peers.leave(gate.enter(), METHOD, is_cancelled=False)
+            gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=False)
         except OverloadedError:
             continue
     assert [key for key, _ in gate.cut] == ["10.0.0.1:1000"]
@@ -101,7 +101,7 @@ def test_who_comes_back_when_it_is_told_to_is_never_cut() -> None:
     gate = Gate(max_call_rate=10)
     for _ in range(1000):
         try:
-            gate.peers.leave(gate.enter(), METHOD, is_cancelled=False)
+            gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=False)
         except OverloadedError as refused:
             gate.now_s += refused.retry_after_s
     assert gate.cut == []
@@ -111,14 +111,14 @@ def test_cancelling_at_the_rate_is_harmless_and_beyond_it_cuts() -> None:
     gate = Gate(max_cancel_rate=10, max_call_rate=0)
     for _ in range(500):
         gate.now_s += 0.1
-        gate.peers.leave(gate.enter(), METHOD, is_cancelled=True)
+        gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=True)
     assert gate.cut == []
     for _ in range(98):  # ten seconds' worth
-        gate.peers.leave(gate.enter(), METHOD, is_cancelled=True)
+        gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=True)
     assert gate.cut == []
     for _ in range(3):
         if not gate.cut:
-            gate.peers.leave(gate.enter(), METHOD, is_cancelled=True)
+            gate.peers.end_call(gate.begin_call(), METHOD, is_cancelled=True)
     assert len(gate.cut) == 1
 
 
@@ -128,7 +128,7 @@ def test_after_a_cut_the_next_connection_of_that_host_has_less_patience() -> Non
     def num_until_cut(peer: str) -> int:
         num_cut = len(gate.cut)
         for number in range(1000):
-            gate.peers.leave(gate.enter(peer), METHOD, is_cancelled=True)
+            gate.peers.end_call(gate.begin_call(peer), METHOD, is_cancelled=True)
             if len(gate.cut) > num_cut:
                 return number
         raise AssertionError("not cut")
@@ -142,8 +142,8 @@ def test_after_a_cut_the_next_connection_of_that_host_has_less_patience() -> Non
 
 def test_what_is_unread_is_what_came_in_less_the_messages_that_came_of_it() -> None:
     gate = Gate()
-    connection = gate.enter()
-    connection.note_message(10 * MIB)
+    connection = gate.begin_call()
+    connection.record_message(10 * MIB)
     received = 10 * MIB + CALL_BYTES
     assert connection.num_unread(received, gate.now_s) == 0
     assert connection.num_unread(received + MIB, gate.now_s) == pytest.approx(MIB, abs=CALL_BYTES)
@@ -152,7 +152,7 @@ def test_what_is_unread_is_what_came_in_less_the_messages_that_came_of_it() -> N
 def test_overhead_of_years_is_no_unread_message() -> None:
     """A ping and its answer each second, 30 bytes with their share of the windows' updates."""
     gate = Gate()
-    connection = gate.enter()
+    connection = gate.begin_call()
     year_s = 365 * 86_400
     assert connection.num_unread(30 * year_s, gate.now_s + year_s) == 0
 
@@ -161,17 +161,17 @@ def test_who_holds_too_much_goes_and_of_all_together_who_holds_most() -> None:
     gate = Gate(max_unread_bytes_per_connection=64 * MIB, max_unread_bytes=100 * MIB)
     sizes = {1: 70, 2: 60, 3: 50, 4: 30, 5: 1}
     for port in sizes:
-        gate.enter(f"ipv4:10.0.0.1:{port}")
-    hoarders = gate.peers.hoarders({f"10.0.0.1:{port}": size * MIB for port, size in sizes.items()})
+        gate.begin_call(f"ipv4:10.0.0.1:{port}")
+    hoarders = gate.peers.connections_to_cut({f"10.0.0.1:{port}": size * MIB for port, size in sizes.items()})
     assert [connection.key for connection, _ in hoarders] == ["10.0.0.1:1", "10.0.0.1:2"]
 
 
 def test_connections_that_have_gone_are_forgotten_and_those_with_calls_are_not() -> None:
     gate = Gate()
-    idle, busy, gone = (gate.enter(f"ipv4:10.0.0.1:{port}") for port in (1, 2, 3))
+    idle, busy, gone = (gate.begin_call(f"ipv4:10.0.0.1:{port}") for port in (1, 2, 3))
     for each in (idle, gone):
-        gate.peers.leave(each, METHOD, is_cancelled=False)
-    gate.peers.forget_all_but(["10.0.0.1:1"])
+        gate.peers.end_call(each, METHOD, is_cancelled=False)
+    gate.peers.forget_closed_connections(["10.0.0.1:1"])
     assert set(gate.peers.connections) == {idle.key, busy.key}
 
 
@@ -189,4 +189,4 @@ def test_peers_are_known_by_the_names_of_their_sockets(peer: str, key: str) -> N
 
 
 def test_limits_of_nothing_watch_nothing() -> None:
-    assert ConnectionWatch(EdgeLimits()).peers.hoarders(bytes_received()) == []
+    assert ConnectionWatch(EdgeLimits()).peers.connections_to_cut(bytes_received()) == []

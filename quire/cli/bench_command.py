@@ -18,7 +18,7 @@ import quire
 from quire.cli import options
 from quire.cli.load import Lengths, Load, PlannedRequest
 from quire.cli.measurements import Measurement, Summary, summarize
-from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, explained, fail, out
+from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, error_text, errors_explained, fail, out
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 DEFAULT_NUM_REQUESTS = 100
@@ -152,7 +152,7 @@ async def _request(
             first_token_s=first_s,
             end_s=clock() - due_s,
             failure=type(error).__name__,
-            reason=explained(error),
+            reason=error_text(error),
         )
     return Measurement(
         num_prompt_tokens=completion.usage.prompt_tokens,

@@ -35,18 +35,18 @@ def errors_explained(if_not_found: str = "") -> Iterator[None]:
     except quire.NotFoundError as error:
         fail("; ".join(filter(None, (with_flags(error.message), if_not_found))))
     except quire.InvalidRequestError as error:
-        fail(explained(error), EXIT_USAGE)
+        fail(error_text(error), EXIT_USAGE)
     except quire.OverloadedError as error:
-        fail(f"{explained(error)}; try again in {error.retry_after_s:g} s")
+        fail(f"{error_text(error)}; try again in {error.retry_after_s:g} s")
     except quire.QuireError as error:
-        fail(explained(error))
+        fail(error_text(error))
     except ValueError as error:
         fail(with_flags(str(error)), EXIT_USAGE)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def explained(error: "quire.QuireError") -> str:
+def error_text(error: "quire.QuireError") -> str:
     """The message of an error, with flags of the running command."""
     return in_flags(error) if isinstance(error, quire.InvalidRequestError) else with_flags(error.message)
 

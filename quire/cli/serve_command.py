@@ -21,8 +21,8 @@ from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.child import StartFailedError
 from quire.cli.supervisor.data_folder import DataFolder, FolderError
 from quire.cli.supervisor.embedded_store import StoreFailedError
-from quire.cli.supervisor.ending import end_on_signals
-from quire.cli.supervisor.places import PlaceError
+from quire.cli.supervisor.listen_addresses import AddressError
+from quire.cli.supervisor.stop_signals import set_on_stop_signals
 from quire.cli.supervisor.supervisor import Supervisor
 from quire.params import DEFAULT_ADDRESS
 from quire.redaction import without_passwords
@@ -84,19 +84,19 @@ def _check_extras() -> None:
 async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> int:
     """Serves until a signal. Returns the exit code; a failure is reported in one line."""
     stop = asyncio.Event()
-    end_on_signals(stop)
+    set_on_stop_signals(stop)
     try:
         supervisor = Supervisor(settled, folder, announcer)
-        announcer.say(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
+        announcer.print_message(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
         await supervisor.run(stop, lambda ready: _greet(ready, announcer, settled))
-    except (StartFailedError, PlaceError, FolderError, StoreFailedError) as error:
-        announcer.say(as_typed(str(error), settled.names))
+    except (StartFailedError, AddressError, FolderError, StoreFailedError) as error:
+        announcer.print_message(as_typed(str(error), settled.names))
         return _exit_code(error)
     except Exception as error:  # an internal error: everything has ended, and its traceback is kept
         details = folder.log("serve")
         with suppress(OSError), details.open("a") as log:
             log.write(without_passwords(traceback.format_exc()))
-        announcer.say(f"ended by an internal error: {error!r}; the traceback is in {details}")
+        announcer.print_message(f"ended by an internal error: {error!r}; the traceback is in {details}")
         return EXIT_FAILED
     return 0
 
@@ -126,7 +126,7 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
         *(("warning", as_typed(warning, names)) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
     ]
-    announcer.greet(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)
+    announcer.print_greeting(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)
 
 
 def _sampling_defaults(model: "quire.Model") -> list[str]:

@@ -22,7 +22,7 @@ from quire.settings import (
     INTERNAL,
     Settings,
     check_variables,
-    explained,
+    explain_errors,
     names_given,
     nearest,
     read_tables,
@@ -233,7 +233,9 @@ def _settle_own(given: Mapping[str, _Given]) -> ServeSettings:
             if name in _HINTS:
                 each = {**each, "msg": _HINTS[name]}
             wrong.append(each)
-        raise ValueError(explained(wrong, ServeSettings, {name: each.label for name, each in own.items()})) from error
+        raise ValueError(
+            explain_errors(wrong, ServeSettings, {name: each.label for name, each in own.items()})
+        ) from error
 
 
 def _split(given: Mapping[str, _Given], **ours: object) -> tuple[dict[str, Any], dict[str, str]]:

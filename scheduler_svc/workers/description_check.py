@@ -36,7 +36,7 @@ def read_description(data: bytes) -> worker_pb2.DescribeResponse:
         raise ValueError(f"it has {len(data):,} bytes, and may have {MAX_DESCRIPTION_BYTES:,}")
     scan = WireScan()
     try:
-        scan.look_at(data, _LISTS)
+        scan.scan_message(data, _LISTS)
         if scan.excess is None:
             description = worker_pb2.DescribeResponse.FromString(data)
     except (IndexError, ValueError, DecodeError):

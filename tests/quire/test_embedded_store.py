@@ -26,7 +26,7 @@ async def test_what_the_store_writes_is_private(folder: DataFolder, store: Embed
 
 
 async def test_the_log_of_the_store_is_set_aside_while_it_runs(folder: DataFolder, store: EmbeddedStore) -> None:
-    tending = asyncio.create_task(store.tend_log(1))
+    tending = asyncio.create_task(store.rotate_log(1))
     log = folder.log("store")
     async with asyncio.timeout(patient(20)):
         while not log.with_name("store.log.1").exists():  # noqa: ASYNC110 - a file has no event
@@ -49,7 +49,7 @@ async def test_a_store_that_does_not_end_when_told_is_killed(
     pid = await server_pid(folder)
     os.kill(pid, signal.SIGSTOP)
     await ending.stop()
-    await store.gone()  # reaps it
+    await store.wait_gone()  # reaps it
     assert not runs(pid)
 
 
@@ -129,7 +129,7 @@ async def server_pid(folder: DataFolder) -> int:
 
 
 async def test_the_end_of_the_store_is_seen(folder: DataFolder, store: EmbeddedStore) -> None:
-    watching = asyncio.create_task(store.gone())
+    watching = asyncio.create_task(store.wait_gone())
     pid = await server_pid(folder)
     assert not watching.done()
     os.kill(pid, signal.SIGKILL)

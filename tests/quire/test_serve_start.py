@@ -235,7 +235,7 @@ def test_logs_are_lines_to_read_on_a_terminal_unless_json_is_asked_for(form: str
     ours, theirs = pty.openpty()
     code = (
         "from quire.cli.supervisor.announcer import Announcer\n"
-        f'Announcer({form!r}).echo(\'{{"event": "listening", "level": "info", "service": "s"}}\')'
+        f'Announcer({form!r}).print_log_line(\'{{"event": "listening", "level": "info", "service": "s"}}\')'
     )
     subprocess.run([sys.executable, "-c", code], stdout=theirs, stderr=theirs, check=True)
     shown = os.read(ours, 65536).decode()
@@ -247,27 +247,27 @@ def test_logs_are_lines_to_read_on_a_terminal_unless_json_is_asked_for(form: str
 
 def test_phases_are_shown_in_the_words_of_a_person() -> None:
     view = StartView()
-    view.begin("worker-0")
-    assert view.tell("worker-0", "checkpoint") == "checking"
-    assert view.tell("worker-0", "weights", 0.0) == "loading"
-    assert view.tell("worker-0", "weights", 0.436) is None  # the same phase
-    view.tell("scheduler", "ready")
+    view.begin_service("worker-0")
+    assert view.set_phase("worker-0", "checkpoint") == "checking"
+    assert view.set_phase("worker-0", "weights", 0.0) == "loading"
+    assert view.set_phase("worker-0", "weights", 0.436) is None  # the same phase
+    view.set_phase("scheduler", "ready")
     assert view.line(12.3) == "12 s: worker-0 loading 44%, scheduler ready"
-    assert view.tell("worker-0", "compiling") == "compiling kernels (only the first time)"
-    assert [view.tell("worker-0", each) for each in ("kv_pool", "warm_up")] == ["measuring", None]
-    view.begin("worker-0")
+    assert view.set_phase("worker-0", "compiling") == "compiling kernels (only the first time)"
+    assert [view.set_phase("worker-0", each) for each in ("kv_pool", "warm_up")] == ["measuring", None]
+    view.begin_service("worker-0")
     assert "starting" in view.line(13)
 
 
 def test_a_warning_of_all_workers_is_told_once() -> None:
     view = StartView()
     for name in ("scheduler", "worker-0", "worker-1"):
-        view.begin(name)
+        view.begin_service(name)
     for name in ("worker-0", "worker-1", "worker-1"):
-        view.warn(name, "slow")
-    view.warn("worker-1", "odd")
-    view.note("worker-0", "dtype", "bfloat16")
-    view.note("worker-0", "threads", "1")
-    view.note("worker-1", "threads", "1")
+        view.add_warning(name, "slow")
+    view.add_warning("worker-1", "odd")
+    view.add_notice("worker-0", "dtype", "bfloat16")
+    view.add_notice("worker-0", "threads", "1")
+    view.add_notice("worker-1", "threads", "1")
     assert view.warnings() == ["slow", "worker-1: odd"]
     assert view.notices() == [("dtype", "worker-0: bfloat16"), ("threads", "1")]

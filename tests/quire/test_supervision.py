@@ -153,17 +153,17 @@ async def test_what_a_child_has_said_counts_from_its_last_start(tmp_path: Path) 
     restarts = Restarts()
     service = child(tmp_path, code, restarts)
     log = tmp_path / "service.log"
-    assert not service.has_said("ready")  # it never was there
+    assert not service.has_reported("ready")  # it never was there
     supervising = asyncio.create_task(service.supervise(lambda: True))
     await logged(log, "up")
     async with asyncio.timeout(patient(20)):
-        while not service.has_said("ready"):  # noqa: ASYNC110 - told on another way than the log
+        while not service.has_reported("ready"):  # noqa: ASYNC110 - told on another way than the log
             await asyncio.sleep(0.01)
-    assert not service.has_said("leading")
+    assert not service.has_reported("leading")
     os.kill(int(log.read_text().splitlines()[0]), signal.SIGKILL)
     await logged(log, "up", 2)
     await restarts.until(1)
-    assert not service.has_said("ready")
+    assert not service.has_reported("ready")
     await service.end(10)
     await supervising
 

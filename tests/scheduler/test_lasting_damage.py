@@ -94,25 +94,25 @@ async def _ask_again_and_again(client: quire.AsyncClient) -> None:
 
 def test_silence_asks_with_growing_patience_and_leaves_a_connection_that_does_not_answer() -> None:
     silence = Silence()
-    silence.note_asked(0.0)
-    assert silence.verdict(ANSWER_S - 0.1) == "wait"
-    silence.note_answered(1.0)
+    silence.record_request(0.0)
+    assert silence.next_action(ANSWER_S - 0.1) == "wait"
+    silence.record_answer(1.0)
     now_s, pauses = 1.0, []
     for _ in range(8):
         asked_s = now_s
-        while silence.verdict(now_s) == "wait":
+        while silence.next_action(now_s) == "wait":
             now_s += 0.5
         pauses.append(now_s - asked_s)
-        silence.note_asked(now_s)
-        silence.note_answered(now_s)
+        silence.record_request(now_s)
+        silence.record_answer(now_s)
     assert pauses == [4, 8, 16, 32, 64, LONGEST_S, LONGEST_S, LONGEST_S]
-    silence.note_output(now_s)
-    silence.note_asked(now_s)
-    assert silence.verdict(now_s + ANSWER_S) == "renew"
-    silence.note_asked(now_s)
-    assert silence.verdict(now_s + ANSWER_S) == "wait"  # a server that is slow gets longer
-    silence.note_answered(now_s)
-    assert silence.verdict(now_s + ASK_AFTER_S) == "ask"
+    silence.record_output(now_s)
+    silence.record_request(now_s)
+    assert silence.next_action(now_s + ANSWER_S) == "renew"
+    silence.record_request(now_s)
+    assert silence.next_action(now_s + ANSWER_S) == "wait"  # a server that is slow gets longer
+    silence.record_answer(now_s)
+    assert silence.next_action(now_s + ASK_AFTER_S) == "ask"
 
 
 def test_an_answer_that_is_not_the_next_one_shows_that_one_was_lost() -> None:

@@ -109,10 +109,10 @@ class Client:
         if connection is not self._connection or self.is_done:
             return
         for handle, order in list(self._order_of.items()):
-            verdict = self._silences[order].verdict(self._loop.now_s)
-            if verdict == "ask":
+            action = self._silences[order].next_action(self._loop.now_s)
+            if action == "ask":
                 self._attach_again(handle, order)
-            elif verdict == "renew":
+            elif action == "renew":
                 if connection.half_open_s is not None:
                     self._history.count("client leaves a path that died on one side")
                 connection.lose()
@@ -153,7 +153,7 @@ class Client:
         self._num_handles += 1
         handle = self._num_handles
         self._order_of[handle] = order
-        self._silences.setdefault(order, Silence()).note_asked(now_s)
+        self._silences.setdefault(order, Silence()).record_request(now_s)
         if order.absent_since_s is None:
             order.absent_since_s = now_s
         if order.is_accepted and (self._is_excused(order) or self._random.random() < 0.8):
@@ -200,9 +200,9 @@ class Client:
     def _note_heard(self, order: Order, kind: str | None) -> None:
         silence = self._silences[order]
         if kind == "chunk":
-            silence.note_output(self._loop.now_s)
+            silence.record_output(self._loop.now_s)
         else:
-            silence.note_answered(self._loop.now_s)
+            silence.record_answer(self._loop.now_s)
 
     def _take_chunk(self, order: Order, handle: int, chunk: pb.Chunk) -> None:
         index, name = chunk.index, f"{self.plan.name} {order.request_id}"

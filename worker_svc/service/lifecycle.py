@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from common.address import advertised_address
-from common.process import ending
+from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from worker_svc.description import WorkerDescription
@@ -45,7 +45,7 @@ async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
 
     Raises ListenError, and the errors of `load`.
     """
-    end = ending(options.parent_pipe_fd)
+    end = stop_event(options.parent_pipe_fd)
     server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
     bound = server.bind(options.listen)
     worker_id = options.worker_id or f"{socket.gethostname()}:{bound.rpartition(':')[2]}"

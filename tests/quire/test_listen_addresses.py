@@ -6,44 +6,50 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.supervisor.places import PlaceError, dialled, probe_store, settle_listen, settle_next
+from quire.cli.supervisor.listen_addresses import (
+    AddressError,
+    choose_listen_address,
+    choose_next_address,
+    dial_address,
+    probe_store,
+)
 
 
 def test_port_zero_becomes_a_port_and_a_port_in_use_is_refused() -> None:
-    address = settle_listen("127.0.0.1:0")
+    address = choose_listen_address("127.0.0.1:0")
     host, _, port = address.rpartition(":")
     assert host == "127.0.0.1"
-    with socket.create_server((host, int(port))), pytest.raises(PlaceError, match="--listen"):
-        settle_listen(address)
-    with pytest.raises(PlaceError, match="--listen"):
-        settle_listen("127.0.0.1:99999")
-    with pytest.raises(PlaceError, match="--listen"):
-        settle_listen("203.0.113.1:0")  # not an address of this machine
+    with socket.create_server((host, int(port))), pytest.raises(AddressError, match="--listen"):
+        choose_listen_address(address)
+    with pytest.raises(AddressError, match="--listen"):
+        choose_listen_address("127.0.0.1:99999")
+    with pytest.raises(AddressError, match="--listen"):
+        choose_listen_address("203.0.113.1:0")  # not an address of this machine
 
 
 def test_a_second_server_takes_the_next_port_or_any_that_is_free() -> None:
     host = "127.0.0.1"
     with socket.create_server((host, 0)) as neighbour:
         taken = int(neighbour.getsockname()[1])
-        other = settle_next(f"{host}:{taken - 1}")
+        other = choose_next_address(f"{host}:{taken - 1}")
         assert other not in (f"{host}:{taken - 1}", f"{host}:{taken}")
-    assert settle_next(f"{host}:{taken - 1}") == f"{host}:{taken}"
-    assert settle_next(f"{host}:65535") != f"{host}:65535"
+    assert choose_next_address(f"{host}:{taken - 1}") == f"{host}:{taken}"
+    assert choose_next_address(f"{host}:65535") != f"{host}:65535"
 
 
 def test_what_listens_everywhere_is_dialled_here() -> None:
-    assert dialled("0.0.0.0:7847") == "127.0.0.1:7847"
-    assert dialled("[::]:7847") == "[::1]:7847"
-    assert dialled("192.0.2.7:1") == "192.0.2.7:1"
+    assert dial_address("0.0.0.0:7847") == "127.0.0.1:7847"
+    assert dial_address("[::]:7847") == "[::1]:7847"
+    assert dial_address("192.0.2.7:1") == "192.0.2.7:1"
 
 
 async def test_an_absent_store_is_named_without_its_password(tmp_path: Path) -> None:
-    with pytest.raises(PlaceError, match=r"redis://user:\*\*\*@127\.0\.0\.1:1/0 cannot be reached"):
+    with pytest.raises(AddressError, match=r"redis://user:\*\*\*@127\.0\.0\.1:1/0 cannot be reached"):
         await probe_store("redis://user:secret@127.0.0.1:1/0")
-    with pytest.raises(PlaceError, match="cannot be reached"):
+    with pytest.raises(AddressError, match="cannot be reached"):
         await probe_store(f"unix://{tmp_path}/nothing")
     for url in ("redis://:pa/ss-secret@127.0.0.1:1", "redis://u:p#secret@h", "redis://127.0.0.1:1?password=secret"):
-        with pytest.raises(PlaceError) as caught:
+        with pytest.raises(AddressError) as caught:
             await probe_store(url)
         assert (
             "secret" not in str(caught.value) and "pa/ss" not in str(caught.value) and "'pa'" not in str(caught.value)
@@ -64,11 +70,11 @@ async def test_what_is_no_store_is_told_by_its_answer(answer: bytes, is_store: b
         if is_store:
             await probe_store(url)
         else:
-            with pytest.raises(PlaceError, match="neither Redis nor Valkey"):
+            with pytest.raises(AddressError, match="neither Redis nor Valkey"):
                 await probe_store(url)
 
 
 async def test_a_store_that_keeps_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cli.supervisor.places.PROBE_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(PlaceError, match="no answer"):
+    monkeypatch.setattr("quire.cli.supervisor.listen_addresses.PROBE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(AddressError, match="no answer"):
         await probe_store(f"redis://127.0.0.1:{listener.getsockname()[1]}")

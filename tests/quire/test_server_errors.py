@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from quire.absence import unreachable
+from quire.server_errors import unreachable_error
 
 DETAILS = {
     "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Failed to connect to remote host: "
@@ -20,4 +20,6 @@ DETAILS = {
 def test_the_reason_alone_is_said(details: str, why: str) -> None:
     nothing = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details)
-    assert unreachable("nosuch:1", error).message.endswith(f"at nosuch:1 ({why}); start one with `quire serve MODEL`")
+    assert unreachable_error("nosuch:1", error).message.endswith(
+        f"at nosuch:1 ({why}); start one with `quire serve MODEL`"
+    )

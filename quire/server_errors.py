@@ -11,7 +11,7 @@ _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targ
 _LOOKUP = re.compile(r"(?:address lookup|DNS resolution) failed for \S+: (?:C-ares status [^:]*: )?([^\[\]]+)")
 
 
-def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
+def unreachable_error(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
     """The error for addresses at which no server answers."""
     details = (error.details() if error is not None else None) or "it closed the connection"
     lookup = _LOOKUP.search(details)
@@ -19,12 +19,12 @@ def unreachable(address: str, error: grpc.aio.AioRpcError | None) -> Unavailable
     return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
 
 
-def leaderless(address: str, error: NotLeaderError) -> UnavailableError:
+def no_leader_error(address: str, error: NotLeaderError) -> UnavailableError:
     """The error for servers that answer, while none of them leads."""
     return UnavailableError(f"no Quire server at {address} leads at the moment ({error.message}); try again soon")
 
 
-def lost(request_id: str, num_tokens: int) -> RequestFailedError:
+def lost_request_error(request_id: str, num_tokens: int) -> RequestFailedError:
     """The error for a request that ended with the server that had accepted it."""
     return RequestFailedError(
         f"request {request_id}, after {num_tokens} tokens of output: the server was restarted and no longer "

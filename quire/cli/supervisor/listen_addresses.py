@@ -11,12 +11,12 @@ REDIS_PORT = 6379
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 
 
-class PlaceError(Exception):
+class AddressError(Exception):
     """An address cannot be used; the message has the reason and what to do."""
 
 
-def settle_listen(listen: str) -> str:
-    """The address with a free port; port 0 becomes a real one. Raises PlaceError.
+def choose_listen_address(listen: str) -> str:
+    """The address with a free port; port 0 becomes a real one. Raises AddressError.
 
     The port must be known before the scheduler starts, which binds it again at each restart.
     """
@@ -33,32 +33,32 @@ def settle_listen(listen: str) -> str:
             probe.listen(1)
             bound: int = probe.getsockname()[1]
     except (OSError, OverflowError) as error:
-        raise PlaceError(
+        raise AddressError(
             f"cannot listen on {listen}: {error}; stop what uses it, or choose another with --listen host:port"
         ) from error
     return f"{host}:{bound}"
 
 
-def settle_next(listen: str) -> str:
+def choose_next_address(listen: str) -> str:
     """An address for a second server: the next port, or any free one if that is taken.
 
-    The next port keeps both addresses the same after a restart. Raises PlaceError.
+    The next port keeps both addresses the same after a restart. Raises AddressError.
     """
     host, _, port = listen.rpartition(":")
     try:
-        return settle_listen(f"{host}:{int(port) + 1}")
-    except PlaceError:
-        return settle_listen(f"{host}:0")
+        return choose_listen_address(f"{host}:{int(port) + 1}")
+    except AddressError:
+        return choose_listen_address(f"{host}:0")
 
 
-def dialled(listen: str) -> str:
+def dial_address(listen: str) -> str:
     """The address to dial from this machine for a server that listens there."""
     host, _, port = listen.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"
 
 
 async def probe_store(url: str) -> None:
-    """Raises PlaceError if no store listens at the URL.
+    """Raises AddressError if no store listens at the URL.
 
     Any answer in the Redis protocol is enough: the scheduler reports errors such as a wrong password better.
     """
@@ -89,8 +89,8 @@ async def _speaks_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     return await reader.read(1) in (b"+", b"-")  # +PONG; -NOAUTH, -LOADING and the like
 
 
-def _no_store(url: str, what: str, why: str) -> PlaceError:
-    return PlaceError(
+def _no_store(url: str, what: str, why: str) -> AddressError:
+    return AddressError(
         f"the store at {without_passwords(url)} {what} ({why}); start one there, or leave the URL out to use the "
         "embedded one"
     )
