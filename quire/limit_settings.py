@@ -13,10 +13,10 @@ class LimitSettings(Settings):
     """
 
     max_connections: int = Field(4096, ge=0, description="connections open at once; more are closed as they come")
-    max_calls: int = Field(10_000, ge=0, description="calls open at once, sessions and streams included")
+    max_calls: int = Field(10_000, ge=0, description="calls open at once, including sessions and streams")
     max_calls_per_host: int = Field(5_000, ge=0, description="calls that one host may have open at once")
     max_calls_per_connection: int = Field(
-        2_048, ge=0, description="calls that one connection may have open at once; gRPC clients queue what is beyond"
+        2_048, ge=0, description="calls that one connection may have open at once; gRPC clients queue further ones"
     )
     max_sessions_per_host: int = Field(
         1_000, ge=0, description="sessions that one host may have open at once; a client process needs one"
@@ -24,48 +24,52 @@ class LimitSettings(Settings):
     max_call_rate: float = Field(
         1_000.0,
         ge=0,
-        description="calls per second that one connection may begin, with two seconds' worth at once; one that goes on "
-        "twice as fast although it is refused is cut",
+        description="calls per second that one connection may begin, in bursts of up to two seconds' worth; one that "
+        "goes on at twice the rate although it is refused is cut",
     )
     max_cancel_rate: float = Field(
         100.0,
         ge=0,
-        description="calls per second that one connection may cancel, with ten seconds' worth at once; one that "
+        description="calls per second that one connection may cancel, in bursts of up to ten seconds' worth; one that "
         "cancels more is cut",
     )
     max_unread_mb_per_connection: int = Field(
-        64, ge=0, description="MiB that one connection may have sent of messages that are not whole; beyond, it is cut"
+        64, ge=0, description="MiB of incomplete messages that one connection may have sent; beyond that it is cut"
     )
     max_unread_mb: int = Field(
-        256, ge=0, description="the same of all connections together; beyond, those that hold the most are cut"
+        256, ge=0, description="the same for all connections together; beyond that those that hold the most are cut"
     )
     max_requests_per_session: int = Field(
-        10_000, ge=1, description="requests that one session may have open at once; others are refused with a delay"
+        10_000,
+        ge=1,
+        description="requests that one session may have open at once; further ones are refused with a retry delay",
     )
     max_queue_share: float = Field(
         0.9, gt=0, le=1, description="part of the queue, in requests and in tokens, that one tenant may fill"
     )
     max_paused_requests: int = Field(1000, ge=1, description="requests that may be paused at once")
     max_paused_tokens: int = Field(
-        4_000_000, ge=1, description="tokens, of prompts and outputs, that paused requests may have together"
+        4_000_000, ge=1, description="tokens, of prompts and outputs, that all paused requests may have together"
     )
-    max_paused_share: float = Field(0.5, gt=0, le=1, description="part of both that one tenant may have paused")
+    max_paused_share: float = Field(0.5, gt=0, le=1, description="part of both paused limits that one tenant may use")
     max_pins_per_tenant: int = Field(64, ge=1, description="prefixes that one tenant may pin")
     max_pinned_share: float = Field(
-        0.75, gt=0, le=1, description="part of the blocks of a worker that pins may hold together"
+        0.75, gt=0, le=1, description="part of a worker's blocks that all pins may hold together"
     )
-    max_pinned_share_per_tenant: float = Field(0.5, gt=0, le=1, description="the same of the pins of one tenant")
+    max_pinned_share_per_tenant: float = Field(0.5, gt=0, le=1, description="the same for the pins of one tenant")
     max_record_mb: int = Field(
         1024,
         ge=0,
-        description="MiB of the store that records of requests that have ended may take together; beyond, those that "
-        "ended first are dropped, of the tenant that has the most",
+        description="MiB of the store for the records of ended requests; beyond that the records that ended first are "
+        "dropped, from the tenant that has the most",
     )
     max_record_share: float = Field(
         0.75,
         gt=0,
         le=1,
-        description="part of it that the records of one tenant may take; beyond, those of them that ended first are "
+        description="part of it for the records of one tenant; beyond that those of its records that ended first are "
         "dropped",
     )
-    body_timeout_s: float = Field(30.0, ge=0, description="how long the request of a call may take to arrive whole")
+    body_timeout_s: float = Field(
+        30.0, ge=0, description="how long the request message of a call may take to arrive completely"
+    )

@@ -18,35 +18,38 @@ class SchedulerSettings(LimitSettings):
 
     listen: str = Field("127.0.0.1:7847", description="address to serve on, host:port; port 0 takes any free one")
     advertise: str | None = Field(
-        None, description="host or host:port at which clients and workers reach this scheduler; told by its standbys"
+        None,
+        description="host or host:port at which clients and workers reach this scheduler; standbys refer them to it",
     )
     standby: bool = Field(
         False,
-        description="wait while another scheduler leads, and lead when it is gone; without, lead at once in its place",
+        description="wait while another scheduler leads, and take over when it is gone; without: take over at once",
     )
     lease_ms: int = Field(
-        1500, ge=100, description="how long a leader that says nothing is believed to lead; the same for all schedulers"
+        1500,
+        ge=100,
+        description="lease of the leader: how long it counts as leading without a renewal; the same for all schedulers",
     )
     store: str = Field(
         "memory",
-        description="where the journal lives: redis://, rediss://, unix:// or memory; one with a password "
-        "better as the variable, since everybody may read command lines",
+        description="where the journal lives: redis://, rediss://, unix:// or memory; set one with a "
+        "password as a variable, since everybody may read command lines",
     )
     store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
     delivery: Literal["durable", "relaxed"] = Field(
         "durable",
-        description="when output goes to clients: durable (once the journal has it), or relaxed (at once: sooner, but "
-        "what a client has seen may be lost with the scheduler, and is then computed again)",
+        description="when output is delivered: durable (once the journal has it), or relaxed (at once; tokens that a "
+        "client has seen may be lost with the scheduler, and are then computed again)",
     )
     stream_interval_ms: int = Field(
         20,
         ge=0,
         le=1000,
-        description="how long a token that is neither the first nor the last of an output may wait for those behind it "
-        "where many sequences take quick steps: some are journaled and delivered together then; 0: never",
+        description="how long a token that is neither the first nor the last of an output may wait, so that under load "
+        "the tokens of several quick steps are journaled and delivered together; 0: never",
     )
     restate_entries: int = Field(
-        4096, ge=1, description="a request that lives on is written again after so many entries of the journal"
+        4096, ge=1, description="a live request is written to the journal again after this many entries"
     )
     deployment: str = Field(
         "default", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name that separates deployments on one store"
@@ -54,99 +57,99 @@ class SchedulerSettings(LimitSettings):
     record_ttl_s: int = Field(
         3600,
         ge=1,
-        description="how long a request's record lives after its end, as far as there is room: see max_record_mb",
+        description="how long a request's record is kept after its end, if there is room: see max_record_mb",
     )
     max_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens computed in one step, prompt and decode together; absent: as many as each worker takes",
+        description="tokens computed in one step, prompt and decode together; absent: each worker's own maximum",
     )
     max_num_seqs: int = Field(256, ge=1, description="sequences running at once on one worker")
-    watermark: float = Field(0.01, ge=0, lt=1, description="part of the KV pool that admissions leave free")
+    watermark: float = Field(0.01, ge=0, lt=1, description="part of the KV pool that admissions keep free")
     order: Literal["fcfs", "edf"] = Field(
         "fcfs",
-        description="who is served first within a priority class: fcfs (first come) or edf (earliest deadline; "
-        "requests without one come last). The last in order gives way first when memory is short",
+        description="order within a priority class: fcfs (first come, first served) or edf (earliest deadline first; "
+        "requests without one come last). The last in order is preempted first when memory is short",
     )
     priority_patience_s: float = Field(
         30.0,
         gt=0,
-        description="how long a better priority class may keep a request waiting; then one of every 8 that start is "
-        "of those that have been overtaken, the longest waiting first",
+        description="how long a better priority class may keep a request waiting; after that, one of every 8 requests "
+        "that start is an overtaken one, the longest waiting first",
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto",
-        description="what becomes of the memory of a request that gives way: swap (moved to the worker's host pool, "
-        "and recomputed when that is full), recompute, or auto (the cheaper way for each, as measured)",
+        description="what happens to the KV of a preempted request: swap (moved to the worker's host pool, recomputed "
+        "when that is full), recompute, or auto (the cheaper way for each, as measured)",
     )
-    pipeline_depth: int = Field(2, ge=1, le=2, description="steps on their way to a worker at once")
+    pipeline_depth: int = Field(2, ge=1, le=2, description="steps in flight to a worker at once")
     decide: Literal["auto", "early", "late"] = Field(
         "auto",
-        description="when the second step on its way is decided: early (as soon as the first is sent), late (so that "
-        "it arrives shortly before the first ends, and requests that come meanwhile are in it), or auto (late "
-        "for workers on a CPU, early for others)",
+        description="when the second step in flight is decided: early (as soon as the first is sent), late (so that it "
+        "arrives shortly before the first ends, and includes requests that came meanwhile), or auto (late for "
+        "workers on a CPU, early for others)",
     )
-    prefix_cache: bool = Field(True, description="share the blocks of equal prefixes")
+    prefix_cache: bool = Field(True, description="share the KV blocks of equal prefixes")
     step_form: Literal["delta", "whole"] = Field(
-        "delta", description="what a step says: what changed, or (the paper's form, depth 1) every table in full"
+        "delta", description="content of a step: only changes, or (the paper's form, depth 1) every block table in full"
     )
-    preempt_every: int | None = Field(None, ge=1, description="for tests: force a preemption every so many steps")
-    max_queue_requests: int = Field(1000, ge=1, description="requests that may wait")
-    max_queue_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait")
+    preempt_every: int | None = Field(None, ge=1, description="for tests: force a preemption every this many steps")
+    max_queue_requests: int = Field(1000, ge=1, description="requests that may wait in the queue")
+    max_queue_tokens: int = Field(4_000_000, ge=1, description="prompt tokens that may wait in the queue")
     max_queue_wait_ms: int = Field(
         60_000,
         ge=1,
-        description="a request is refused, and told when to come back, if it would wait longer than this for a "
-        "worker, as measured lately: after a minute whoever asked has mostly gone. Lower it to bound the time to the "
-        "first token under overload",
+        description="a request is refused with a retry delay if it would wait longer than this for a worker, as "
+        "measured lately: after a minute most clients have gone. Lower it to bound the time to the first token under "
+        "overload",
     )
-    disconnect_grace_s: float = Field(5.0, ge=0, description="life of a request whose last reader has gone")
+    disconnect_grace_s: float = Field(5.0, ge=0, description="how long a request lives after its last reader has gone")
     keepalive_time_s: float = Field(
         20.0,
         ge=0.5,
-        description="how long a client's connection may be silent before it is asked whether the client is there: a "
-        "client that freezes, or whose host is gone without a word, is noticed after this and keepalive_timeout_s",
+        description="how long a client's connection may be silent before it is pinged: a client that freezes, or whose "
+        "host disappears, is noticed after this and keepalive_timeout_s",
     )
     keepalive_timeout_s: float = Field(
         20.0,
         ge=0.5,
-        description="how long a client has to answer that; its gRPC library does, unless the whole process stands "
-        "still, as Node's and others' do while their one thread is busy",
+        description="how long a client has to answer a ping; its gRPC library answers unless the whole process is "
+        "blocked, as Node's and others' are while their one thread is busy",
     )
     slow_reader_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="how long a client may take nothing of a stream that has something for it; then the stream is cut, "
-        "and its requests count as left",
+        description="how long a client may read nothing from a stream that has output for it; then the stream is cut, "
+        "and its requests have lost that reader",
     )
     only_model: str | None = Field(
         None,
         min_length=1,
         max_length=1024,
         description="name of the only model to serve, as its workers call it, or the first 8 or more characters of its "
-        "fingerprint; workers of others are refused. Absent: the model that the first worker brings",
+        "fingerprint; workers of other models are refused. Absent: the model of the first worker",
     )
     model_patience_s: float = Field(
         30.0,
         ge=0,
         description="how long, after a start, requests of the journal wait for a worker of their model while workers "
-        "of another one ask to serve; then they are failed. And how long the served model is kept when its last worker "
-        "has gone and no request waits for it, before a worker of another one is let in",
+        "of another model register; then they fail. Also how long the served model is kept when its last worker has "
+        "gone and no request waits for it, before a worker of another model is accepted",
     )
-    drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may continue after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
     log_format: Literal["auto", "console", "json"] = Field(
-        "auto", description="of the log: console (lines to read) or json; auto: console on a terminal"
+        "auto", description="format of the log: console (readable lines) or json; auto: console on a terminal"
     )
-    log_file: Path | None = Field(None, description="file for the log, in place of standard error")
+    log_file: Path | None = Field(None, description="file for the log, instead of standard error")
     log_max_bytes: int = Field(
         16 * 1024 * 1024,
         ge=4096,
-        description="size in bytes from which the log file is set aside, as NAME.1 in place of an older one",
+        description="size in bytes at which the log file is rotated to NAME.1, replacing an older one",
     )
-    status_fd: int | None = Field(None, description="pipe on which the supervisor is told how far the start is")
+    status_fd: int | None = Field(None, description="pipe on which the start's progress is reported to the supervisor")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
-    print_config: bool = Field(False, description="print the settled settings as TOML and exit")
+    print_config: bool = Field(False, description="print the settings in force as TOML and exit")
 
     @field_validator("advertise")
     @classmethod

@@ -135,7 +135,7 @@ def test_sizes_that_exclude_each_other_are_each_called_as_they_were_typed(
     file = tmp_path / "quire.toml"
     file.write_text("[serve]\nkv_memory_bytes = 9\n")
     said = serve_refusal({}, file)
-    assert said.startswith("QUIRE_WORKER_KV_MEMORY_FRACTION 0.5 and [serve] kv_memory_bytes 9 each settle the size")
+    assert said.startswith("QUIRE_WORKER_KV_MEMORY_FRACTION 0.5 and [serve] kv_memory_bytes 9 each set the size")
 
 
 def test_a_settings_file_that_cannot_be_opened_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

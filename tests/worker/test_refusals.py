@@ -55,7 +55,7 @@ CASES = [
     Case(name="int8 in float16", given={"kv_dtype": "int8", "dtype": "float16"}, also={"device": "cpu"},
          said="^{kv_dtype} int8 .* none for {dtype} float16: give {dtype} bfloat16 or float32"),
     Case(name="two sizes of the pool", given={"num_blocks": "4", "kv_memory_bytes": "9"},
-         said="^{num_blocks} 4 and {kv_memory_bytes} 9 each settle the size of the KV pool: give only one of them"),
+         said="^{num_blocks} 4 and {kv_memory_bytes} 9 each set the size of the KV pool: give only one of them"),
 ]  # fmt: skip
 WAYS = ("flag", "variable", "key")
 # Each is a process: all cases by flags, and some in every other way.
