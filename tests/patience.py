@@ -16,7 +16,7 @@ _MOST = 10.0
 
 @cache
 def slowness() -> float:
-    """At least 1. QUIRE_TEST_SLOWNESS says it instead of a measurement."""
+    """Slowness of this machine, at least 1. QUIRE_TEST_SLOWNESS replaces the measurement."""
     said = os.environ.get("QUIRE_TEST_SLOWNESS")
     if said is not None:
         return max(1.0, float(said))

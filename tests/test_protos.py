@@ -37,7 +37,7 @@ def test_committed_stubs_are_those_that_the_protos_make(generated: Path) -> None
 
 
 def test_protos_compile_alone(tmp_path: Path) -> None:
-    """With nothing but what protoc itself brings, as for any other language."""
+    """Compile with protoc's own files alone, as other languages do."""
     shutil.copytree(ROOT / "protos", tmp_path / "protos")
     files = sorted(each.relative_to(tmp_path / "protos").as_posix() for each in tmp_path.glob("protos/**/*.proto"))
     assert {"quire/v1/inference.proto", "google/rpc/status.proto", "google/rpc/error_details.proto"} <= set(files)

@@ -13,7 +13,7 @@ def pool_of(lengths: list[Lengths], width: int, num_blocks: int) -> SaturatedPoo
 
 
 def block_steps_of(lengths: Lengths, width: int) -> BlockSteps:
-    """In the first step all prompt blocks are shared, in the others, one for each further token, the full ones."""
+    """Count shared blocks: in the first step all prompt blocks; in the later ones, one a token, the full blocks."""
     num_full, num_all = lengths.num_input // 16, -(-lengths.num_input // 16)
     steps = range(lengths.num_output)
     without_sharing = width * sum(-(-(lengths.num_input + step) // 16) for step in steps)

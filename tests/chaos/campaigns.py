@@ -27,7 +27,7 @@ async def kill_scheduler(deployment: Deployment) -> None:
 
 
 async def kill_worker(deployment: Deployment, name: str) -> None:
-    """Once the scheduler has used it since its last death; it is started again at once."""
+    """Kill a worker once the scheduler has used it since its last death; it is started again at once."""
     await asyncio.wait_for(deployment.until_driven(name), KILLABLE_TIMEOUT_S)
     deployment.workers[name].kill()
     deployment.begin_worker(name)

@@ -33,13 +33,13 @@ class Asker:
         self._num_started = 0
 
     async def keep_asking(self, concurrency: int, stop: asyncio.Event) -> None:
-        """Until `stop`; then to the end of what runs."""
+        """Submit requests until `stop`; then read the running ones to their end."""
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(self._ask_until(stop))
 
     async def go_on(self, others: History) -> None:
-        """With what another client had not read to the end."""
+        """Read on where another client stopped."""
         async with asyncio.TaskGroup() as group:
             for told in others.requests.values():
                 if told.ended_s is None:

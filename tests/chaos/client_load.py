@@ -129,7 +129,7 @@ class ClientLoad:
             await asyncio.sleep(POLL_S)
 
     async def until_flowing(self, num_tokens: int | None = None) -> None:
-        """Until so many more tokens have come, and several requests are in the middle of their output."""
+        """Wait until this many more tokens have arrived, and several requests are in the middle of their output."""
         self.update()
         num_tokens = num_tokens or self._flow_tokens
         enough = self.history.num_tokens + num_tokens

@@ -55,11 +55,11 @@ class Place:
         self.client_address = client_address
 
     def client(self) -> quire.AsyncClient:
-        """To ask how it stands."""
+        """Client for questions about its state."""
         return quire.AsyncClient(self.client_address, connect_timeout_s=30.0)
 
     async def until_driven(self, *names: str) -> None:
-        """Until the scheduler drives these workers."""
+        """Wait until the scheduler drives these workers."""
         async with self.client() as client, asyncio.timeout(START_TIMEOUT_S):
             while True:
                 try:

@@ -76,7 +76,7 @@ class Site:
                 self.start_worker(number)
 
     async def until_it_has_memory(self) -> None:
-        """Until a leader serves whose journal takes entries, and what an emptied store lost is written again."""
+        """Wait until a leader's journal takes entries, and has rewritten what an emptied store lost."""
         async with self.deployment.client() as client, asyncio.timeout(READY_TIMEOUT_S):
             while True:
                 try:

@@ -38,7 +38,7 @@ class HistoryWriter:
         )
 
     def ended(self, request_id: str, *, error: quire.QuireError | None = None) -> None:
-        """With the kind of error that the reader saw; None: it finished."""
+        """Record an end, with the kind of error that the reader saw; None: it finished."""
         kind = "finished" if error is None else type(error).__name__
         self._write(request_id, event="ended", state=kind, error="" if error is None else error.message)
 
@@ -74,7 +74,7 @@ class Told:
 
     @property
     def next_positions(self) -> list[int]:
-        """From where another reader goes on, by sample."""
+        """Positions from which another reader goes on, by sample."""
         ends: dict[int, int] = {}
         for piece in self.pieces:
             ends[piece.sample] = piece.position + len(piece.tokens)

@@ -71,7 +71,7 @@ class Keeper:
         self._fault = fault
 
     async def keep(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         while True:
             for life in list(self._deployment.workers.values()):
                 if life.is_over:

@@ -72,7 +72,7 @@ class Proxy:
         self._delay_s = (least_s, least_s if most_s is None else most_s)
 
     def throttle(self, bytes_per_s: float) -> None:
-        """Not more than that in either direction of a connection."""
+        """Limit the bytes a second in either direction of a connection."""
         self._bytes_per_s = bytes_per_s
 
     def drop_reply(self, number: int = 1) -> None:
@@ -80,7 +80,7 @@ class Proxy:
         self._drops = number
 
     def flip(self, direction: Direction, number: int = 1) -> None:
-        """In each of the next pieces that carry something, one bit is another."""
+        """Flip one bit in each of the next pieces with data."""
         self._flips[direction] = number
 
     def edit(self, direction: Direction, edit: Edit) -> None:
@@ -93,7 +93,7 @@ class Proxy:
             writer.transport.abort()
 
     def heal(self) -> None:
-        """In nobody's way from now on; what was held goes on, and connections that lost something do not."""
+        """Stop interfering: held data goes on, connections that lost data stay broken."""
         self._delay_s, self._bytes_per_s, self._drops = (0.0, 0.0), None, 0
         self._swallowed.clear()
         self._flips = {"up": 0, "down": 0}

@@ -15,7 +15,7 @@ SCENE_TIMEOUT_S = 400.0
 
 
 async def play(stage: Stage, scenario: Scenario, timeout_s: float) -> Result:
-    """Never raises for what a scenario does wrong."""
+    """Play a scenario. Its failures are recorded, never raised."""
     began_s = time.monotonic()
     figures, error = None, ""
     try:

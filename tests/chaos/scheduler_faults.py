@@ -112,7 +112,7 @@ async def _ended_unclean(life: Life) -> list[str]:
 
 
 async def the_only_scheduler_is_restarted(stage: Stage) -> Figures:
-    """Without a standby: SIGTERM lets end what runs; what is asked meanwhile waits in its clients."""
+    """Restart without a standby: after SIGTERM running requests end; new ones wait in their clients."""
     deployment = await stage.standard()
     load = stage.load(deployment.address)
     await load.until_flowing()

@@ -62,7 +62,7 @@ async def _slow(stage: Stage, deployment: Deployment, path: Proxy) -> Figures:
 
 
 async def _flow_with_new_ones(load: ClientLoad, struck_s: float) -> int:
-    """Until tokens have come, and requests were accepted that were submitted since. Returns how many of these."""
+    """Wait for new tokens and for newly submitted requests to be accepted. Returns the number of these requests."""
 
     def new_ones() -> int:
         submitted = (told for told in load.history.requests.values() if told.submitted_s > struck_s)

@@ -85,7 +85,7 @@ class Stage:
         self._scene.callback(action)
 
     async def proxy(self, server: str) -> Proxy:
-        """Between a server and whoever is given the proxy's address, until the scenario ends."""
+        """Start a proxy of a server, until the scenario ends."""
         return await self._proxies.enter_async_context(Proxy(server, seed=self.seed))
 
     async def store_path(self, deployment: Deployment) -> Proxy:

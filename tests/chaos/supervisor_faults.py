@@ -34,7 +34,7 @@ class Serve:
         return self._log.read_text(errors="replace")
 
     def end(self) -> None:
-        """In order, and its store with it."""
+        """End the supervisor cleanly, and its store with it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(END_S)

@@ -102,7 +102,7 @@ def _make_stand_in(engine: Engine, image: BaseImage) -> None:
 
 
 def find_archive() -> Archive:
-    """From apt's own configuration. Raises SmokeError if this is no Debian or kin."""
+    """Find the archive in apt's own configuration. Raises SmokeError on other systems than Debian's family."""
     release = platform.freedesktop_os_release()
     suite = release.get("VERSION_CODENAME", "")
     if not suite or shutil.which("apt-get") is None:

@@ -55,7 +55,7 @@ class Load:
             self._grown.notify_all()
 
     async def wait_rounds(self, number: int, timeout_s: float = 120.0) -> None:
-        """Until every prompt has finished so often. Raises TimeoutError."""
+        """Wait until every prompt has finished this often. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._grown:
             await self._grown.wait_for(lambda: self.num_rounds >= number)
 

@@ -79,12 +79,12 @@ class Stack:
         return self._engine.run("exec", container.id, *command).returncode
 
     def exit_code(self, container: Container) -> int | None:
-        """None while it runs."""
+        """Exit code of a container; None while it runs."""
         state = self._inspect(container.id)["State"]
         return None if state["Running"] else int(state["ExitCode"])
 
     def is_healthy(self, container: Container) -> bool:
-        """By the image's own health check. Podman's is run now, Docker runs it by itself."""
+        """True if the image's health check passes. Podman runs it now, Docker by itself."""
         if self._engine.is_podman:
             return self._engine.run("healthcheck", "run", container.id).returncode == 0
         return bool(self._inspect(container.id)["State"]["Health"]["Status"] == "healthy")

@@ -60,7 +60,7 @@ def _pip_wheel(constraints: Path, *arguments: str) -> None:
 
 
 def _forget() -> None:
-    """Only what an earlier run gathered lies beside the mark."""
+    """Delete the folder; beside its mark lie only files of an earlier run."""
     for wheel in WHEELS.glob("*.whl"):
         wheel.unlink()
     (WHEELS / _MARK).unlink()

@@ -68,7 +68,7 @@ def some_searches(prompt: list[int], ends: Sequence[int], max_tokens: int) -> li
 
 
 def smaller_searches(prompt: list[int], ends: Sequence[int], max_tokens: int) -> list[Search]:
-    """With fewer ends, and with fewer hypotheses that come back."""
+    """Searches with fewer ends, and with fewer returned hypotheses."""
     fewer_ends = [search(prompt, width, max_tokens, ends[:num]) for width, num in product(BEAM_WIDTHS, (0, 1))]
     return fewer_ends + [search(prompt, 4, max_tokens, ends, num_return=num) for num in (1, 3)]
 

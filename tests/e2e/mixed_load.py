@@ -33,7 +33,7 @@ class MixedLoad:
 
     @classmethod
     def of(cls, site: ModelSite, searches: Sequence[Search], prompts: list[list[int]]) -> Self:
-        """With all references made; prompts are for the requests that are no searches."""
+        """Make a load with all its references; prompts are for the requests that are no searches."""
         return cls(site, Searches(site, searches), prompts, reference_greedy(site.folder, prompts, NUM_TOKENS))
 
     async def run(self, client: quire.AsyncClient, **more: Unpack[GenerateParams]) -> list[quire.Completion]:

@@ -19,7 +19,7 @@ TASKS_OF_EACH = 2
 
 @asynccontextmanager
 async def disturbance(client: quire.AsyncClient, asks: Sequence[Ask], seed: int) -> AsyncIterator[None]:
-    """Until the end of the block; then nothing of it runs or is pinned any more."""
+    """Disturb until the end of the block; then none of it runs or is pinned any more."""
     rng = random.Random(seed)
     tasks = [asyncio.create_task(_come_and_go(client, asks, rng)) for _ in range(TASKS_OF_EACH)]
     tasks += [asyncio.create_task(_pin_and_unpin(client, f"pin{i}", asks, rng)) for i in range(TASKS_OF_EACH)]

@@ -129,7 +129,7 @@ class Margins:
         self._eos_token_id = int(model.config.eos_token_id)
 
     def of_sample(self, ask: Ask, index: int, output: Sequence[int]) -> list[float]:
-        """For each token of a sample; negative where the model would have taken another."""
+        """Margin of each token of a sample; negative if the model would have chosen another."""
         with torch.no_grad():
             logits = self._model(torch.tensor([[*ask.prompt, *output]])).logits[0, len(ask.prompt) - 1 : -1].double()
         tokens = torch.tensor(output)

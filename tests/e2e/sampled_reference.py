@@ -24,7 +24,7 @@ _EDGE = 1e-5  # of probability: a token so near the edge of the nucleus may lie 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSample:
-    """Beside each token of a given output: what it should be, how surely, and how likely the model finds it."""
+    """Expected tokens of a given output, their margins, and their log-probabilities."""
 
     token_ids: list[int]
     margins: list[float]  # gaps of the best two noise-perturbed logits; 0 where the edge of the nucleus decides
@@ -123,7 +123,7 @@ def assert_drawn(
 
 
 def assert_logprobs_close(expected: ExpectedSample, sample: quire.Sample) -> None:
-    """Up to the first near tie."""
+    """Compare log-probabilities up to the first near tie."""
     found = [logprob.logprob for logprob in sample.logprobs]
     length = comparable_length(expected.margins)
     assert found[:length] == pytest.approx(expected.logprobs[:length], abs=1e-4)

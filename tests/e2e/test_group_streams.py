@@ -104,17 +104,17 @@ class Reading:
         self._stream = stream
 
     async def read_tokens(self, num_tokens: int, samples: range) -> None:
-        """Until each of the samples has so many."""
+        """Read until each of the samples has this many tokens."""
         while any(len(self.tokens.get(index, ())) < num_tokens for index in samples):
             self._take(await anext(self._stream))
 
     async def read_finish(self) -> None:
-        """Until a sample has ended."""
+        """Read until a sample has ended."""
         while not self.finishes:
             self._take(await anext(self._stream))
 
     async def read_all(self) -> None:
-        """To the end, which is expected to raise."""
+        """Read to the end, which is expected to raise."""
         async for chunk in self._stream:
             self._take(chunk)
 

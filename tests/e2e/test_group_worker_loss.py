@@ -28,7 +28,7 @@ BUDGET = ("--max-batched-tokens", "32")
 
 
 class Site(ModelSite):
-    """With its searches' answers, and workers that can be killed."""
+    """Site with its searches' answers, and workers that can be killed."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))

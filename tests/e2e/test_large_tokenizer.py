@@ -15,7 +15,7 @@ NUM_TOKENS = 120_000
 
 
 def large_json() -> bytes:
-    """With words that no text reaches, as of a vocabulary for many languages."""
+    """Make a tokenizer with many unused words, like a vocabulary for many languages."""
     document = json.loads(byte_level_json())
     vocabulary = document["model"]["vocab"]
     vocabulary.update({f"word number {i:_}": len(vocabulary) + i for i in range(NUM_TOKENS)})

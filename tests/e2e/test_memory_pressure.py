@@ -34,7 +34,7 @@ class Pressure:
     scarce: ModelSite  # its host pool is soon full
 
     def run(self, site: ModelSite, *flags: str, num_workers: int = 1) -> Run:
-        """Under a scheduler with these flags; the answers are the same."""
+        """Run under a scheduler with these flags; the answers are the same."""
         run = asyncio.run(run_asks(site, self.answers.asks, *BUDGET, *flags, num_workers=num_workers))
         self.answers.assert_same(run)
         assert run.num_preemptions > 0 and run.copied_blocks > 0
@@ -90,7 +90,7 @@ def test_two_workers_under_pressure_give_the_same_answers(pressure: Pressure) ->
 
 
 def test_the_runner_of_accelerators_gives_the_same_answers(pressure: Pressure) -> None:
-    """On a CPU, with the torch references of its kernels: steps launched ahead, and tokens that it keeps to itself."""
+    """On a CPU with the torch references of its kernels: steps launched ahead, and tokens that stay on the device."""
     site = ModelSite(pressure.ample.folder)
     with site.start_worker("accelerated", "--runner", "device", *pressure.pool, *AMPLE):
         run = pressure.run(site, "--preemption", "swap")

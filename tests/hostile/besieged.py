@@ -36,7 +36,7 @@ class Neighbour:
         self._answered = asyncio.Condition()
 
     async def ask_on(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         async with quire.AsyncClient(self._address, retries=0) as client:
             while True:
                 began_s = time.perf_counter()

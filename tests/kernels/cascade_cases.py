@@ -47,7 +47,7 @@ def empty_plan(
     num_processors: int,
     config: CascadeConfig | None = SMALL_CASCADE,
 ) -> CascadePlan:
-    """Without work yet, its results poisoned; `None` for the configuration that is launched."""
+    """Make a plan without work, its results poisoned; `None` for the configuration that is launched."""
     device = case.query.device
     plan = empty_cascade_plan(
         case.rows,

@@ -33,7 +33,7 @@ class DecodeCase:
     block_size: int
 
     def empty_plan(self, num_programs: int, window: int | None = None) -> DecodePlan:
-        """Without work yet, its results poisoned."""
+        """Make a plan without work, its results poisoned."""
         plan = empty_plan(self.rows, self.shape, SMALL, self.block_size, num_programs, window)
         plan.partial_out.fill_(math.nan)
         plan.partial_lse.fill_(math.nan)

@@ -21,7 +21,7 @@ TIMEOUT_S = 900
 
 
 def interpret(names: Set[str]) -> subprocess.CompletedProcess[str]:
-    """Without coverage: nothing that is reported runs there."""
+    """Run the interpreter without coverage: no reported code runs there."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     paths = [str(FOLDER / name) for name in sorted(names)]

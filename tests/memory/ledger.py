@@ -68,7 +68,7 @@ class Ledger:
         return self._worker(worker_id).blocks.ref_count(block) == 0
 
     def num_evicted(self, worker_id: str) -> int:
-        """Since `before_plan`: blocks that cannot be found any more, or under another hash."""
+        """Count the blocks that since `before_plan` cannot be found any more, or only under another hash."""
         before, after = self._books[worker_id].hashes, self._worker(worker_id).blocks._hashes
         return sum(old is not None and old != new for old, new in zip(before, after, strict=True))
 

@@ -91,7 +91,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.cluster.unfinished()) < MAX_UNFINISHED)
     @rule(prompt=prompts, num_sequences=st.integers(1, 4), num_left=st.integers(1, 6), rng=rngs)
     def add_of_an_earlier_life(self, prompt: list[int], num_sequences: int, num_left: int, rng: random.Random) -> None:
-        """With output that was delivered before this process began, of each member as far as it came."""
+        """Add a group with output that was delivered before this process began, member by member."""
         max_tokens = 5 + num_left
         num_sequences = min(num_sequences, self.cluster.config.max_num_seqs)
         sequences = []

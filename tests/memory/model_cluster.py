@@ -107,7 +107,7 @@ class ModelCluster:
         return group
 
     def run(self, max_steps: int) -> None:
-        """Until all is done; both ends of the pipeline in turn, as full as it may be."""
+        """Run until all is done, with a full pipeline and both of its ends in turn."""
         while not self.is_done:
             self.go_on()
             assert self.num_steps <= max_steps, "the requests do not get done"

@@ -155,7 +155,7 @@ class Reference:
 
 
 def _smallest_gap(scores: list[float], logprobs: list[Tensor], num_best: int) -> float:
-    """Between neighbours among the best continuations of all beams."""
+    """Smallest gap between neighbours among the best continuations of all beams."""
     totals = torch.cat([score + each for score, each in zip(scores, logprobs, strict=True)])
     best = totals.topk(num_best + 1).values
     return float((best[:-1] - best[1:]).min())

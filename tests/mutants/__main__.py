@@ -66,7 +66,7 @@ class Campaign:
         self._pool = ThreadPoolExecutor(num_jobs)
 
     def outcomes(self, chosen: list[tuple[Target, Mutant]], limit_s: float, end_s: float) -> list[Outcome | None]:
-        """Beside `chosen`. `limit_s` is how long the tests of one may take; None for one not begun at `end_s`."""
+        """Try mutants; outcomes in the order of `chosen`, None if not begun at `end_s`. `limit_s`: time for one."""
         futures = [self._pool.submit(self._tried, *each, limit_s, end_s) for each in chosen]
         for number, done in enumerate(as_completed(futures), start=1):
             if (outcome := done.result()) is not None:

@@ -40,7 +40,7 @@ class Served:
 
 @contextmanager
 def all_serving(variants: Mapping[str, Variant]) -> Iterator[dict[str, Served]]:
-    """By name, started side by side."""
+    """Workers by name, started side by side."""
     with ExitStack() as stack:
         served = {}
         for name, variant in variants.items():

@@ -63,7 +63,7 @@ def test_what_is_chosen_in_few_bits_is_as_good_as_the_best(
 
 @torch.inference_mode()
 def gaps_to_best(model: Any, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
-    """By token of the output: the best logit behind the ones before it, less the token's own."""
+    """Gap of each output token: the best logit after the tokens before it, less the token's own."""
     logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
     gaps: torch.Tensor = logits.max(dim=1).values - chosen

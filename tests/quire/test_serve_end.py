@@ -99,7 +99,7 @@ def test_every_signal_that_can_be_caught_ends_everything(serve: Starter, number:
 
 @pytest.mark.timeout(300)
 def test_a_pipe_that_nobody_reads_is_no_reason_to_fail(serve: Starter) -> None:
-    """Neither while it starts and runs, nor at its end."""
+    """Closed pipes matter neither while it starts and runs, nor at its end."""
     running = serve("--verbose")
     running.wait_for(STARTED)
     running.hang_up()

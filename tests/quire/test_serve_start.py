@@ -100,7 +100,7 @@ def broken(folder: Path, **changes: object) -> str:
     ],
 )  # fmt: skip
 def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str, tmp_path: Path) -> None:
-    """In one line with what to do, before torch is imported: by processor time, since other machines are busy."""
+    """One line says what to do, before torch is imported: measured in processor time, since machines are busy."""
     arguments, named, environment = [str(DEMO_MODEL)], case, {}
     taken = socket.create_server(("127.0.0.1", 0))
     if case == "folder":

@@ -169,7 +169,7 @@ async def test_what_a_child_has_said_counts_from_its_last_start(tmp_path: Path) 
 
 
 async def test_a_child_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
-    """Such as a compiler, which knows nothing of the end; whether it ends by itself, is told to, or is killed."""
+    """Children such as a compiler are killed too; for each way that the child may end."""
     code = (
         "import os, subprocess, sys, time\n"
         "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"

@@ -48,7 +48,7 @@ async def refusal(site: Site, request: pb.PinPrefixRequest, **call: Any) -> tupl
 
 
 def retry_delay_s(error: grpc.RpcError) -> float | None:
-    """After which the server wants to be asked again."""
+    """Delay after which the client may retry."""
     info = error_details_pb2.RetryInfo()
     status = rpc_status.from_call(error)
     found = status is not None and any(detail.Unpack(info) for detail in status.details)

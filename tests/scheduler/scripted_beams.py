@@ -34,7 +34,7 @@ class ScriptedSearch:
         self.num_steps += 1
 
     def run(self, num_steps: int | None = None) -> BeamSearch:
-        """To the end, or so far."""
+        """Run to the end, or for this many steps."""
         while not self.search.is_done and (num_steps is None or self.num_steps < num_steps):
             self.step()
         return self.search

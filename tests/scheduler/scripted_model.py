@@ -47,7 +47,7 @@ def candidates(last: int, num_wanted: int, *, allowed: Sequence[int], held_back:
 def candidate_logprobs(
     last: int, token_ids: Sequence[int], *, allowed: Sequence[int], held_back: Sequence[int]
 ) -> list[float]:
-    """Beside `candidates`; -inf for what is not allowed."""
+    """Log-probabilities of `candidates`; -inf for tokens that are not allowed."""
     return [
         float("-inf") if token in held_back or (allowed and token not in allowed) else logprob(last, token)
         for token in token_ids

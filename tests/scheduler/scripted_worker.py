@@ -126,7 +126,7 @@ class ScriptedWorker:
                 yield answer
 
     def refuse(self, status: pb.StepStatus.ValueType, *, times: int, after: int = 0, error: str = "scripted") -> None:
-        """Behind the first `after` steps, does not execute the next ones that could be, `times` in all."""
+        """Refuse steps: after the first `after` ones, the next `times` that could be executed."""
         left = times
 
         def script(request: pb.StepRequest) -> Answer:

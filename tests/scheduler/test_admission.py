@@ -67,7 +67,7 @@ async def test_the_same_request_twice_at_once_runs_once(site: Site) -> None:
 
 
 async def test_another_body_under_a_known_id_is_refused_at_every_stage(site: Site, store: GatedStore) -> None:
-    """On its way in, live, and recorded."""
+    """Stages: on its way in, live, and recorded."""
     worker = await site.add_worker()
     worker.may_answer.clear()
     store.may_read.clear()

@@ -30,7 +30,7 @@ LENGTH, STOP, FAILED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH
 
 @pytest.fixture(params=[1, 2])
 async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """At both depths of the pipeline."""
+    """Site at both depths of the pipeline."""
     async with running_site(pipeline_depth=request.param) as made:
         yield made
         await made.idle()

@@ -32,7 +32,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def answer_with(worker: ScriptedWorker, kind: HostileAnswer, *, times: int | None = None) -> None:
-    """In place of its right answers from now on; of so many of them, if that is said."""
+    """Replace the worker's right answers from now on, or only the next `times`."""
     left = times
 
     def script(request: worker_pb2.StepRequest) -> Answer:

@@ -103,7 +103,7 @@ async def test_a_lost_reply_leaves_exactly_one_entry(valkey: ValkeyProcess, tmp_
 
 
 async def test_a_long_entry_has_longer_to_be_sent_and_to_be_looked_at(valkey: ValkeyProcess) -> None:
-    """Or one that takes longer than any other command may would be sent for ever."""
+    """Otherwise an entry that takes longer than other commands may would be sent again for ever."""
     async with redis_store(valkey.url, timeout_s=0.2) as store:
         await store.append(EntryId(1, 0), b"", create=True)
         valkey.freeze()

@@ -83,7 +83,7 @@ async def test_the_lease_of_a_leader_that_handed_over_can_be_taken_and_no_other(
 
 
 async def test_the_later_epoch_has_the_lease_whoever_asks_last(leases: RedisLeases) -> None:
-    """Also before one that is about to lead has an epoch."""
+    """Holds even before the next leader has an epoch."""
     assert await leases.hold(at(OURS, 2), LONG_MS) is None
     assert await leases.hold(at(THEIRS, 0), LONG_MS) == at(OURS, 2)
     assert await leases.hold(at(THEIRS, 3), LONG_MS) is None

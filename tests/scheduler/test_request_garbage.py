@@ -50,7 +50,7 @@ class Leftovers:
         return found
 
     async def assert_gone(self) -> None:
-        """In a moment, once handlers have returned."""
+        """Assert that requests are freed soon, once handlers have returned."""
         assert self._most, "nothing was ever seen of any request"
         try:
             await until(lambda: not self.count())

@@ -128,7 +128,7 @@ fast = settings(max_examples=800, deadline=None, derandomize=True)
 
 
 def settled(request: pb.GenerateRequest, limits: ModelLimits) -> RequestParams | None:
-    """None if it was refused as it should be."""
+    """Settle a request; None if it was refused correctly."""
     before = request.SerializeToString(deterministic=True)
     request_digest(request)
     try:

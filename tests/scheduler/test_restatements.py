@@ -34,7 +34,7 @@ class LossyStore(SlowStore):
         self._num_appends = 0
 
     def lose_at(self, appends: set[int]) -> None:
-        """Before each of these appends, from now on, something is lost."""
+        """Lose entries before each of these appends."""
         self._num_appends, self._losing_at = 0, appends
 
     def lose(self, num_kept: int) -> None:

@@ -63,7 +63,7 @@ class SickCluster:
         return True
 
     def run(self, *, kills: bool) -> None:
-        """To the end, round robin."""
+        """Run to the end, round robin."""
         while any(not sequence.is_finished for sequence in self.cluster.sequences):
             moved = [self.go_on(worker_id, kills=kills) for worker_id in self.num_steps]
             assert any(moved), "nobody moves"

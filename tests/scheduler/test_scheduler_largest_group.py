@@ -52,7 +52,7 @@ class Alone:
         self.group = self.cluster.add_group(prompt, self.num_sequences, max_tokens, is_beam=self.is_beam)
 
     def run(self) -> int:
-        """To its end. Returns the most blocks that were in use after a step."""
+        """Run the group to its end; return the most blocks in use after a step."""
         peak = 0
         while not self.group.is_finished:
             if self.cluster.start() is None:

@@ -37,7 +37,7 @@ for message in inference_pb2_grpc.InferenceStub(channel).Generate(request):
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    """With the keepalive of a scheduler that was told nothing else."""
+    """Site with a scheduler's default keepalive."""
     settings = SchedulerSettings()
     keepalive = Keepalive(time_s=settings.keepalive_time_s, timeout_s=settings.keepalive_timeout_s)
     async with running_site(keepalive=keepalive) as made:

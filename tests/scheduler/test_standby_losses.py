@@ -175,7 +175,7 @@ async def test_a_loss_behind_which_another_leader_went_on_is_forgotten(
 
 
 async def begin_below(store: RedisStore, *, is_ready: bool) -> EntryId:
-    """In an emptied journal: a leader whose clock is behind that of the one before, and so its epoch."""
+    """Begin to lead in an emptied journal, with an earlier clock, and so epoch, than the leader before."""
     start = pb.JournalEntry(leader_start=pb.LeaderStart(leader_id="newcomer"))
     await store.append(EntryId(1, 0), start.SerializeToString(), create=True)
     if is_ready:
@@ -243,7 +243,7 @@ async def test_a_loss_is_noticed_though_someone_else_met_the_broken_connection_f
 
 
 class ShortOfTime(RedisTail):
-    """Only so many entries come in time."""
+    """Store that delivers only the first entries in time."""
 
     def __init__(self, url: str, limit: int) -> None:
         super().__init__(url)

@@ -158,7 +158,7 @@ def test_a_newcomer_is_behind_those_whom_a_walk_over_all_finds_ahead() -> None:
 
 
 class RanksMachine(RuleBasedStateMachine):
-    """With runs so short that they are split, merged and emptied all the time."""
+    """Ranks with runs so short that they are split, merged and emptied all the time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -301,7 +301,7 @@ async def test_statistics_show_workers_blocks_and_requests(site: Site) -> None:
 
 
 def timed(worker: ScriptedWorker) -> None:
-    """From now on it says that a step takes it 1 ms, and 1 µs for each block that is swapped."""
+    """Let the worker report 1 ms for each step, and 1 µs for each swapped block."""
 
     def script(request: worker_pb2.StepRequest) -> Answer:
         response = worker.execute(request)

@@ -41,7 +41,7 @@ class Tally:
         self.effects.update(outcome.effects)
 
     def figures(self) -> dict[str, Any]:
-        """For people and for the record."""
+        """Figures to print and to record."""
         return {
             "seeds": self.num_seeds,
             "failed_seeds": sorted(outcome.seed for outcome in self.failed),
@@ -56,7 +56,7 @@ class Tally:
 
 
 def outcomes(seeds: Sequence[int], num_processes: int, *, forgets: float = 0.0) -> Iterator[Outcome]:
-    """In the order of the seeds."""
+    """Yield outcomes in the order of the seeds."""
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(partial(run_seed, forgets=forgets), seeds, chunksize=SEEDS_AT_ONCE)
 

@@ -14,7 +14,7 @@ WINDOW = 4  # responses that are on their way or not yet taken
 
 
 class ConnectionLostError(Exception):
-    """At the client."""
+    """Loss of a connection, raised at the client."""
 
 
 class Connection:
@@ -38,11 +38,11 @@ class Connection:
         self._last_s = {True: 0.0, False: 0.0}  # when the last message to the server, or from it, arrives
 
     def say(self, request: pb.SessionRequest) -> None:
-        """By the client."""
+        """Send a request from the client."""
         self._tell_server(self._delay(to_server=True), self._requests.put_nowait, request)
 
     async def next_response(self) -> pb.SessionResponse:
-        """For the client. Raises ConnectionLostError."""
+        """Wait for the client's next response. Raises ConnectionLostError."""
         while not self._inbox:
             if self._is_lost:
                 raise ConnectionLostError
@@ -52,14 +52,14 @@ class Connection:
         return self._inbox.popleft()
 
     def hang_up(self, notice_s: float) -> None:
-        """By the client; the server notices after a while. What is under way is lost."""
+        """Close the connection at the client; the server notices later. Messages under way are lost."""
         self._is_lost = True
         self._inbox.clear()
         self._news.set()
         self._tell_server(notice_s, self._client_gone)
 
     def lose_way(self, *, to_server: bool) -> None:
-        """From now on all that is said that way gets lost, an end as well. Only the server pings, and that rarely."""
+        """Lose all later messages in this direction, the end too. Only the server pings, and rarely."""
         if self.half_open_s is None:
             self.half_open_s = self._loop.now_s
             self._server.call_later(SERVER_PATIENCE_S, self._miss_pings)
@@ -76,18 +76,18 @@ class Connection:
             self.lose()
 
     def serve(self, task: "asyncio.Task[None]") -> None:
-        """By the server."""
+        """Serve the connection at the server."""
         self._task = task
         if not self._has_client:
             task.cancel()
 
     async def requests(self) -> AsyncIterator[pb.SessionRequest]:
-        """For the server."""
+        """Yield requests to the server."""
         while True:
             yield await self._requests.get()
 
     async def send(self, response: pb.SessionResponse) -> None:
-        """By the server; waits while the client does not read."""
+        """Send a response from the server; waits while the client does not read."""
         self._tell_client(self._arrive, response)
         self._num_unread += 1
         while self._num_unread >= WINDOW:
@@ -117,7 +117,7 @@ class Connection:
             self._task.cancel()
 
     def _miss_pings(self) -> None:
-        """At the server."""
+        """Break the connection at the server after missed pings."""
         self._client_gone()
         self.end_from_server()
 

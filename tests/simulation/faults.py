@@ -108,7 +108,7 @@ class Fault:
 
 
 def draw_faults(random_: Random) -> list[Fault]:
-    """In order of time. Where a store lags behind, schedulers are killed, and do not have followers while they live."""
+    """Draw faults in order of time. If a store lags, schedulers are killed, and live without followers."""
     pools: list[list[Kind]] = []
     theme = random_.random()
     if random_.random() < WITH_CLIENTS:

@@ -58,7 +58,7 @@ class History:
             self.violations.append(f"at {(self._clock.now_ns - START_NS) / 1e9:.6f} s: {sentence}")
 
     def say(self, text: str) -> None:
-        """In the trace alone."""
+        """Write text to the trace alone."""
         sys.stdout.write(f"{(self._clock.now_ns - START_NS) / 1e9:11.6f} {text}\n")
 
 
@@ -97,7 +97,7 @@ class _Logger:
 
 
 def keep_log(history: History | None) -> None:
-    """From now on the log of production code goes there."""
+    """Send the log of production code to this history."""
     _Sink.history = history
     structlog.configure(wrapper_class=cast(Any, _Logger), processors=[], cache_logger_on_first_use=True)
 

@@ -32,7 +32,7 @@ class Inflicting:
         self._later(HEALED_S, self.end)
 
     def end(self) -> None:
-        """From now on nothing goes wrong any more."""
+        """End all faults."""
         world = self._world
         self._is_over = True
         world.fatal_entry = world.fatal_step = None

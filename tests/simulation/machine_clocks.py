@@ -82,7 +82,7 @@ class Clocks:
         self._furthest_ns: dict[str, tuple[int, int]] = {}  # by role: behind, and ahead
 
     def draw(self, role: str) -> MachineClock:
-        """For a process in that role."""
+        """Draw a clock for a process in that role."""
         random_ = self._random
         clock = MachineClock(
             uptime_ns=round(random_.choice(UPTIMES_S) * 1e9),
@@ -98,7 +98,7 @@ class Clocks:
         self._note(role, clock)
 
     def span_s(self, role: str) -> float:
-        """Between the furthest that times of day in that role were behind and ahead."""
+        """Span between the earliest and the latest time of day in that role."""
         behind_ns, ahead_ns = self._furthest_ns.get(role, (0, 0))
         return (ahead_ns - behind_ns) / 1e9
 

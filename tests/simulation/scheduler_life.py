@@ -46,7 +46,7 @@ STORE_TIMEOUT_S = 30.0
 
 
 class SchedulerLife:
-    """From its start to its death. `serves` from the moment at which it has read the journal."""
+    """Life of a scheduler process. `serves` is true once it has read the journal."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SchedulerLife:
         on_lead: Callable[["SchedulerLife"], None],
         on_turn: Callable[["SchedulerLife"], None] | None = None,
     ) -> None:
-        """With `on_turn` it is a standby, which calls that when the lease is its own; perhaps several times."""
+        """Make a leader, or with `on_turn` a standby, which calls it, perhaps several times, when it gets the lease."""
         self.number = number
         self.process = Process(loop, f"scheduler-{number}", clock)
         self.serves = False

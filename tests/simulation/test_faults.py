@@ -79,7 +79,7 @@ def test_standbys_that_are_told_to_end_withdraw(effects_of: EffectsOf) -> None:
 
 @pytest.mark.parametrize("lasts_s", [0.5, 4.0])
 def test_single_clocks_are_set_under_schedulers_that_end(effects_of: EffectsOf, lasts_s: float) -> None:
-    """By half a second, and by hours: of each process in turn, with another leader after each."""
+    """Set by half a second and by hours, for each process in turn, with another leader after each."""
     at_s = [1.6 + 0.2 * number for number in range(15)]
     jumps = [Fault(kind="clock jumps", at_s=each, lasts_s=lasts_s, number=n) for n, each in enumerate(at_s, 1)]
     deaths = [Fault(kind="scheduler dies", at_s=each + 0.1, lasts_s=0.5, number=1) for each in at_s[::4]]

@@ -31,7 +31,7 @@ def drawn(checksum: int, seed: int, sample_index: int, barred: Container[int], *
 
 
 def logprob(checksum: int, token_id: int) -> float:
-    """From -8 to -1/8."""
+    """Log-probability from -8 to -1/8."""
     return -((((checksum ^ _NUMBERS[token_id]) * 0x85EBCA6B >> 9) & 63) + 1) / 8
 
 

@@ -64,7 +64,7 @@ class ToyRegistration:
         self.is_leaving = False
 
     async def keep(self) -> None:
-        """Until the end of the process."""
+        """Keep the registration until the end of the process."""
         while True:
             is_known = await self._register()
             await asyncio.sleep(AGAIN_S if is_known else RETRY_S)
@@ -112,7 +112,7 @@ class ToyRegistration:
 
 
 def _answer(leader: Leader, ask: Callable[[Registry], Answer], answer: "asyncio.Future[Answer | None]") -> None:
-    """In the leader's process."""
+    """Answer in the leader's process."""
     result = None
     with suppress(QuireError):
         result = ask(leader.registry)

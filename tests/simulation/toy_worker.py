@@ -141,7 +141,7 @@ class ToyWorker:
         self._lines.append(line)
 
     def receive(self, line: "ToyLine", step: Step) -> None:
-        """In this worker's process."""
+        """Receive a step in this worker's process."""
         self._queue.put_nowait((line, step, self.loop.time()))
 
     def _break_if_silent(self, process: Process) -> None:
@@ -238,7 +238,7 @@ class ToyLine(WorkerLink):
         self._break("closed")
 
     def answer(self, result: StepResult) -> None:
-        """From the worker."""
+        """Send an answer from the worker."""
         if not self._worker.is_cut_off:
             self._deliver(self._owner, self._take, result)
 

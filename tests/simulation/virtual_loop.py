@@ -51,7 +51,7 @@ class Process:
         self._loop.arrive(delay_s, callback, args, self.context)
 
     def kill(self) -> None:
-        """From now on nothing of it runs: nothing is cleaned up, nobody is told."""
+        """Stop the process at once: none of its code runs any more, not even cleanup."""
         self.is_dead = True
 
     def freeze(self) -> None:
@@ -66,7 +66,7 @@ class Process:
             self._loop.hand_on(handle, self)
 
     def bury(self) -> None:
-        """After the run: lets its tasks end by cancellation, so that none is left to the garbage collector."""
+        """Cancel its tasks after the run, so that none is left to the garbage collector."""
         for task in self.tasks:
             task.cancel()
         self.is_dead = False
@@ -109,7 +109,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def drain(self, max_turns: int) -> None:
-        """After the run: what is ready goes on for so many turns; exceptions are nobody's any more."""
+        """Run ready callbacks for some turns after the run; exceptions are ignored."""
         self._is_over = True
         asyncio._set_running_loop(self)
         try:
@@ -166,7 +166,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.clock.now_ns / 1e9
 
     def time(self) -> float:
-        """By the monotonic clock of the process that asks."""
+        """Time by the monotonic clock of the calling process."""
         return self.clock.monotonic()
 
     def call_soon(

@@ -67,7 +67,7 @@ class World:
         return self.lives[-1]
 
     async def serve(self) -> None:
-        """Until every client is served and nothing is left to do. Raises TimeoutError."""
+        """Run until every client is served and no work is left. Raises TimeoutError."""
         self.start_scheduler()
         for worker in self.workers.values():
             self.loop.outside(self.random.uniform(0.0, 0.2), worker.start)
@@ -142,7 +142,7 @@ class World:
         )
 
     def unserved(self) -> str:
-        """For people: who waits for what."""
+        """Describe the clients that still wait, and for what."""
         waiting = [order.request_id for order in self.orders if not order.is_done]
         states = [each.request_id for each in self.truth.unended()]
         life = self.life
@@ -225,7 +225,7 @@ class World:
                 self._kill_soon()
 
     def _kill_soon(self) -> None:
-        """At any await between now and when the scheduler has heard of it."""
+        """Kill at any await between now and the scheduler's notice of it."""
         delay_s = self.random.choice([0.0, self.random.uniform(0.0, 0.003)])
         self.loop.outside(delay_s, self._kill_after_turns, self.life, self.random.randrange(8))
 
@@ -250,7 +250,7 @@ class World:
             leader.process.spawn(leader.pause(order.request_id, keep_on_host=self.random.random() < 0.5))
 
     def _resume(self, order: Order) -> None:
-        """More than once: its pause, or this, may still be on its way."""
+        """Resume more than once: the pause, or this, may still be on its way."""
         leader = self._leader()
         if leader is not None:
             leader.process.spawn(leader.resume(order.request_id))

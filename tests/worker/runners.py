@@ -52,7 +52,7 @@ def make_host_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> t
 
 
 def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
-    """With the kernels' torch references, and batches padded as graphs would have them."""
+    """Make a runner with the kernels' torch references, and batches padded as for graphs."""
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
     sizes = graph_sizes(limits.num_slots)
     return SteppedRunner(

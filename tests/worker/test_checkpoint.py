@@ -200,7 +200,7 @@ def test_the_decoder_takes_every_parameter_once(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("saves_both", [False, True])
 def test_a_tied_head_is_packed_as_any_other_matrix(saves_both: bool, tmp_path: Path) -> None:
-    """Beside the embedding, which is looked up in rows."""
+    """Keep the embedding beside it, which is looked up by rows."""
     folder = write_tiny_model("llama_mqa", tmp_path)
     if saves_both:
         tensors = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""In which dtype a checkpoint is served that nobody named one for."""
+"""Default dtype of a served checkpoint."""
 
 import pytest
 

@@ -61,7 +61,7 @@ def reports() -> Iterator[list[BeamReport]]:
 
 
 def search(runner: SteppedRunner, pool: KVPool, driver: BeamDriver, *, chunk: int = 1000) -> int:
-    """To the end; what is freed is poisoned. Returns the number of steps."""
+    """Run a search to the end, poisoning freed blocks. Returns the number of steps."""
     step_id = 0
     while driver.beams:
         step_id += 1

@@ -194,7 +194,7 @@ def check(raw: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:
 
 
 def write(folder: Path, raw: dict[str, Any]) -> PreTrainedConfig:
-    """Random weights of the shape that `transformers` takes the config for; the config itself as it is."""
+    """Write random weights of the shape that `transformers` reads from the config, and the config itself unchanged."""
     (folder / "config.json").write_text(json.dumps(raw))
     config = AutoConfig.from_pretrained(folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ class Case:
         return out
 
     def expected(self, window: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
-        """By the formula, with exactly the keys that each query may see."""
+        """Compute the formula, with exactly the keys that each query may see."""
         shape = self.cache.shape
         heads = self.query.to(dtype).unflatten(1, (shape.num_heads, shape.head_dim))
         outs, begin = [], 0

@@ -23,7 +23,7 @@ def _same_numbers_every_time() -> None:
 
 
 def _rows(num_rows: int, size: int, dtype: torch.dtype) -> Tensor:
-    """With a stride of its own."""
+    """Make rows with a stride of their own."""
     return torch.randn(num_rows, size + 5).to(dtype)[:, :size]
 
 

@@ -20,7 +20,7 @@ ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 
 def runs_here(variant: Variant) -> bool:
-    """On this processor, or emulated: where a compiler for the other kind, and an emulator, are installed."""
+    """True if the variant runs on this processor, or if a cross compiler and an emulator are installed."""
     if variant.is_arm == is_arm():
         return variant.features <= processor_features()
     return variant.is_arm and shutil.which(ARM_COMPILER) is not None and shutil.which(ARM_EMULATOR) is not None

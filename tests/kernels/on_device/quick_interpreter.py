@@ -24,7 +24,7 @@ class Scope:
 
 
 class PrepareOnce:
-    """In the interpreter's place of the same: the modules that a function sees, unless this launch has had them."""
+    """Replacement of the interpreter's preparation of modules: skips those that this launch has prepared."""
 
     def __init__(self, prepare: Callable[[Any], Any]) -> None:
         self._prepare = prepare
@@ -39,6 +39,6 @@ class PrepareOnce:
 
 
 def pytest_configure() -> None:
-    """Before any kernel runs. Another Triton may work otherwise, and keeps its own way."""
+    """Install the replacement before any kernel runs. Other versions of Triton keep their own way."""
     if hasattr(interpreter, "_LangPatchScope"):
         interpreter._patch_lang = PrepareOnce(interpreter._patch_lang)

@@ -14,7 +14,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, tor
 
 
 def pool_of(shape: tuple[int, ...], dtype: torch.dtype, num_blocks: int = NUM_BLOCKS) -> Tensor:
-    """Random bytes, so that any bit pattern occurs, NaN among them."""
+    """Make a pool of random bytes, so that any bit pattern occurs, NaN among them."""
     block_bytes = torch.Size(shape).numel() * dtype.itemsize
     random = torch.randint(-128, 128, (num_blocks, block_bytes), dtype=torch.int8)
     return random.view(dtype).view(num_blocks, *shape).to(DEVICE)

@@ -54,7 +54,7 @@ def test_kernels_reach_pinned_memory_of_the_host_from_any_block_on() -> None:
 
 @pytest.mark.skipif(not HAS_GPU, reason="without a GPU there is one stream")
 def test_a_step_that_touches_nothing_of_a_swap_is_done_before_it() -> None:
-    """And one that does is not."""
+    """A step that touches a block of the swap is not."""
 
     def late_swap_blocks(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         torch.cuda._sleep(_LONG_DELAY_CYCLES)

@@ -40,7 +40,7 @@ def check(case: DecodeCase, plan: CascadePlan, rule: ScoreRule = RULE) -> None:
 
 
 def filled_plan(case: DecodeCase, prefixes: Sequence[SharedPrefix], num_processors: int) -> CascadePlan:
-    """By the reference, which the kernels equal: in the interpreter they take longer than what is planned."""
+    """Plan filled by the reference, which the kernels equal: in the interpreter they are slow."""
     plan = empty_plan(case, prefixes, num_processors)
     cascade_reference.fill_cascade_plan(plan)
     return plan

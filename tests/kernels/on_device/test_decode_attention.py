@@ -41,7 +41,7 @@ def check(case: DecodeCase, plan: DecodePlan, rule: ScoreRule = RULE) -> None:
 
 
 def filled_plan(case: DecodeCase, num_programs: int, window: int | None = None) -> DecodePlan:
-    """By the reference, which the kernel equals: in the interpreter that takes longer than what is planned."""
+    """Plan filled by the reference, which the kernel equals: in the interpreter it is slow."""
     plan = case.empty_plan(num_programs, window)
     decode_reference.fill_plan(plan)
     return plan

@@ -101,7 +101,7 @@ def test_no_tokens_write_nothing() -> None:
 
 
 def test_a_cache_of_e4m3_never_overflows() -> None:
-    """With numbers that e4m3 has: rounding up to the next power of two goes wrong in the interpreter."""
+    """Uses numbers that e4m3 has: rounding up to the next power of two is wrong in the interpreter."""
     case = case_of((4, 2, 16), torch.float32, rotary_dim=0)
     qkv = case.qkv.to(torch.float8_e4m3fn).float()
     qkv[2], qkv[5] = 460.0, -1e30

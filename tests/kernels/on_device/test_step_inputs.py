@@ -11,7 +11,7 @@ UNDEFINED = -77
 
 
 def random_tables(num_slots: int, num_tokens: int, max_blocks: int, num_blocks: int = 2**27) -> SlotTables:
-    """With block ids whose slots need more than 32 bits."""
+    """Draw tables with block ids whose slots need more than 32 bits."""
     generator = torch.Generator().manual_seed(num_tokens)
     token_ids = torch.randint(152_000, (num_slots, num_tokens), generator=generator, dtype=torch.int32)
     blocks = torch.randint(num_blocks, (num_slots, max_blocks), generator=generator, dtype=torch.int32)

@@ -111,7 +111,7 @@ class DevicePagedRunner(PagedRunner):
         return self.plans.prefill(rows, torch.from_numpy(tiles).to(self.decoder.device))
 
     def sharing_sequences(self, num_sharers: int, num_shared_blocks: int) -> list[PagedSequence]:
-        """Some that begin with the same blocks, and one that does not, all but the last token of each computed."""
+        """Make sequences with the same first blocks and one without; all but the last token of each is computed."""
         size = self.pool.block_size
         shared = [5 + token % 13 for token in range(num_shared_blocks * size)]
         blocks = [self.free_blocks.pop() for _ in range(num_shared_blocks)]

@@ -127,7 +127,7 @@ def _pairs(random: Random, num_sources: int, num_destinations: int) -> list[int]
 
 
 def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int = 0, seed: int = 1) -> None:
-    """Many steps on the way at once; asserts what they leave, and that swaps and nothing else took time."""
+    """Run many steps at once; assert their effects, and that only swaps took time."""
     random = Random(seed)
     pending = []
     for step_id in range(1, num_steps + 1):

@@ -58,7 +58,7 @@ def test_steps_launched_before_earlier_ones_are_answered_give_the_same(decoder: 
 
 
 def test_rows_that_begin_with_the_same_blocks_attend_to_them_together(decoder: Decoder) -> None:
-    """And only where they share: a batch of one row more, or less, goes the plain way when nothing is shared."""
+    """Rows share only then: a batch with one row more or less takes the plain path if nothing is shared."""
     seen: list[int] = []
 
     def cascade(

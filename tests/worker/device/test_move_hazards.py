@@ -45,7 +45,7 @@ class RandomStep:
         )
 
     def blocks(self, random: Random) -> StepBlocks:
-        """By way of block tables, whose unused columns hold anything."""
+        """Blocks by way of block tables, whose unused columns hold anything."""
         tables = np.array([random.choices(range(NUM_BLOCKS), k=MAX_BLOCKS) for _ in range(NUM_SLOTS)], dtype=np.int32)
         slots = random.sample(range(NUM_SLOTS), len(self.rows))
         starts, ends = [], []
@@ -66,7 +66,7 @@ def _pairs(random: Random, num_sources: int, num_destinations: int) -> BlockPair
 
 @dataclass
 class Memory:
-    """Both pools, each block's content as a history, and what each row read."""
+    """Memory of both pools, each block's content as a history, and each row's reads."""
 
     device: list[str] = field(default_factory=lambda: [f"d{block}" for block in range(NUM_BLOCKS)])
     host: list[str] = field(default_factory=lambda: [f"h{block}" for block in range(NUM_HOST_BLOCKS)])
