@@ -11,7 +11,7 @@ import ctypes
 import structlog
 
 from common.own_sockets import bytes_received, resident_bytes, shut_down_connections
-from common.peer_limits import Connection, EdgeLimits, PeerLimits
+from common.peer_limits import EdgeLimits, PeerConnection, PeerLimits
 
 LOOK_EVERY_S = 0.1
 GROWTH_BYTES = 32 << 20  # of the process, after which its connections are looked at
@@ -67,7 +67,7 @@ class ConnectionWatch:
         await asyncio.to_thread(_return_freed_memory)
         self._calm_bytes = resident_bytes()
 
-    def _to_cut(self, connection: Connection, reason: str) -> None:
+    def _to_cut(self, connection: PeerConnection, reason: str) -> None:
         self._doomed[connection.key] = reason
         self._wanted.set()
 

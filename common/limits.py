@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
-from common.peer_limits import Connection, EdgeLimits, PeerLimits
+from common.peer_limits import EdgeLimits, PeerConnection, PeerLimits
 from quire.errors import InvalidRequestError, QuireError, UnavailableError, to_status
 from quire.rpc import Option
 
@@ -66,7 +66,7 @@ class _Call:
         self._inner: Behaviour = (
             handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         )
-        self._connection: Connection | None = None
+        self._connection: PeerConnection | None = None
 
     def decode(self, data: bytes) -> Any:
         """A message, counted."""

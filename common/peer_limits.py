@@ -43,7 +43,7 @@ class EdgeLimits:
     body_timeout_s: float = 30.0  # for the one message of a call to arrive
 
 
-class Connection:
+class PeerConnection:
     """State of one connection, from its first call on."""
 
     __slots__ = (
@@ -90,11 +90,11 @@ class PeerLimits:
         self,
         limits: EdgeLimits,
         *,
-        cut: Callable[[Connection, str], None],
+        cut: Callable[[PeerConnection, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        self.connections: dict[str, Connection] = {}
+        self.connections: dict[str, PeerConnection] = {}
         self._cut = cut
         self._clock = clock
         self._num_open = 0
@@ -102,7 +102,7 @@ class PeerLimits:
         self._num_open_of: defaultdict[tuple[str, str], int] = defaultdict(int)  # host and method
         self._cuts: dict[str, float] = {}  # by host, when
 
-    def begin_call(self, peer: str, method: str) -> Connection:
+    def begin_call(self, peer: str, method: str) -> PeerConnection:
         """Admit a call; the caller then calls `end_call` at its end. Raises OverloadedError if it is refused."""
         now_s = self._clock()
         connection = self._connection(peer, now_s)
@@ -120,7 +120,7 @@ class PeerLimits:
         self._num_open_of[connection.host, method] += 1
         return connection
 
-    def end_call(self, connection: Connection, method: str, *, is_cancelled: bool) -> None:
+    def end_call(self, connection: PeerConnection, method: str, *, is_cancelled: bool) -> None:
         """Count the end of a call; `is_cancelled`: its client cancelled it."""
         connection.num_open -= 1
         self._num_open -= 1
@@ -131,7 +131,7 @@ class PeerLimits:
             if not connection.cancels.take_token(now_s):
                 self.cut(connection, f"more than {self.limits.max_cancel_rate:g} calls cancelled per second")
 
-    def cut(self, connection: Connection, reason: str) -> None:
+    def cut(self, connection: PeerConnection, reason: str) -> None:
         """Mark a connection as cut and report it; repeating is harmless."""
         if not connection.is_cut:
             connection.is_cut = True
@@ -147,7 +147,7 @@ class PeerLimits:
         now_s = self._clock()
         self._cuts = {host: cut_s for host, cut_s in self._cuts.items() if now_s - cut_s < REMEMBER_CUT_S}
 
-    def connections_to_cut(self, num_received: Mapping[str, int]) -> list[tuple[Connection, int]]:
+    def connections_to_cut(self, num_received: Mapping[str, int]) -> list[tuple[PeerConnection, int]]:
         """Connections to cut for their unread bytes, with those bytes; `num_received`: bytes received, by key.
 
         Each connection above its own limit; and, while all together exceed theirs, the one with the most.
@@ -168,7 +168,7 @@ class PeerLimits:
                 total -= num_bytes
         return found
 
-    def _connection(self, peer: str, now_s: float) -> Connection:
+    def _connection(self, peer: str, now_s: float) -> PeerConnection:
         key = connection_key(peer)
         known = self.connections.get(key)
         if known is not None:
@@ -177,10 +177,10 @@ class PeerLimits:
         burst = self.limits.max_cancel_rate * CANCEL_BURST_S
         if now_s - self._cuts.get(host, -REMEMBER_CUT_S) < REMEMBER_CUT_S:
             burst /= SHORT_BURST
-        made = self.connections[key] = Connection(key, host, self.limits, burst, now_s)
+        made = self.connections[key] = PeerConnection(key, host, self.limits, burst, now_s)
         return made
 
-    def _check_rate(self, connection: Connection, now_s: float) -> None:
+    def _check_rate(self, connection: PeerConnection, now_s: float) -> None:
         rate = self.limits.max_call_rate
         if not rate or connection.calls.take_token(now_s):
             return
@@ -191,7 +191,7 @@ class PeerLimits:
             max(0.1, min(connection.calls.wait_s(), 60.0)),
         )
 
-    def _check_open(self, connection: Connection, method: str) -> None:
+    def _check_open(self, connection: PeerConnection, method: str) -> None:
         limits = self.limits
         host = connection.host
         most_of_method = limits.max_calls_of.get(method, 0)

@@ -6,7 +6,7 @@ import pytest
 
 from common.connection_watch import ConnectionWatch
 from common.own_sockets import bytes_received
-from common.peer_limits import CALL_BYTES, Connection, EdgeLimits, PeerLimits, connection_key
+from common.peer_limits import CALL_BYTES, EdgeLimits, PeerConnection, PeerLimits, connection_key
 from quire.errors import OverloadedError
 
 METHOD = "/quire.v1.Inference/Generate"
@@ -26,7 +26,7 @@ class Gate:
             clock=lambda: self.now_s,
         )
 
-    def begin_call(self, peer: str = "ipv4:10.0.0.1:1000", method: str = METHOD) -> Connection:
+    def begin_call(self, peer: str = "ipv4:10.0.0.1:1000", method: str = METHOD) -> PeerConnection:
         return self.peers.begin_call(peer, method)
 
 

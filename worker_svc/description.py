@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from worker_svc.checkpoint.generation_defaults import SamplingDefaults
+from worker_svc.checkpoint.generation_defaults import ModelSamplingDefaults
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.steps.step_limits import StepLimits
 
@@ -19,7 +19,7 @@ class ModelDescription:
     architecture: str
     dtype: str
     eos_token_ids: tuple[int, ...]
-    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    sampling_defaults: ModelSamplingDefaults = field(default_factory=ModelSamplingDefaults)
 
 
 @dataclass(frozen=True, slots=True)

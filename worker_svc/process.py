@@ -14,7 +14,7 @@ from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.option_check import OptionError
 from worker_svc.service.lifecycle import ServiceOptions, serve
-from worker_svc.start.loading import load_engine
+from worker_svc.start.loading import load_model
 
 SERVICE = "worker"
 # Longest time that the execution thread holds the interpreter's lock while the event loop waits for it. The default of
@@ -35,6 +35,6 @@ def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> N
         drain_timeout_s=settings.drain_timeout_s,
     )
     try:
-        run_service(serve(options, lambda: load_engine(settings, status)))
+        run_service(serve(options, lambda: load_model(settings, status)))
     except (CheckpointError, OptionError, ListenError) as error:
         refuse_to_start(SERVICE, str(error), names)

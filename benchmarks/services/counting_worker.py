@@ -15,8 +15,8 @@ from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
 from worker_svc import process as worker_process
-from worker_svc.engine import Engine
-from worker_svc.start.loading import load_engine
+from worker_svc.loaded_model import LoadedModel
+from worker_svc.start.loading import load_model
 from worker_svc.steps.step_runner import PendingStep, StepRunner
 
 
@@ -43,12 +43,12 @@ def main() -> None:
     sys.argv[1:] = arguments.flags
     runners: list[CountingRunner] = []
 
-    def load_counting_engine(settings: WorkerSettings, status: Status) -> Engine:
-        engine = load_engine(settings, status)
+    def load_counting_engine(settings: WorkerSettings, status: Status) -> LoadedModel:
+        engine = load_model(settings, status)
         runners.append(CountingRunner(engine.runner))
-        return Engine(runners[0], engine.description)
+        return LoadedModel(runners[0], engine.description)
 
-    setattr(worker_process, "load_engine", load_counting_engine)  # noqa: B010 - mypy allows no assignment
+    setattr(worker_process, "load_model", load_counting_engine)  # noqa: B010 - mypy allows no assignment
     try:
         worker_main.main()
     finally:

@@ -27,7 +27,7 @@ from common.serving import ListenError
 from common.step import Step, StepResult
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.description import ModelDescription, WorkerDescription
-from worker_svc.engine import Engine
+from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.lifecycle import ServiceOptions, serve
 from worker_svc.steps.slot_table import SlotTable
 from worker_svc.steps.step_check import IntArray, StepRows
@@ -104,7 +104,7 @@ def make_runner(arguments: argparse.Namespace) -> SimulatedRunner:
     )
 
 
-def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Engine:
+def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> LoadedModel:
     """The runner and its description, as if it had been loaded."""
     name = f"simulated-{arguments.model_len}-{arguments.vocab_size}"
     model = ModelDescription(
@@ -123,7 +123,7 @@ def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Engin
         device="simulated",
         startup=(),
     )
-    return Engine(runner, description)
+    return LoadedModel(runner, description)
 
 
 def _tokenizer(folder: Path) -> TokenizerFiles:

@@ -16,9 +16,9 @@ import structlog
 
 from common.native_faults import CONTROL_FLOW
 from quire.v1 import journal_pb2 as pb
+from scheduler_svc.journal.journal_counters import JournalCounters
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
 from scheduler_svc.journal.journal_health import JournalHealth
-from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.journal_writer import UNREADY_S, GaveUpError, JournalWriter
 from scheduler_svc.journal.needed_entries import NeededEntries, Restate, restating_alone
 from scheduler_svc.journal.store import (
@@ -103,9 +103,9 @@ class Journal:
         return self._pending_bytes
 
     @property
-    def stats(self) -> JournalStats:
+    def stats(self) -> JournalCounters:
         writer = self._writer
-        return JournalStats(
+        return JournalCounters(
             epoch=writer.epoch,
             entries=writer.num_entries,
             commands=writer.num_commands,
@@ -228,7 +228,7 @@ class Journal:
     async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
         """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.
 
-        Raises DataLossError at one that is damaged, JournalLostError if the store loses the journal meanwhile,
+        Raises JournalDamagedError at one that is damaged, JournalLostError if the store loses the journal meanwhile,
         FencedError if another leader has begun behind us, StoreUnavailableError.
         """
         epoch = self._writer.epoch

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from common.arrays import pack_int32, pack_int64
 from quire.v1 import journal_pb2 as pb
-from scheduler_svc.journal.store import JOURNAL_START, DataLossError, EntryId, Store, StoredEntry
+from scheduler_svc.journal.store import JOURNAL_START, EntryId, JournalDamagedError, Store, StoredEntry
 
 _READ_ENTRIES = 64  # an entry may have a megabyte
 _DELTA_BYTES = 12
@@ -139,7 +139,7 @@ class PendingEntry:
 async def read_journal(
     store: Store, from_id: EntryId = JOURNAL_START
 ) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
-    """Yields every entry from `from_id` on, itself included. Raises DataLossError at one that is damaged."""
+    """Yields every entry from `from_id` on, itself included. Raises JournalDamagedError at one that is damaged."""
     while True:
         page = await store.read_entries(from_id, _READ_ENTRIES)
         for stored in page:
@@ -164,12 +164,12 @@ def begins_again(entry_id: EntryId, entry: pb.JournalEntry) -> bool:
 
 
 def decode(stored: StoredEntry) -> pb.JournalEntry:
-    """What an entry says. Raises DataLossError if it is damaged."""
+    """What an entry says. Raises JournalDamagedError if it is damaged."""
     if stored.payload is None or stored.checksum is None:
-        raise DataLossError(f"journal entry {stored.entry_id} has no payload or no checksum")
+        raise JournalDamagedError(f"journal entry {stored.entry_id} has no payload or no checksum")
     if stored.checksum != b"%08x" % crc32(stored.payload):
-        raise DataLossError(f"journal entry {stored.entry_id} is damaged: its checksum does not match")
+        raise JournalDamagedError(f"journal entry {stored.entry_id} is damaged: its checksum does not match")
     try:
         return pb.JournalEntry.FromString(stored.payload)
     except DecodeError as error:
-        raise DataLossError(f"journal entry {stored.entry_id} cannot be decoded: {error}") from error
+        raise JournalDamagedError(f"journal entry {stored.entry_id} cannot be decoded: {error}") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from scheduler_svc.journal.journal_entry import decode, is_news
-from scheduler_svc.journal.store import DataLossError, EntryId, StoredEntry
+from scheduler_svc.journal.store import EntryId, JournalDamagedError, StoredEntry
 
 _NONCE_BITS = 11  # with milliseconds in the other bits an epoch is exact in the store's floating-point scripts
 
@@ -34,7 +34,7 @@ class LaterLeader:
         """As this entry shows, behind others. One that cannot be read is no beginning."""
         try:
             entry = decode(stored)
-        except DataLossError:
+        except JournalDamagedError:
             return cls(stored.entry_id, is_ready=True, says_all_again=False, follows_ours=follows_ours)
         says_all_again = entry.leader_start.says_all_again if entry.HasField("leader_start") else False
         if before is not None and not entry.HasField("leader_start"):

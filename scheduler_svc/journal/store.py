@@ -88,7 +88,7 @@ class JournalLostError(StoreError):
     """The store has lost entries that it had acknowledged, or all of them."""
 
 
-class DataLossError(StoreError):
+class JournalDamagedError(StoreError):
     """An entry cannot be read back as it was written."""
 
 

@@ -14,8 +14,8 @@ import structlog
 from scheduler_svc.journal.journal_entry import begins_again, decode, is_news
 from scheduler_svc.journal.store import (
     JOURNAL_START,
-    DataLossError,
     EntryId,
+    JournalDamagedError,
     Store,
     StoredEntry,
     StoreUnavailableError,
@@ -91,7 +91,7 @@ class HotJournal:
                     log.warning("journal not followed for now", reason=error.message, last=str(self.last))
                 page_size, is_late = max(page_size // 2, 1), True  # it may be the page that takes too long
                 await asyncio.sleep(_RETRY_S)
-            except DataLossError as error:
+            except JournalDamagedError as error:
                 log.error("journal not followed any more", reason=str(error))
                 self._begin_again()
                 return
@@ -122,7 +122,7 @@ class HotJournal:
     async def outlives_journal(self) -> bool:
         """Whether this has read of requests, and the journal has nothing but beginnings of leaders who have not.
 
-        Raises StoreUnavailableError, or DataLossError.
+        Raises StoreUnavailableError, or JournalDamagedError.
         """
         if not self.replay.requests:
             return False

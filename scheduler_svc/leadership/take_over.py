@@ -1,7 +1,7 @@
-"""The way from a scheduler that may lead to one that leads: it takes an epoch, reads the journal, and says so.
+"""Take-over of leadership: take an epoch, read the journal, declare the start.
 
-Whatever the store does on the way, nothing has been served yet: the attempt is given up, and another one begins from
-nothing. Knows no gRPC.
+Nothing is served before that: if the store fails on the way, the attempt is dropped and a new one begins from nothing.
+Knows no gRPC.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a scheduler holds of requests, made for one attempt to lead."""
+    """Parts that hold requests, made anew for each attempt to lead."""
 
     journal: Journal
     records: Records
@@ -45,7 +45,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leading:
-    """An attempt that came to its end. `keeping_lease` runs until it is cancelled."""
+    """Attempt that succeeded. `keeping_lease` runs until it is cancelled."""
 
     attempt: Attempt
     epoch: int
@@ -54,9 +54,9 @@ class Leading:
 
 
 class TakeOver:
-    """Tries until it leads: a standby for ever, going back to stand by; who is none as long as the store is waited for.
+    """Tries until this process leads: a standby for ever, others as long as `store_timeout_s`.
 
-    A standby's memory of the journal outlives every attempt.
+    A standby goes back to stand by after a failed attempt, and keeps the journal that it has read.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TakeOver:
         standby: Standby | None = None,
         hot: HotJournal | None = None,
     ) -> None:
-        """`standby` and `hot` belong together: who stands by, and what it reads meanwhile."""
+        """`standby` and `hot` come together: the standby, and the journal that it follows meanwhile."""
         self._new_attempt = new_attempt
         self._store = store
         self._leases = leases
@@ -82,10 +82,10 @@ class TakeOver:
         self._hot = hot
 
     async def lead(self) -> Leading:
-        """Returns once this process leads, and may serve.
+        """Return once this process leads, and may serve.
 
-        Raises DataLossError if an entry of the journal is damaged; who is no standby raises StoreUnavailableError and
-        FencedError, too.
+        Raises JournalDamagedError if an entry of the journal is damaged; without `standby` also StoreUnavailableError
+        and FencedError.
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._store_timeout_s
@@ -98,7 +98,7 @@ class TakeOver:
                 is_final = isinstance(error, FencedError | StoreConfigurationError) or loop.time() > give_up_s
                 if self._standby is None and is_final:
                     raise
-                log.warning("not leading yet: the take-over came to nothing", reason=str(error))
+                log.warning("not leading yet: the take-over failed, trying again", reason=str(error))
             await asyncio.sleep(_RETRY_S)
 
     async def _try(self) -> Leading:
@@ -125,7 +125,7 @@ class TakeOver:
             await asyncio.gather(keeping_lease, return_exceptions=True)
             await attempt.recovery.close()
             if isinstance(error, FencedError):
-                await lease.release()  # it is that of who was faster
+                await lease.release()  # another process was faster
             raise
         return Leading(attempt=attempt, epoch=epoch, lease=lease, keeping_lease=keeping_lease)
 
@@ -138,18 +138,18 @@ async def take_over(
     *,
     patience_s: float,
 ) -> int:
-    """Returns the epoch in which this process leads: earlier leaders are fenced, and what they left is known.
+    """Fence earlier leaders and read what they left; returns the epoch in which this process leads.
 
     Args:
         journal: not opened yet.
-        recovery: takes what has not ended.
+        recovery: takes the requests that have not ended.
         store: the journal's.
-        hot: what was read of the journal before, if this was a standby.
-        patience_s: how long to wait for a leader that lives and knows more than the journal has: the journal is
-            empty, or its last leader had not become ready.
+        hot: the journal as read before, if this was a standby.
+        patience_s: wait for a living leader that may know more than the journal has: the journal is empty, or its
+            last leader had not become ready.
 
-    Raises StoreUnavailableError, JournalLostError or FencedError if it comes to nothing, DataLossError if an entry of
-    the journal is damaged.
+    Raises StoreUnavailableError, JournalLostError or FencedError if the take-over fails, JournalDamagedError if an
+    entry of the journal is damaged.
     """
     epoch = await journal.open(
         after_epoch=hot.last.epoch if hot is not None else 0,

@@ -35,7 +35,7 @@ from scheduler_svc.requests.params.prompt_checks import check_prompt_logprobs
 from scheduler_svc.requests.params.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.params.request_params import (
     MOST_TIMEOUT_S,
-    RequestParams,
+    ValidatedParams,
     request_digest,
     settle_length,
     validate,
@@ -148,7 +148,7 @@ class Admission:
     async def _known_or_new(
         self,
         request: pb.GenerateRequest,
-        params: RequestParams,
+        params: ValidatedParams,
         digest: bytes,
         model: ServedModel,
         timeout_s: float | None,
@@ -178,7 +178,7 @@ class Admission:
     async def _admit(
         self,
         request: pb.GenerateRequest,
-        params: RequestParams,
+        params: ValidatedParams,
         digest: bytes,
         model: ServedModel,
         timeout_s: float | None,
@@ -208,7 +208,7 @@ class Admission:
     async def _prepare(
         self,
         request: pb.GenerateRequest,
-        params: RequestParams,
+        params: ValidatedParams,
         digest: bytes,
         model: ServedModel,
         times: RequestTimes,

@@ -18,8 +18,8 @@ from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from worker_svc import __main__ as worker_main
 from worker_svc import process as worker_process
-from worker_svc.engine import Engine
-from worker_svc.start.loading import load_engine
+from worker_svc.loaded_model import LoadedModel
+from worker_svc.start.loading import load_model
 from worker_svc.steps.step_runner import PendingStep, StepRunner
 
 POISON = 2  # the demo model's padding, which no prompt and no output has by itself
@@ -80,11 +80,11 @@ def main() -> None:
     fault = os.environ["CHAOS_FAULT"]
     flag = Path(os.environ["CHAOS_FLAG"]) if "CHAOS_FLAG" in os.environ else None
 
-    def load_faulty_engine(settings: WorkerSettings, status: Status) -> Engine:
-        engine = load_engine(settings, status)
-        return Engine(FaultyRunner(engine.runner, fault, flag), engine.description)
+    def load_faulty_engine(settings: WorkerSettings, status: Status) -> LoadedModel:
+        engine = load_model(settings, status)
+        return LoadedModel(FaultyRunner(engine.runner, fault, flag), engine.description)
 
-    setattr(worker_process, "load_engine", load_faulty_engine)  # noqa: B010 - mypy allows no assignment
+    setattr(worker_process, "load_model", load_faulty_engine)  # noqa: B010 - mypy allows no assignment
     worker_main.main()
 
 

@@ -13,9 +13,9 @@ from common.process import end_after, run_service
 from common.settings import settings_or_exit
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
-from worker_svc.engine import Engine
+from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.lifecycle import ServiceOptions, serve
-from worker_svc.start.loading import load_engine
+from worker_svc.start.loading import load_model
 from worker_svc.steps.step_runner import PendingStep, StepRunner
 
 POISON = [5, 9, 5, 11, 5, 13]  # so that no model says it by chance
@@ -40,9 +40,9 @@ def contains(token_ids: list[int], part: list[int]) -> bool:
     return any(token_ids[i : i + len(part)] == part for i in range(len(token_ids)))
 
 
-def load_poisoned(settings: WorkerSettings) -> Engine:
-    engine = load_engine(settings)
-    return Engine(PoisonedRunner(engine.runner), engine.description)
+def load_poisoned(settings: WorkerSettings) -> LoadedModel:
+    engine = load_model(settings)
+    return LoadedModel(PoisonedRunner(engine.runner), engine.description)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 from common.bounds_check import check_of
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.params.request_params import ModelLimits, RequestParams, validate
+from scheduler_svc.requests.params.request_params import ModelLimits, ValidatedParams, validate
 
 LIMITS = ModelLimits(
     vocab_size=1000,
@@ -18,7 +18,7 @@ LIMITS = ModelLimits(
 )
 
 
-def settled(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> RequestParams:
+def settled(request: pb.GenerateRequest, limits: ModelLimits = LIMITS) -> ValidatedParams:
     check_of(pb.GenerateRequest.DESCRIPTOR).check(request)  # as the edge does
     return validate(request, limits, draw_seed=lambda: 77, make_id=lambda: "made")
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
-from scheduler_svc.journal.store import DataLossError, EntryId, FencedError
+from scheduler_svc.journal.store import EntryId, FencedError, JournalDamagedError
 from tests.scheduler.journal_setup import (
     Writer,
     admission,
@@ -227,18 +227,18 @@ async def test_a_damaged_entry_is_named(valkey: ValkeyProcess) -> None:
         valkey.command("XADD", KEY, f"{epoch}-3", "e", b"\x0a\x00", "c", "00000000")
         valkey.command("XADD", KEY, f"{epoch}-4", "unrelated", "x")
         seen: list[EntryId] = []
-        with pytest.raises(DataLossError, match=rf"journal entry {epoch}-3 is damaged"):
+        with pytest.raises(JournalDamagedError, match=rf"journal entry {epoch}-3 is damaged"):
             async for entry_id, _ in read_journal(store):
                 seen.append(entry_id)
         assert seen == [EntryId(epoch, seq) for seq in range(3)]
-        with pytest.raises(DataLossError, match=rf"journal entry {epoch}-4 has no payload"):
+        with pytest.raises(JournalDamagedError, match=rf"journal entry {epoch}-4 has no payload"):
             await anext(read_journal(store, EntryId(epoch, 4)))
 
 
 async def test_a_checksum_that_fits_no_entry_is_named(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store:
         await store.append(EntryId(1, 0), b"\xff\xff\xff", create=True)
-        with pytest.raises(DataLossError, match=r"journal entry 1-0 cannot be decoded"):
+        with pytest.raises(JournalDamagedError, match=r"journal entry 1-0 cannot be decoded"):
             await anext(read_journal(store))
 
 

@@ -9,7 +9,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_FAILED_STEPS
-from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 from tests.scheduler.journal_setup import until
 from tests.scheduler.pinning import (
     PREFIX,
@@ -34,7 +34,7 @@ async def site() -> AsyncIterator[Site]:
         yield made
 
 
-def prefix_of(site: Site, name: str = "system") -> PinnedPrefix:
+def prefix_of(site: Site, name: str = "system") -> PrefixPin:
     prefix = site.keeper.find("", name)
     assert prefix is not None
     return prefix

@@ -10,7 +10,7 @@ from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.journal.store import DataLossError, EntryId
+from scheduler_svc.journal.store import EntryId, JournalDamagedError
 from scheduler_svc.requests.live.beam_decoding import BeamDecoding
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 
@@ -75,7 +75,7 @@ def test_requests_of_an_older_version_are_counted_and_left_alone() -> None:
     ],
 )
 def test_an_entry_that_contradicts_itself_or_those_before_it_is_named(bad: journal_pb2.JournalEntry) -> None:
-    with pytest.raises(DataLossError, match="journal entry 1-2 contradicts itself"):
+    with pytest.raises(JournalDamagedError, match="journal entry 1-2 contradicts itself"):
         replayed(admitted(1, "whole"), bad)
 
 

@@ -13,7 +13,7 @@ from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import DataLossError, EntryId, Record, RecordLimits
+from scheduler_svc.journal.store import EntryId, JournalDamagedError, Record, RecordLimits
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
@@ -231,5 +231,5 @@ async def test_a_damaged_entry_keeps_the_scheduler_from_starting_and_says_what_t
     await lives.die()
     bad = journal_pb2.JournalEntry(delta_sequences=bytes(8), delta_tokens=bytes(8)).SerializeToString()
     await lives.store.append(EntryId(epoch, 9), bad)
-    with pytest.raises(DataLossError, match=rf"journal entry {epoch}-9 contradicts itself.*restore the store"):
+    with pytest.raises(JournalDamagedError, match=rf"journal entry {epoch}-9 contradicts itself.*restore the store"):
         await lives.begin()

@@ -17,7 +17,7 @@ from scheduler_svc.requests.live.beam_decoding import BeamDecoding
 from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.live.live_sample import LiveSample
 from scheduler_svc.requests.live.output_stream import OutputStream, SampleStream, Subscription
-from scheduler_svc.requests.params.request_params import RequestParams
+from scheduler_svc.requests.params.request_params import ValidatedParams
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.output_text import OutputText
 from tests.scheduler.gated_store import GatedStore
@@ -30,7 +30,7 @@ from tests.scheduler.serving_site import Site, counting, running_site
 from tests.scheduler.speaking_site import BAD_TOKEN, make_speaking, make_stumbling
 
 PARTS = (
-    *(Sequence, SequenceGroup, LiveRequest, LiveSample, BeamDecoding, RequestParams, RequestTimes),
+    *(Sequence, SequenceGroup, LiveRequest, LiveSample, BeamDecoding, ValidatedParams, RequestTimes),
     *(OutputStream, SampleStream, Subscription, OutputText, IncrementalDecoder),
 )
 

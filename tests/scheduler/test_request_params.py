@@ -10,7 +10,7 @@ from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.request_params import (
     ModelLimits,
-    RequestParams,
+    ValidatedParams,
     request_digest,
     settle_length,
     validate,
@@ -28,7 +28,7 @@ def chat_of(*roles: str) -> pb.ChatPrompt:
 
 
 def test_a_bare_prompt_gets_every_default_that_the_protocol_promises() -> None:
-    assert settled(request_of()) == RequestParams(
+    assert settled(request_of()) == ValidatedParams(
         request_id="made",
         tenant="",
         cache_salt="",
@@ -104,7 +104,7 @@ def test_a_full_request_is_taken_as_it_is() -> None:
         num_logprobs=0,
         num_prompt_logprobs=20,
     )
-    assert settled(request) == RequestParams(
+    assert settled(request) == ValidatedParams(
         request_id="A-1.b:c_d",
         tenant="t" * 128,
         cache_salt="s" * 128,

@@ -12,7 +12,7 @@ from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.request_params import (
     ModelLimits,
-    RequestParams,
+    ValidatedParams,
     request_digest,
     settle_length,
     validate,
@@ -127,7 +127,7 @@ ANY_REQUEST = st.builds(
 fast = settings(max_examples=800, deadline=None, derandomize=True)
 
 
-def settled(request: pb.GenerateRequest, limits: ModelLimits) -> RequestParams | None:
+def settled(request: pb.GenerateRequest, limits: ModelLimits) -> ValidatedParams | None:
     """Settle a request; None if it was refused correctly."""
     before = request.SerializeToString(deterministic=True)
     request_digest(request)
@@ -144,7 +144,7 @@ def settled(request: pb.GenerateRequest, limits: ModelLimits) -> RequestParams |
     return None
 
 
-def check_within_limits(params: RequestParams, limits: ModelLimits) -> None:
+def check_within_limits(params: ValidatedParams, limits: ModelLimits) -> None:
     sampling = params.sampling
     assert 1 <= len(params.request_id) <= 128 >= max(len(params.tenant), len(params.cache_salt))
     assert params.timeout_ms is None or params.timeout_ms >= 1
@@ -166,7 +166,7 @@ def check_within_limits(params: RequestParams, limits: ModelLimits) -> None:
     check_samples_within_limits(params)
 
 
-def check_samples_within_limits(params: RequestParams) -> None:
+def check_samples_within_limits(params: ValidatedParams) -> None:
     assert 1 <= params.num_samples <= params.num_sequences <= 128
     if params.beam is not None:
         assert 2 <= params.beam.beam_width == params.num_sequences <= 64

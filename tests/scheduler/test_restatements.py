@@ -10,8 +10,8 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
+from scheduler_svc.journal.journal_counters import JournalCounters
 from scheduler_svc.journal.journal_entry import PendingEntry
-from scheduler_svc.journal.journal_stats import JournalStats
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StoreFlushedError, StoreUnavailableError
 from tests.scheduler.journal_setup import entries_of, until
@@ -112,7 +112,7 @@ async def test_requests_outlive_deaths_though_the_journal_is_trimmed_behind_thei
         assert lives.num_restated
 
 
-def journal_stats(lives: Lives) -> JournalStats:
+def journal_stats(lives: Lives) -> JournalCounters:
     return lives.site.journal.stats
 
 

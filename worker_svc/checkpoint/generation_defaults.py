@@ -11,7 +11,7 @@ _MOST_TOP_K = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
+class ModelSamplingDefaults:
     """Default sampling parameters; None: the file has none."""
 
     temperature: float | None = None
@@ -21,10 +21,10 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
 
-def read_sampling_defaults(folder: Path) -> SamplingDefaults:
+def read_sampling_defaults(folder: Path) -> ModelSamplingDefaults:
     """Read the defaults. Raises CheckpointError for a value that no request may have. Ignores `do_sample`, as vLLM."""
     table = read_optional_table(folder, GENERATION_FILE)
-    return SamplingDefaults(
+    return ModelSamplingDefaults(
         temperature=_number(table, "temperature", 0.0, 100.0),
         top_k=_top_k(table),
         top_p=_number(table, "top_p", _SMALLEST, 1.0),

@@ -16,7 +16,7 @@ from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from worker_svc.description import WorkerDescription
-from worker_svc.engine import Engine
+from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.registration import Registration, WorkerIdentity
 from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
 from worker_svc.steps.executor import StepExecutor
@@ -40,7 +40,7 @@ class ServiceOptions:
     drain_timeout_s: float
 
 
-async def serve(options: ServiceOptions, load: Callable[[], Engine]) -> None:
+async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> None:
     """Serves until told to end. `load` is called on the execution thread, which may outlive this call.
 
     Raises ListenError, and the errors of `load`.
@@ -105,7 +105,7 @@ async def _until_end(
     await registration.close()
 
 
-async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, Engine]) -> Engine | None:
+async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, LoadedModel]) -> LoadedModel | None:
     """The engine once it is loaded; None if the worker is told to end before."""
     load = asyncio.create_task(loading)
     ended = asyncio.create_task(end.wait())
@@ -127,7 +127,7 @@ async def _set_serving(server: GrpcServer, serving: bool) -> None:
         await server.set_serving(service, serving)
 
 
-def _log_ready(engine: Engine) -> None:
+def _log_ready(engine: LoadedModel) -> None:
     description = engine.description
     log.info(
         "ready",

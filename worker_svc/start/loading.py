@@ -15,12 +15,12 @@ from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.checkpoint_folder import fingerprint, is_local, resolve_checkpoint
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
-from worker_svc.checkpoint.generation_defaults import SamplingDefaults, read_sampling_defaults
+from worker_svc.checkpoint.generation_defaults import ModelSamplingDefaults, read_sampling_defaults
 from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
-from worker_svc.engine import Engine
+from worker_svc.loaded_model import LoadedModel
 from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
@@ -32,7 +32,7 @@ from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_device_runner, start_plain_runner
 
 
-def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engine:
+def load_model(settings: WorkerSettings, status: Status | None = None) -> LoadedModel:
     """Loads model and runner, and reports the progress. Raises CheckpointError or OptionError, which say what to do."""
     status = status or Status()
     if settings.threads is not None:
@@ -96,7 +96,7 @@ def load_engine(settings: WorkerSettings, status: Status | None = None) -> Engin
     )
     for about, notice in notices(description).items():
         status.notice(about, notice)
-    return Engine(started.runner, description)
+    return LoadedModel(started.runner, description)
 
 
 def _wishes(settings: WorkerSettings) -> RunnerWishes:
@@ -113,7 +113,7 @@ def _describe_model(
         dtype=_dtype_name(decoder.dtype),
         eos_token_ids=decoder.config.eos_token_ids,
         sampling_defaults=(
-            read_sampling_defaults(folder) if settings.generation_config == "model" else SamplingDefaults()
+            read_sampling_defaults(folder) if settings.generation_config == "model" else ModelSamplingDefaults()
         ),
     )
 

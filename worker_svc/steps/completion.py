@@ -36,7 +36,7 @@ class LaunchedStep:
     is_settled: bool = False  # the result is final
 
 
-class Completion:
+class StepCompletion:
     """Delivers answers in order. Only the execution thread may `add_answer`, `release_held` and `wait_for_room`."""
 
     def __init__(self, on_device_lost: Callable[[], None], *, holds_answers: bool = False) -> None:

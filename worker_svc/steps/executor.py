@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from common.native_faults import CONTROL_FLOW
 from common.step import Step, StepResult, StepStatus
-from worker_svc.steps.completion import Completion, LaunchedStep, failed_result
+from worker_svc.steps.completion import LaunchedStep, StepCompletion, failed_result
 from worker_svc.steps.step_fence import StepFence
 from worker_svc.steps.step_limits import InvalidStepError
 from worker_svc.steps.step_runner import AnnouncingRunner, StepRunner
@@ -33,7 +33,7 @@ class StepExecutor:
         # An answer wakes the loop, which takes the interpreter's lock from a step that is being prepared. A runner that
         # announces when it no longer needs the lock has the answer of the step before sent then.
         holds_answers = isinstance(runner, AnnouncingRunner)
-        self._completion = Completion(on_device_lost, holds_answers=holds_answers)
+        self._completion = StepCompletion(on_device_lost, holds_answers=holds_answers)
         if isinstance(runner, AnnouncingRunner):
             runner.before_pass = thread.when_idle = self._completion.release_held
         self._room = asyncio.Semaphore(MAX_QUEUED_STEPS)

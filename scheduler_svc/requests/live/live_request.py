@@ -15,7 +15,7 @@ from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.requests.live.beam_decoding import BeamDecoding, hypothesis_logprobs
 from scheduler_svc.requests.live.live_sample import LiveSample, new_sample
 from scheduler_svc.requests.live.output_stream import OutputStream, SampleStream
-from scheduler_svc.requests.params.request_params import RequestParams
+from scheduler_svc.requests.params.request_params import ValidatedParams
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 OWN_ENDS = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)  # of samples that ended by themselves
@@ -64,7 +64,7 @@ class DurableState:
 class LiveRequest:
     """One request. Its samples are those that are drawn, or of a beam search the one that streams, at the end all."""
 
-    params: RequestParams
+    params: ValidatedParams
     digest: bytes
     tokenizer: ModelTokenizer | None
     group: SequenceGroup
@@ -266,7 +266,7 @@ def _restated(sample: LiveSample) -> journal_pb2.RestatedSample:
     )
 
 
-def set_token_stop(finish: pb.SampleFinish, params: RequestParams, token_id: int) -> None:
+def set_token_stop(finish: pb.SampleFinish, params: ValidatedParams, token_id: int) -> None:
     """Makes it the finish of a sample that ended with this token."""
     finish.reason = pb.FINISH_REASON_STOP
     if token_id in params.eos_token_ids:

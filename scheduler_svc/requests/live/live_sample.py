@@ -10,7 +10,7 @@ from statistics import fmean
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.requests.live.output_stream import SampleStream
-from scheduler_svc.requests.params.request_params import RequestParams
+from scheduler_svc.requests.params.request_params import ValidatedParams
 from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
@@ -84,7 +84,11 @@ class LiveSample:
 
 
 def new_sample(
-    params: RequestParams, prompt: Seq[int], tokenizer: ModelTokenizer | None, sequence: Sequence | None, index: int = 0
+    params: ValidatedParams,
+    prompt: Seq[int],
+    tokenizer: ModelTokenizer | None,
+    sequence: Sequence | None,
+    index: int = 0,
 ) -> LiveSample:
     """A sample without output: sample `index` of the request, drawn by `sequence`, or one of beams."""
     text = OutputText(

@@ -9,12 +9,12 @@ from scheduler_svc.requests.live.beam_decoding import BeamDecoding
 from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.live.live_sample import new_sample
 from scheduler_svc.requests.live.output_stream import OutputStream
-from scheduler_svc.requests.params.request_params import RequestParams
+from scheduler_svc.requests.params.request_params import ValidatedParams
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 
 def new_live_request(
-    params: RequestParams,
+    params: ValidatedParams,
     token_ids: list[int],
     *,
     digest: bytes,
@@ -65,7 +65,7 @@ def new_live_request(
     )
 
 
-def _sequences(params: RequestParams, token_ids: list[int], seq_id: int, max_tokens: int) -> list[Sequence]:
+def _sequences(params: ValidatedParams, token_ids: list[int], seq_id: int, max_tokens: int) -> list[Sequence]:
     """As many as the request has. Beams end by the search's decision, the others by their own tokens."""
     ends: frozenset[int] = frozenset()
     if params.beam is None:  # where there is nothing to unite, the set is the one of all requests

@@ -20,7 +20,7 @@ from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_re
 __all__ = [
     "MOST_TIMEOUT_S",
     "ModelLimits",
-    "RequestParams",
+    "ValidatedParams",
     "num_sequences_of",
     "request_digest",
     "settle",
@@ -49,7 +49,7 @@ class BeamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestParams:
+class ValidatedParams:
     """A valid request but for its prompt. `stop_token_ids` and `eos_token_ids` (empty for ignore_eos) end it."""
 
     request_id: str
@@ -109,7 +109,7 @@ def validate(
     *,
     draw_seed: Callable[[], int],
     make_id: Callable[[], str],
-) -> RequestParams:
+) -> ValidatedParams:
     """Checks and settles a request. `draw_seed` and `make_id` are asked only for what the request leaves open.
 
     Raises:
@@ -126,13 +126,13 @@ def settle(
     *,
     draw_seed: Callable[[], int],
     make_id: Callable[[], str],
-) -> RequestParams:
+) -> ValidatedParams:
     """As `validate`, for a request that was found valid before."""
     seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     stopping, output = request.stopping, request.output
     sampling = _slot_sampling(request, limits, seed)
     num_samples = request.sampling.n or 1
-    return RequestParams(
+    return ValidatedParams(
         request_id=request.request_id or make_id(),
         tenant=request.tenant,
         cache_salt=request.cache_salt,
@@ -193,7 +193,7 @@ def _beam_options(beam: pb.BeamParams) -> BeamOptions:
 
 
 def settle_length(
-    params: RequestParams,
+    params: ValidatedParams,
     num_prompt_tokens: int,
     limits: ModelLimits,
     max_tokens_that_fit: int,
@@ -257,7 +257,7 @@ def request_digest(request: pb.GenerateRequest) -> bytes:
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 
-def _width(params: RequestParams) -> tuple[str, int]:
+def _width(params: ValidatedParams) -> tuple[str, int]:
     """The field that says how many sequences the request has, and how many."""
     if params.beam is not None:
         return "beam.beam_width", params.num_sequences

@@ -9,7 +9,7 @@ from typing import Any
 from quire.errors import UnavailableError
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix, pinned_again
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin, pinned_again
 from scheduler_svc.requests.recovery.journal_replay import JournaledPin
 
 TIMEOUT_S = 5.0
@@ -21,9 +21,9 @@ class PinJournal:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._leaving: dict[tuple[str, str], PinnedPrefix] = {}  # by tenant and name: taken back, perhaps not durably
+        self._leaving: dict[tuple[str, str], PrefixPin] = {}  # by tenant and name: taken back, perhaps not durably
 
-    def write(self, prefix: PinnedPrefix) -> None:
+    def write(self, prefix: PrefixPin) -> None:
         """From now on it is kept; `prefix.durable` is set when the journal has it."""
         self._journal.append(
             sequences=(),
@@ -33,7 +33,7 @@ class PinJournal:
             on_durable=prefix.durable.set,
         )
 
-    def take_back(self, prefix: PinnedPrefix) -> None:
+    def take_back(self, prefix: PrefixPin) -> None:
         """It is kept no more; `prefix.gone` is set when the journal has that."""
         self._leaving[prefix.tenant, prefix.name] = prefix
 
@@ -64,12 +64,12 @@ class PinJournal:
         self._forget(prefix)
         return True
 
-    def _forget(self, prefix: PinnedPrefix) -> None:
+    def _forget(self, prefix: PrefixPin) -> None:
         key = (prefix.tenant, prefix.name)
         if self._leaving.get(key) is prefix:
             del self._leaving[key]
 
-    def read(self, journaled: JournaledPin) -> PinnedPrefix:
+    def read(self, journaled: JournaledPin) -> PrefixPin:
         """A pin of an earlier leader, before the journal runs."""
         prefix = pinned_again(journaled.change)
         self._journal.keep(prefix, journaled.entry_id, prefix.restate)

@@ -20,7 +20,7 @@ from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.live.computations import Computation
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.prefixes.pin_journal import PinJournal
-from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 from scheduler_svc.requests.recovery.journal_replay import JournaledPin
 
 log = structlog.get_logger()
@@ -38,22 +38,22 @@ class PrefixKeeper:
         self.pins = PinJournal(engine.journal)
         self._keeps_word = keeps_word
         self._retry_s = retry_s
-        self._prefixes: dict[tuple[str, str], PinnedPrefix] = {}  # by tenant and name; the oldest first
+        self._prefixes: dict[tuple[str, str], PrefixPin] = {}  # by tenant and name; the oldest first
         self._worker_ids: dict[str, None] = {}  # of present workers
         self._block_size = 0  # theirs
         self._closed = False
 
-    def __iter__(self) -> Iterator[PinnedPrefix]:
+    def __iter__(self) -> Iterator[PrefixPin]:
         return iter(self._prefixes.values())
 
     @property
     def has_worker(self) -> bool:
         return bool(self._worker_ids)
 
-    def find(self, tenant: str, name: str) -> PinnedPrefix | None:
+    def find(self, tenant: str, name: str) -> PrefixPin | None:
         return self._prefixes.get((tenant, name))
 
-    def add(self, prefix: PinnedPrefix) -> None:
+    def add(self, prefix: PrefixPin) -> None:
         """A new one; `establish` makes something of it."""
         self._prefixes[prefix.tenant, prefix.name] = prefix
         self._engine.on_result = self._pin_what_was_used
@@ -63,7 +63,7 @@ class PrefixKeeper:
         for each in journaled:
             self.add(self.pins.read(each))
 
-    def measure(self, prefix: PinnedPrefix) -> None:
+    def measure(self, prefix: PrefixPin) -> None:
         """Cuts it into blocks of the present workers' size."""
         prefix.cut(self._block_size)
 
@@ -71,7 +71,7 @@ class PrefixKeeper:
         """Of the smallest worker, pinned or not."""
         return self._scheduler.workers.max_tokens_that_fit(with_pins=False) // self._block_size
 
-    def num_blocks_too_many(self, prefix: PinnedPrefix, *, with_pins: bool = False) -> int:
+    def num_blocks_too_many(self, prefix: PrefixPin, *, with_pins: bool = False) -> int:
         """By how many blocks it is too long for the workers, alone or beside the present pins.
 
         A request that begins with it must fit, too: what is pinned is not counted as its own.
@@ -81,7 +81,7 @@ class PrefixKeeper:
             num_blocks += self._scheduler.workers.num_pinned_blocks()
         return max(0, prefix.num_blocks - max(0, num_blocks - 1) // 2)
 
-    def establish(self, prefix: PinnedPrefix) -> None:
+    def establish(self, prefix: PrefixPin) -> None:
         """Pins it where its blocks are; if they are nowhere, has them computed. There must be a worker."""
         self._rest(prefix)
         prefix.has_failed = False
@@ -106,7 +106,7 @@ class PrefixKeeper:
         else:
             self._fail(prefix, OverloadedError(str(refusal)))
 
-    def drop(self, prefix: PinnedPrefix, error: QuireError | None) -> None:
+    def drop(self, prefix: PrefixPin, error: QuireError | None) -> None:
         """Forgets it; harmless if it is forgotten. Who waits for it is told of the error."""
         if self.find(prefix.tenant, prefix.name) is not prefix:
             return
@@ -166,13 +166,13 @@ class PrefixKeeper:
             with suppress(PinRefusedError):
                 self._try(prefix, worker_id)
 
-    def _compute(self, prefix: PinnedPrefix) -> None:
+    def _compute(self, prefix: PrefixPin) -> None:
         prefix.num_attempts += 1
         prefix.group = prefix.new_group(self._engine.number_sequences(1))
         computation = Computation(partial(self._on_computed, prefix), partial(self._on_failed, prefix))
         self._engine.computations.start(prefix.group, computation)
 
-    def _on_computed(self, prefix: PinnedPrefix, worker_id: str) -> None:
+    def _on_computed(self, prefix: PrefixPin, worker_id: str) -> None:
         prefix.group = None
         try:
             is_pinned = self._try(prefix, worker_id)
@@ -185,12 +185,12 @@ class PrefixKeeper:
             reason = "memory is so short that the prefix was evicted as soon as it was computed: come back later"
             self._fail(prefix, OverloadedError(reason))
 
-    def _on_failed(self, prefix: PinnedPrefix, reason: str) -> None:
+    def _on_failed(self, prefix: PrefixPin, reason: str) -> None:
         prefix.group = None
         prefix.has_failed = True
         self._fail(prefix, RequestFailedError(reason))
 
-    def _fail(self, prefix: PinnedPrefix, error: OverloadedError | RequestFailedError) -> None:
+    def _fail(self, prefix: PrefixPin, error: OverloadedError | RequestFailedError) -> None:
         """No worker has it, and none computes it. One that was kept is tried again, later if memory was short.
 
         One that cannot be computed waits for its next use: by itself it would end worker after worker.
@@ -205,12 +205,12 @@ class PrefixKeeper:
         if isinstance(error, OverloadedError):
             prefix.retry = asyncio.get_running_loop().call_later(self._retry_s, self._try_again, prefix)
 
-    def _try_again(self, prefix: PinnedPrefix) -> None:
+    def _try_again(self, prefix: PrefixPin) -> None:
         prefix.retry = None
         if self._worker_ids:
             self.establish(prefix)
 
-    def _try(self, prefix: PinnedPrefix, worker_id: str) -> bool:
+    def _try(self, prefix: PrefixPin, worker_id: str) -> bool:
         """Pins it on one worker that does not have it. False: not all of its blocks are there.
 
         Raises PinRefusedError if the memory is promised to requests, be they in the queue or on their way to it.
@@ -255,7 +255,7 @@ class PrefixKeeper:
                 with suppress(PinRefusedError):
                     self._try(prefix, plan.worker_id)
 
-    def _rest(self, prefix: PinnedPrefix) -> None:
+    def _rest(self, prefix: PrefixPin) -> None:
         """Neither computes it nor tries it again."""
         if prefix.group is not None:
             group, prefix.group = prefix.group, None

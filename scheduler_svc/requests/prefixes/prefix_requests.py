@@ -23,8 +23,8 @@ from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY
 from scheduler_svc.requests.params.prompt_tokenizer import prefix_of
 from scheduler_svc.requests.params.request_checks import check_prefix
 from scheduler_svc.requests.params.served_model import ServedModel
-from scheduler_svc.requests.prefixes.pinned_prefix import PinnedPrefix
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 
 _RETRY_S = 5.0  # nothing says when somebody unpins
 
@@ -101,7 +101,7 @@ class Prefixes:
 
     def _known_or_new(
         self, request: pb.PinPrefixRequest, token_ids: list[int], model: ServedModel
-    ) -> tuple[PinnedPrefix, bool]:
+    ) -> tuple[PrefixPin, bool]:
         known = self._keeper.find(request.tenant, request.name)
         if known is not None and known.fingerprint != model.fingerprint:  # of an earlier scheduler, and another model
             self._keeper.drop(known, None)
@@ -113,7 +113,7 @@ class Prefixes:
                     "choose a new name, or unpin that one"
                 )
             return known, False
-        prefix = PinnedPrefix(
+        prefix = PrefixPin(
             name=request.name,
             tenant=request.tenant,
             cache_salt=request.cache_salt,
@@ -138,7 +138,7 @@ class Prefixes:
         self._keeper.add(prefix)
         return prefix, True
 
-    def _check_limits(self, prefix: PinnedPrefix) -> None:
+    def _check_limits(self, prefix: PrefixPin) -> None:
         """Blocks that two prefixes share count for both. Raises OverloadedError; InvalidRequestError if it is alone."""
         limits = self._limits
         mine = [each for each in self._keeper if each.tenant == prefix.tenant]
@@ -163,7 +163,7 @@ class Prefixes:
                     _RETRY_S,
                 )
 
-    async def _until_pinned(self, prefix: PinnedPrefix) -> None:
+    async def _until_pinned(self, prefix: PrefixPin) -> None:
         waiter: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
         prefix.waiters.add(waiter)
         try:

@@ -8,7 +8,7 @@ import structlog
 
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.journal.store import JOURNAL_START, DataLossError, Store
+from scheduler_svc.journal.store import JOURNAL_START, JournalDamagedError, Store
 from scheduler_svc.requests.live.engine import withdrawal
 from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournaledRequest, JournalReplay
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
     """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too.
 
-    Raises DataLossError if an entry is damaged, JournalLostError if it is lost meanwhile, FencedError,
+    Raises JournalDamagedError if an entry is damaged, JournalLostError if it is lost meanwhile, FencedError,
     StoreUnavailableError.
     """
     replay, from_id, _, note_read = begun or BegunReplay(JournalReplay(), JOURNAL_START)
@@ -30,7 +30,7 @@ async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[Journal
             num_entries += 1
             if num_entries % 64 == 0:
                 await asyncio.sleep(0)  # signals
-    except DataLossError as error:
+    except JournalDamagedError as error:
         if begun is None:
             raise
         log.error("the journal does not go on with what was followed; reading it anew", reason=str(error))

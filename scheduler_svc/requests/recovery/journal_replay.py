@@ -13,7 +13,7 @@ from common.arrays import INT32_BYTES, pack_int32, unpack_int32, unpack_int64
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal_entry import begins_again, is_news
-from scheduler_svc.journal.store import DataLossError, EntryId
+from scheduler_svc.journal.store import EntryId, JournalDamagedError
 from scheduler_svc.requests.params.request_params import num_sequences_of
 
 
@@ -118,7 +118,7 @@ class JournalReplay:
         return self._was_cut_short or self._unsaid is not None
 
     def apply(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
-        """Takes the next entry. Raises DataLossError if it cannot follow those before it."""
+        """Takes the next entry. Raises JournalDamagedError if it cannot follow those before it."""
         try:
             self._note_saying_again(entry_id, entry)
             for restatement in entry.restatements:
@@ -147,7 +147,7 @@ class JournalReplay:
             for change in entry.pins:
                 self._pin(entry_id, change)
         except ValueError as error:
-            raise DataLossError(f"journal entry {entry_id} contradicts itself: {error}") from error
+            raise JournalDamagedError(f"journal entry {entry_id} contradicts itself: {error}") from error
 
     def owners(self) -> Iterable[JournaledRequest]:
         """Of each request_id the last that has it, in the order of admission, unless it was withdrawn."""

@@ -17,7 +17,7 @@ from common.native_faults import CONTROL_FLOW
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
-from scheduler_svc.journal.store import DataLossError, Store
+from scheduler_svc.journal.store import JournalDamagedError, Store
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.live.request_record import record_of
@@ -106,14 +106,14 @@ class Recovery:
         """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `begin`.
 
         `begun` is what was read of it before. Returns whether the last leader had been ready: else it, or one before
-        it, may know more than its journal has. Raises DataLossError if an entry is damaged, JournalLostError if the
-        journal is lost meanwhile, FencedError if another one begins to lead, StoreUnavailableError.
+        it, may know more than its journal has. Raises JournalDamagedError if an entry is damaged, JournalLostError if
+        the journal is lost meanwhile, FencedError if another one begins to lead, StoreUnavailableError.
         """
         started_s = time.monotonic()
         try:
             replay, num_entries = await replayed(self._engine.journal, begun)
-        except DataLossError as error:
-            raise DataLossError(
+        except JournalDamagedError as error:
+            raise JournalDamagedError(
                 f"{error}: restore the store from a copy, or begin a new journal with another `deployment` (what was "
                 "accepted and has not ended stays unfinished in this one)"
             ) from error

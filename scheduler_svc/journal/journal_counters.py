@@ -6,7 +6,7 @@ from scheduler_svc.journal.store import EntryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalStats:
+class JournalCounters:
     """A picture of now. Counters run from the journal's opening."""
 
     epoch: int

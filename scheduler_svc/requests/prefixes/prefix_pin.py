@@ -16,7 +16,7 @@ from scheduler_svc.requests.live.new_request import prefix_hash_seed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class PinnedPrefix:
+class PrefixPin:
     """Known from the first PinPrefix on; `is_kept` once a worker has had it, and then until it is unpinned."""
 
     name: str
@@ -111,9 +111,9 @@ class PinnedPrefix:
         return prefix_hash_seed(self.tenant, self.cache_salt)
 
 
-def pinned_again(change: journal_pb2.PinChange) -> PinnedPrefix:
+def pinned_again(change: journal_pb2.PinChange) -> PrefixPin:
     """One of an earlier scheduler. No worker has it yet; it is cut into blocks when the first of its model comes."""
-    prefix = PinnedPrefix(
+    prefix = PrefixPin(
         name=change.name,
         tenant=change.tenant,
         cache_salt=change.cache_salt,

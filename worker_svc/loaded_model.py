@@ -7,7 +7,7 @@ from worker_svc.steps.step_runner import StepRunner
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LoadedModel:
     """A runner and the description of its worker."""
 
     runner: StepRunner
