@@ -1,4 +1,4 @@
-"""A service's process, forked from one that has imported everything, with the face of `subprocess.Popen`.
+"""Process of a service, forked from one that has imported everything, with the interface of `subprocess.Popen`.
 
 Its imports, of torch above all, take longer than most tests with real services. Arguments, log and exit code are those
 of `python -m`. It does not know what a service says.

@@ -1,4 +1,4 @@
-"""Log lines: one object or one readable line each, whoever writes and however many, in a file of bounded size."""
+"""Log lines: one object or one readable line each, from any number of writers, in a file of bounded size."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs of peers as a campaign notes them; all figures but the one that is asked for mean nothing."""
+"""Runs of peers as a campaign records them; only the requested figure has a meaning."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from benchmarks.peers.runners.harness import Recorder, Setup, serve
 
 
 class Scripted:
-    """Token n of request i is i + n. `at_load`, `at_run`: what happens there, "raise", "exit", "hang" or "short"."""
+    """Engine whose token n of request i is i + n. `at_load`, `at_run`: a fault, "raise", "exit", "hang" or "short"."""
 
     def __init__(self, setup: Setup) -> None:
         self.computes_in = setup.dtype

@@ -1,4 +1,4 @@
-"""Stages of a check: whatever becomes of one, the others run, and every end is recorded."""
+"""Stages of a check: after any outcome of one the others run, and every outcome is recorded."""
 
 import json
 import threading

@@ -29,7 +29,7 @@ def is_of_this_code(name: str) -> bool:
 
 
 def uncited(text: str) -> list[str]:
-    """Results of older code whose commit is not named in the paragraph that cites them."""
+    """List results of older code whose commit the citing paragraph does not name."""
     wrong = []
     for block in re.split(r"\n\s*\n", text):
         for _, name in CITED.findall(block):

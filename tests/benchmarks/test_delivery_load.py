@@ -13,7 +13,7 @@ LOAD = Load(num_readers=2, seconds=1.0, prompt_tokens=1, output_tokens=(1, 2), v
 
 
 def made(num_steps: int) -> list[WorkerMoments]:
-    """Two tokens each, every 10 ms."""
+    """Make two tokens a step, every 10 ms."""
     return [WorkerMoments(n, 2, 2, 2, (10 * n - 8) * MS, 10 * n * MS) for n in range(1, num_steps + 1)]
 
 

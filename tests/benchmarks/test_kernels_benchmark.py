@@ -1,4 +1,4 @@
-"""Every path of the kernels' benchmark runs without a device, and what figures say of targets and errors."""
+"""Every path of the kernels' benchmark runs without a device; figures show targets and errors."""
 
 import json
 import math

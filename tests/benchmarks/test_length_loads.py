@@ -1,4 +1,4 @@
-"""Loads of the paper's lengths: what is asked, what is made of answers; how sweep and comparison show it."""
+"""Loads of the paper's lengths: their requests and summary; the output of sweep and comparison."""
 
 import pytest
 

@@ -13,7 +13,7 @@ from benchmarks.peers.workload import LOADS, MODELS, warm_up
 
 
 class Stepper:
-    """Gives every request that it has one token a step, its own index."""
+    """Engine that gives every request one token a step: the request's index."""
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}

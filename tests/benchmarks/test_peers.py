@@ -1,4 +1,4 @@
-"""The comparison with peers, without any: the protocol with a scripted runner, order, figures, what is shown."""
+"""Comparison with peers, without peers: the protocol with a scripted runner, order, figures, output."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def scripted() -> PeerProcess:
 
 
 class FakePeer:
-    """Answers at once; the log says who was asked what."""
+    """Peer that answers at once; the log holds its messages."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self._name = name

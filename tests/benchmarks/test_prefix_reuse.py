@@ -1,4 +1,4 @@
-"""A shared prefix on real services is computed once, and what the benchmark makes of its figures."""
+"""A shared prefix on real services is computed once; the benchmark summarises its figures."""
 
 import pytest
 

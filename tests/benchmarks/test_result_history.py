@@ -1,4 +1,4 @@
-"""A result file that remembers."""
+"""Result files that keep a history."""
 
 import json
 from pathlib import Path

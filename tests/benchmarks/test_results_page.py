@@ -1,6 +1,6 @@
-"""The page of all results: what is committed, what it says of results to come, and that no miss is rounded away.
+"""Results page: the committed one, future results, and missed targets, which are never rounded away.
 
-Results to come are made by what writes them, of figures that mean nothing.
+Future results are made by their own writers, from meaningless figures.
 """
 
 import json

@@ -11,7 +11,7 @@ STEP = 1000 * US  # from step to step; of these the worker executes 800
 
 
 def steps(num_steps: int) -> SteadySteps:
-    """Executed from 0 to 800 us of each period; the result is taken at 850."""
+    """Make steps that execute from 0 to 800 us of each period; the result is taken at 850."""
     worker = [WorkerMoments(n, 4, 4, 4, n * STEP, n * STEP + 800 * US) for n in range(1, num_steps + 1)]
     scheduler = [
         SchedulerMoments(n, n * STEP - 50 * US, n * STEP + 850 * US, 800 * US, 0) for n in range(1, num_steps + 1)

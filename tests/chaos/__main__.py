@@ -1,4 +1,4 @@
-"""Real processes under the faults of the matrix, and whether every promise held.
+"""Real processes under the faults of the matrix, and the verdict on every promise.
 
     python -m tests.chaos [--only F01,F07] [--campaign scheduler,workers,store,all] [--seconds S] [--seed N]
                           [--quick]

@@ -1,4 +1,4 @@
-"""Long runs: something is killed every few seconds, under fifty requests at once."""
+"""Long runs: a process is killed every few seconds, under fifty requests at once."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ WORKER_STRIKES: list[Strike] = [partial(kill_worker, name=name) for name in STAN
 
 
 async def _campaign(stage: Stage, strikes: list[Strike], *, at_random: bool) -> Figures:
-    """Strikes in turn, or as the seed says."""
+    """Play a campaign: faults in turn, or as the seed draws them."""
     await stage.reference()
     deployment = stage.own(num_blocks=NUM_BLOCKS)
     await deployment.begin(*STANDARD_WORKERS)

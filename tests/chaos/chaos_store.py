@@ -28,7 +28,7 @@ class ChaosStore(ValkeyProcess):
         return self._folder
 
     def stop(self) -> None:
-        """SIGTERM: it ends in order, and its files stay."""
+        """End by SIGTERM: cleanly, and its files stay."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(patient(STOP_TIMEOUT_S))
@@ -43,7 +43,7 @@ class ChaosStore(ValkeyProcess):
 
 
 class SmallDiskStore(ChaosStore):
-    """One whose files are on a file system of a few megabytes, which can be filled. Mounting takes root."""
+    """Store on a file system of a few megabytes, which can be filled. Mounting needs root."""
 
     def start(self) -> None:
         if not self.folder.is_mount():
@@ -52,7 +52,7 @@ class SmallDiskStore(ChaosStore):
         super().start()
 
     def fill(self) -> None:
-        """Takes all the room that is left."""
+        """Fill the rest of the file system."""
         with (self.folder / "filling").open("wb", buffering=0) as file:
             try:
                 while True:

@@ -1,4 +1,4 @@
-"""Holds what clients were told against an undisturbed run of the same requests: lost, twice, missing, changed.
+"""Compare clients' histories with an undisturbed run of the same requests: lost, duplicated, missing, changed.
 
 Tokens are equal up to the first near tie of the reference, as `tests.equality` defines it; margins are computed by
 `transformers`, and only where outputs differ. Knows no process.
@@ -130,7 +130,7 @@ class Reference:
 
 
 def _check_positions(told: Told, verdict: Verdict) -> None:
-    """Each position once, in order."""
+    """Check that each position came once, in order."""
     due: dict[int, int] = {}
     for piece in told.pieces:
         expected = due.get(piece.sample, 0)

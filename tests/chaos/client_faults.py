@@ -52,7 +52,7 @@ async def one_is_killed(stage: Stage) -> Figures:
 
 
 async def they_go_away(stage: Stage) -> Figures:
-    """One dies, one freezes; what they had asked is cancelled after the grace, and a bystander notices nothing."""
+    """One client dies, one freezes; their requests are cancelled after the grace, and a bystander notices nothing."""
     await stage.reference()
     deployment = stage.own(scheduler_flags=("--disconnect-grace-s", str(GRACE_S), *QUICK_KEEPALIVE))
     await deployment.begin(*STANDARD_WORKERS)

@@ -46,7 +46,7 @@ class ClientProcess:
             self.process.stdin.close()
 
     def send(self, number: signal.Signals) -> float:
-        """Returns when, by the monotonic clock."""
+        """Send a signal; return the time, by the monotonic clock."""
         self.was_killed = self.was_killed or number is signal.SIGKILL
         at_s = time.monotonic()
         self.process.send_signal(number)
@@ -75,7 +75,7 @@ class ClientProcess:
 
 
 class ClientLoad:
-    """Some client processes with the same asks. Request ids begin with its name, which no other load of a store has."""
+    """Client processes with the same asks. Request ids begin with the load's name, which is unique in a store."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ClientLoad:
         self.history.update([client.history for client in self.clients])
 
     async def until(self, holds: Callable[[], bool], what: str, timeout_s: float = FLOW_TIMEOUT_S) -> None:
-        """Reads on until it holds. Raises AssertionError if it does not in time, or if a client breaks off."""
+        """Read on until the condition holds. Raises AssertionError after the timeout, or if a client breaks off."""
         give_up_s = time.monotonic() + timeout_s
         while True:
             self.update()
@@ -178,7 +178,7 @@ class ClientLoad:
         return found
 
     async def finish(self, timeout_s: float = END_TIMEOUT_S) -> History:
-        """Lets all clients come to their end. Raises AssertionError if one cannot, or breaks off."""
+        """Let all clients end. Raises AssertionError if one does not, or breaks off."""
         for client in self.clients:
             client.stop_asking()
         await self.until(lambda: all(client.has_ended for client in self.clients), "clients end", timeout_s)

@@ -22,7 +22,7 @@ ALL_FREE_S = 20.0
 
 @dataclass(slots=True)
 class Life:
-    """One process of a role, after which another may come."""
+    """One process of a role; another may follow it."""
 
     name: str
     service: Service
@@ -32,13 +32,13 @@ class Life:
         return self.service.process.poll() is not None
 
     def send(self, number: signal.Signals) -> float:
-        """Returns when, by the monotonic clock."""
+        """Send a signal; return the time, by the monotonic clock."""
         at_s = time.monotonic()
         self.service.signal(number)
         return at_s
 
     def kill(self) -> float:
-        """SIGKILL, and waits for the end. Returns when."""
+        """Kill by SIGKILL and wait for the end; return the time."""
         at_s = self.send(signal.SIGKILL)
         self.service.wait()
         return at_s
@@ -108,11 +108,11 @@ class Deployment(Place):
 
     @property
     def scheduler(self) -> Life:
-        """The one that was started last."""
+        """Scheduler that was started last."""
         return self.schedulers[-1]
 
     async def begin(self, *workers: str) -> None:
-        """A scheduler that drives these workers."""
+        """Start a scheduler that drives these workers."""
         for name in workers:
             self.begin_worker(name)
         await self.begin_scheduler()
@@ -125,7 +125,7 @@ class Deployment(Place):
         listens: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Life:
-        """A scheduler; with `listens`, one that has said so."""
+        """Start a scheduler; with `listens`, wait until it has logged that it listens."""
         arguments = ("--store", self.store_url, *self.scheduler_flags, *flags)
         listen = address or self.address
         if listens and env is None:
@@ -146,7 +146,7 @@ class Deployment(Place):
         scheduler: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Life:
-        """A worker, or the next of that name; it registers by itself, with the given scheduler or the one of all."""
+        """Start a worker, or the next of that name; it registers with the given scheduler or the common one."""
         where = ("--model", str(DEMO_MODEL), "--scheduler", scheduler or self.worker_scheduler)
         service = Service(module, *where, "--worker-id", name, *self.worker_flags, *flags, env=env)
         self.workers[name] = Life(name, self._stack.enter_context(service))

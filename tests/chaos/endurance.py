@@ -66,7 +66,7 @@ class Site:
         self.deployment.begin_worker(name, "--listen", listen, "--advertise", path, env=self.clocks[name].env)
 
     async def revive(self) -> None:
-        """Starts again what has ended."""
+        """Start ended processes again."""
         await asyncio.to_thread(self.deployment.store.revive)
         for number, life in enumerate(self.schedulers):
             if life.is_over:
@@ -184,7 +184,7 @@ class Site:
         self.flushed_s = time.monotonic()
 
     async def _empty_store_beside_a_newcomer(self) -> None:
-        """A scheduler starts, and finds nothing; the other one lives."""
+        """Start a scheduler and empty the store before it reads it; the other one lives."""
         await self.until_it_has_memory()
         number = await self._standby()
         life = self.schedulers[number]

@@ -15,7 +15,7 @@ import quire
 
 
 class HistoryWriter:
-    """Appends to one file; every line is with the system before the call returns."""
+    """Writer that appends to one file; every line is with the operating system before the call returns."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -49,7 +49,7 @@ class HistoryWriter:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One chunk as it was told."""
+    """One chunk as the client received it."""
 
     at_s: float
     sample: int
@@ -89,7 +89,7 @@ class Told:
 
 
 class History:
-    """Grows with its files: `update` reads what came since."""
+    """History that grows with its files: `update` reads new lines."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Told] = {}
@@ -110,7 +110,7 @@ class History:
                 self._take(json.loads(line))
 
     def live_at(self, at_s: float) -> list[Told]:
-        """Requests that had been told some tokens by then, and not their end."""
+        """Requests that had received tokens by then, and not their end."""
         return [
             told
             for told in self.requests.values()

@@ -108,7 +108,7 @@ async def _many(number: int, attempt: Callable[[], Awaitable[str | None]]) -> li
 
 
 async def _raw(channel: grpc.aio.Channel, rng: random.Random) -> str | None:
-    """Random bytes, or a message with unknown fields or wrong types, to some method; what is odd about the answer."""
+    """Send random bytes, or a message with unknown fields or wrong types; return the fault of the answer."""
     raw: Any = channel  # whose methods take bytes as they are
     data = rng.choice([_noise, _unknown_fields, _wrong_types])(rng)
     if rng.random() < 0.3:
@@ -135,7 +135,7 @@ def _wrong_types(rng: random.Random) -> bytes:
 
 
 async def _nonsense(stub: "inference_pb2_grpc.InferenceAsyncStub", rng: random.Random) -> str | None:
-    """A request with at least one thing wrong; what is odd about the answer."""
+    """Send a request with at least one fault; return the fault of the answer."""
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), stopping=pb.StoppingParams(max_tokens=1))
     for _ in range(rng.randint(1, 3)):
         rng.choice(SPOILERS)(request, rng)
@@ -196,7 +196,7 @@ async def _not_refused(attempt: Callable[[], Awaitable[None]]) -> str | None:
 
 
 def _talk_nonsense(address: str, rng: random.Random) -> None:
-    """Bytes that are not even HTTP/2, on connections of their own."""
+    """Send bytes that are not even HTTP/2, on connections of their own."""
     host, _, port = address.rpartition(":")
     for _ in range(50):
         with socket.create_connection((host, int(port)), timeout=10) as connection:

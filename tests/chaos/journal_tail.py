@@ -42,13 +42,13 @@ class JournalTail:
         await self._store.close()
 
     async def catch_up(self) -> None:
-        """Reads what is there now."""
+        """Read the present entries."""
         async for entry_id, entry in read_journal(self._store, self._next):
             self._take(entry_id, entry)
             self._next = EntryId(entry_id.epoch, entry_id.seq + 1)
 
     def num_unknown(self, requests: Iterable[Told]) -> int:
-        """Positions that clients were told and that are not so in the journal; samples that are drawn alone count."""
+        """Count positions that clients received and the journal lacks or contradicts."""
         num_unknown = 0
         for told in requests:
             starts = self._first_sequence.get(told.request_id, [])
@@ -59,7 +59,7 @@ class JournalTail:
         return num_unknown
 
     def num_twice(self, requests: Iterable[Told]) -> int:
-        """Tokens that the journal has of finished samples beyond what their clients were told."""
+        """Count the journal's tokens of finished samples beyond those that their clients received."""
         num_twice = 0
         for told in requests:
             for sample in {piece.sample for piece in told.pieces}:

@@ -1,4 +1,4 @@
-"""More than fits: requests, sequences, connections."""
+"""Overload: too many requests, sequences, connections."""
 
 import asyncio
 import resource
@@ -70,7 +70,7 @@ async def ten_times_too_much(stage: Stage) -> Figures:
 
 
 async def _closed_loop(client: quire.AsyncClient, seconds: float) -> float:
-    """Requests finished a second, with as many at once as keep everything busy."""
+    """Measure requests finished a second, with as many at once as keep everything busy."""
     began_s = time.monotonic()
     num_finished = 0
 
@@ -88,7 +88,7 @@ async def _closed_loop(client: quire.AsyncClient, seconds: float) -> float:
 
 
 async def _open_loop(client: quire.AsyncClient, per_s: float) -> list[Attempt]:
-    """Sends at that rate whatever becomes of it, for a span; then waits for what was admitted."""
+    """Send at a fixed rate for a span, whatever the answers; then wait for the admitted requests."""
     attempts: list[Attempt] = []
     async with asyncio.TaskGroup() as group:
         async for at_s in _ticks(per_s):

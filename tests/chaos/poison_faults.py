@@ -32,7 +32,7 @@ async def a_request_kills_its_worker(stage: Stage) -> Figures:
 
 
 async def _with_faulty_workers(stage: Stage, fault: str, *, num_poisonous: int) -> Figures:
-    """Mixed requests on two such workers, and the poisonous ones beside them; workers that end are started again."""
+    """Run mixed requests on two faulty workers, beside poisonous ones; workers that end are started again."""
     await stage.reference()
     deployment = stage.own()
     for name in ("worker-0", "worker-1"):
@@ -62,7 +62,7 @@ async def _with_faulty_workers(stage: Stage, fault: str, *, num_poisonous: int) 
 
 
 class Keeper:
-    """Starts workers again that have ended."""
+    """Keeper that starts ended workers again."""
 
     def __init__(self, deployment: Deployment, fault: str) -> None:
         self.num_deaths = 0

@@ -1,4 +1,4 @@
-"""A TCP proxy of our own: between any two of our processes, and in their way when it is told to be.
+"""TCP proxy between any two of our processes, which injects network faults.
 
 It can hold what flows in one direction or both (what a broken network does: nothing arrives, nobody is told), swallow
 it, delay and throttle it, cut connections, lose a reply, and flip a bit. Everything it holds goes on when it is healed;
@@ -19,7 +19,7 @@ Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
 class Proxy:
-    """Listens on a port of its own. Use as an asynchronous context manager."""
+    """Proxy on a port of its own. Use as an asynchronous context manager."""
 
     def __init__(self, server: str, *, seed: int = 0) -> None:
         """`server`: host:port, or the path of a unix socket."""
@@ -68,7 +68,7 @@ class Proxy:
         self._swallowed |= set(directions)
 
     def delay(self, least_s: float, most_s: float | None = None) -> None:
-        """Every piece arrives that much later, or a time drawn between the two."""
+        """Delay every piece by this much, or by a time drawn between the two."""
         self._delay_s = (least_s, least_s if most_s is None else most_s)
 
     def throttle(self, bytes_per_s: float) -> None:
@@ -76,7 +76,7 @@ class Proxy:
         self._bytes_per_s = bytes_per_s
 
     def drop_reply(self, number: int = 1) -> None:
-        """The next replies are lost, each with its connection: what was asked has happened."""
+        """Lose the next replies, each with its connection: the server has executed the commands."""
         self._drops = number
 
     def flip(self, direction: Direction, number: int = 1) -> None:
@@ -84,11 +84,11 @@ class Proxy:
         self._flips[direction] = number
 
     def edit(self, direction: Direction, edit: Edit) -> None:
-        """The first piece of which it makes another is replaced by that one."""
+        """Replace the first piece that `edit` changes."""
         self._edits[direction] = edit
 
     def cut(self) -> None:
-        """Every connection breaks."""
+        """Break every connection."""
         for writer in list(self._writers):
             writer.transport.abort()
 

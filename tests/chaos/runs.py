@@ -1,4 +1,4 @@
-"""Plays scenarios one after another, says what came of each, and keeps results beside those of earlier runs."""
+"""Play scenarios one after another, print the result of each, and keep results beside those of earlier runs."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def run(
 
 
 def say(result: Result) -> None:
-    """A line for people, and the figures."""
+    """Print a line for people, and the figures."""
     outcome = "met" if result.is_met else "MISSED " + ", ".join(map(str, result.missed))
     print(f"{result.scenario.fault} {result.scenario.title}: {outcome} ({result.seconds:.0f} s)")  # noqa: T201
     if result.figures is not None:
@@ -56,7 +56,7 @@ def say(result: Result) -> None:
 def merged(
     file: Path, section: str, results: Sequence[Result], known: Sequence[Scenario], **run_facts: Any
 ) -> list[dict[str, Any]]:
-    """The new results, each with the facts of its run, beside what the file has of other scenarios, in order."""
+    """Merge the new results, each with the facts of its run, with the file's results of other scenarios, in order."""
     before = json.loads(file.read_text()).get(section, []) if file.exists() else []
     new = {(result.scenario.fault, result.scenario.title): {**result.as_json(), **run_facts} for result in results}
     there = {(scenario.fault, scenario.title) for scenario in known}

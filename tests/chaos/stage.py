@@ -50,7 +50,7 @@ class Stage:
         self._proxies = AsyncExitStack()
 
     async def standard(self) -> Deployment:
-        """The deployment that scenarios share: one scheduler and two workers, all there and idle."""
+        """Deployment that scenarios share: one scheduler and two workers, all ready and idle."""
         if self._standard is None:
             self._standard = Deployment()
             await self._standard.begin(*STANDARD_WORKERS)
@@ -81,7 +81,7 @@ class Stage:
         return deployment
 
     def cleanup(self, action: Callable[[], object]) -> None:
-        """Is done at the end of the scenario."""
+        """Register work for the end of the scenario."""
         self._scene.callback(action)
 
     async def proxy(self, server: str) -> Proxy:
@@ -95,7 +95,7 @@ class Stage:
         return path
 
     def folder(self) -> Path:
-        """An empty one, gone after the scenario."""
+        """Make an empty folder, removed after the scenario."""
         return Path(self._scene.enter_context(tempfile.TemporaryDirectory(prefix="quire-chaos-")))
 
     def load(

@@ -1,4 +1,4 @@
-"""A leader, a hot standby and two workers, each with its place: what ends is started again as it was.
+"""Leader, hot standby and two workers; a process that ends is started again as it was.
 
 Each process may have a time of day of its own, and a proxy may stand between schedulers and store.
 """
@@ -38,7 +38,7 @@ class StandbyPair:
         await self.deployment.until_driven(*STANDARD_WORKERS)
 
     async def begin_scheduler(self, number: int) -> Life:
-        """The scheduler of that number, or the next life of it."""
+        """Start the scheduler of that number, or its next life."""
         clock = self.clocks.get(SCHEDULERS[number])
         address = self.addresses[number]
         life = await self.deployment.begin_scheduler(address=address, env=None if clock is None else clock.env)
@@ -46,7 +46,7 @@ class StandbyPair:
         return life
 
     def begin_worker(self, name: str) -> Life:
-        """The worker of that name, or the next life of it."""
+        """Start the worker of that name, or its next life."""
         clock = self.clocks.get(name)
         return self.deployment.begin_worker(name, env=None if clock is None else clock.env)
 
@@ -73,7 +73,7 @@ class StandbyPair:
 
 
 async def begin_pair(stage: Stage, *, own_clocks: bool = False, has_store_path: bool = False) -> StandbyPair:
-    """A pair of this scenario alone, all there and idle."""
+    """Start a pair for this scenario alone, ready and idle."""
     await stage.reference()
     deployment = stage.own(scheduler_flags=("--standby", "--lease-ms", str(int(LEASE_S * 1000))))
     clocks: dict[str, WallClock] = {}

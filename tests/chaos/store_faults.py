@@ -188,7 +188,7 @@ class Trouble:
 
 
 async def _in_trouble(deployment: Deployment, load: ClientLoad, seconds: float, struck_s: float) -> Trouble:
-    """Looks at it for so long."""
+    """Observe the trouble for this long."""
     trouble = Trouble()
     async with quire.AsyncClient(deployment.address, retries=0, call_timeout_s=2.0) as client:
         steps_before = await _num_steps(client)
@@ -208,7 +208,7 @@ async def _num_steps(client: quire.AsyncClient) -> int:
 
 
 async def _time_to_refusal(client: quire.AsyncClient) -> float:
-    """REFUSAL_TIMEOUT_S if the request is not refused by then, or is accepted."""
+    """Time until a request is refused; REFUSAL_TIMEOUT_S if it is not refused by then, or is accepted."""
     began_s = time.monotonic()
     try:
         async with asyncio.timeout(REFUSAL_TIMEOUT_S):

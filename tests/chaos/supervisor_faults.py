@@ -1,4 +1,4 @@
-"""The supervisor of `quire serve` killed: its services end or go on, and the next start loses nothing."""
+"""Death of the supervisor of `quire serve`: its services end or go on, and the next start loses nothing."""
 
 import asyncio
 import os

@@ -17,7 +17,7 @@ _HOUR_NS = 3_600_000_000_000
 
 
 class WallClocks:
-    """Makes clocks, all in one folder."""
+    """Factory of clocks, all in one folder."""
 
     def __init__(self, folder: Path) -> None:
         """Raises RuntimeError without a C compiler."""
@@ -30,7 +30,7 @@ class WallClocks:
         subprocess.run(command, check=True)
 
     def make(self, name: str) -> "WallClock":
-        """A clock that goes with the machine's until it is set. A process that is started again may keep it."""
+        """Make a clock that follows the machine's until it is set. A restarted process may keep it."""
         return WallClock(self._library, self._folder / f"{name}.offset")
 
 

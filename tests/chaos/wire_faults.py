@@ -84,7 +84,7 @@ async def answers_are_damaged(stage: Stage) -> Figures:
 
 
 async def _damaged(stage: Stage, direction: Direction) -> Figures:
-    """One bit after another, each once the worker has been back."""
+    """Flip one bit after another, each once the worker has been back."""
     wires = await wired(stage)
     load = stage.load(wires.deployment.address)
     await load.until_flowing()
@@ -124,7 +124,7 @@ async def clients_are_cut_off(stage: Stage) -> Figures:
 
 
 async def _pass_by(load: ClientLoad, wire: Proxy) -> None:
-    """A half-open connection: what clients hear stops, and nobody is told, for a while."""
+    """Hold a connection half-open for a while, then cut it: meanwhile clients receive nothing and get no error."""
     wire.hold("down")
     await asyncio.sleep(3.0)
     wire.heal()
@@ -153,7 +153,7 @@ async def what_is_open_is_lost(stage: Stage) -> Figures:
 
 
 async def _half_open(stage: Stage, *directions: Direction) -> Figures:
-    """First only what is open is lost and new connections pass; then, for long, nothing that is opened passes."""
+    """First break open connections silently while new ones pass; then, for long, let no new one pass."""
     deployment = await stage.standard()
     wire = await stage.proxy(deployment.address)
     load = stage.load(wire.address)
@@ -173,7 +173,7 @@ async def _half_open(stage: Stage, *directions: Direction) -> Figures:
 
 
 async def _lose_what_is_open(load: ClientLoad, wire: Proxy, *directions: Direction) -> float:
-    """Returns how long it took until every client had connected anew."""
+    """Break open connections silently; return the time until every client had reconnected."""
     await load.until_flowing()
     num_anew = wire.num_connections + len(load.clients)
     struck_s = time.monotonic()

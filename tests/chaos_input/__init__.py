@@ -1,1 +1,1 @@
-"""Bad input and overload against live services: what takes too long for `make test`."""
+"""Bad input and overload against live services, too slow for `make test`."""

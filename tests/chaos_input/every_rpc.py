@@ -1,4 +1,4 @@
-"""Fuzzed messages to every RPC of all services: which statuses they are answered with, and what memory they leave.
+"""Fuzzed messages to every RPC of all services: the statuses of their answers, and the memory that they leave.
 
 `fuzz_scheduler` starts a scheduler with a scripted worker, `fuzz_worker` a worker with a tiny model. `tests.fuzz` plays
 both.

@@ -56,7 +56,7 @@ class ExhaustionReport:
 
 
 async def exhaust(service: Service, address: str) -> ExhaustionReport:
-    """Crowds a running scheduler. Its limit of open files is lowered, and stays so."""
+    """Crowd a running scheduler. Its limit of open files is lowered, and stays so."""
     pid = service.process.pid
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     async with quire.AsyncClient(address) as client:
@@ -123,7 +123,7 @@ async def _is_refused(address: str) -> bool:
 
 
 async def _until_full(pid: int) -> int:
-    """Returns the number of open files once there are no more to be had."""
+    """Open connections until files run out; return the number of open files."""
     async with asyncio.timeout(patient(30)):
         while (files := _num_files(pid)) < MAX_FILES:  # noqa: ASYNC110 - it is another process's
             await asyncio.sleep(0.05)
@@ -131,7 +131,7 @@ async def _until_full(pid: int) -> int:
 
 
 def _silent_connection(address: str) -> socket.socket:
-    """One that begins as HTTP/2 does, so that nobody hangs up on it soon."""
+    """Open a connection that begins like HTTP/2, so that the server keeps it for a while."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     connection.sendall(_GREETING)

@@ -83,7 +83,7 @@ async def be_hostile(service: Service, address: str, *, num_fuzzed: int = 10_000
 
 
 async def _beside(client: quire.AsyncClient, work: Any) -> tuple[float, Any]:
-    """Does the work beside another client's streams; the longest time between two tokens of those, and the result."""
+    """Do the work beside another client's streams; return their longest time between two tokens, and the result."""
     clock = asyncio.get_running_loop().time
     stalls: list[float] = []
 

@@ -32,7 +32,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadReport:
-    """Requests per second that were served; times in seconds. Those of refusals are as a client sees them."""
+    """Served requests per second; times in seconds. Times of refusals are those that a client sees."""
 
     peak_per_s: float
     half_load_ttft_p99_s: float

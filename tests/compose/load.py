@@ -88,7 +88,7 @@ async def run_reference(client: quire.AsyncClient) -> Reference:
 
 @asynccontextmanager
 async def running_load(client: quire.AsyncClient) -> AsyncIterator[Load]:
-    """One request of each prompt is in flight at any moment; at the end those in flight are awaited."""
+    """Keep one request of each prompt in flight; at the end wait for those in flight."""
     load, ending = Load(), asyncio.Event()
 
     async def repeat(index: int) -> None:
@@ -106,7 +106,7 @@ async def running_load(client: quire.AsyncClient) -> AsyncIterator[Load]:
 async def until_stats(
     client: quire.AsyncClient, what: str, is_so: Callable[[quire.Stats], bool], timeout_s: float = 120.0
 ) -> quire.Stats:
-    """Asks again and again. Raises SmokeError if it is not so in time."""
+    """Poll until the condition holds. Raises SmokeError after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_so(stats := await client.stats()):
         if time.monotonic() > deadline:

@@ -110,7 +110,7 @@ class Stack:
 
 
 def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float = _START_TIMEOUT_S) -> None:
-    """Looks again and again. Raises SmokeError if it is not so in time."""
+    """Poll until the condition holds. Raises SmokeError after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_so():
         if time.monotonic() > deadline:

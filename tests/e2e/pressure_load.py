@@ -23,7 +23,7 @@ MAX_BEAMS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request: so many samples, or beams."""
+    """One request with a number of samples, or of beams."""
 
     prompt: tuple[int, ...]
     max_tokens: int

@@ -1,4 +1,4 @@
-"""A tokenizer whose reading keeps the scheduler's interpreter: the lease is held for as long, and nobody takes over."""
+"""Large tokenizers block the scheduler while they are read: the lease holds that long, and no standby leads."""
 
 import json
 import threading

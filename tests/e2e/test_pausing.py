@@ -62,7 +62,7 @@ async def outputs(reading: Reading) -> list[list[tuple[int, ...]]]:
 
 
 async def grown(client: quire.AsyncClient, reading: Reading, num_tokens: int) -> None:
-    """Waits until the first of them has so many tokens."""
+    """Wait until the first of them has this many tokens."""
     while len((await client.get(next(iter(reading)))).token_ids) < num_tokens:  # noqa: ASYNC110 - of another process
         await asyncio.sleep(0.005)
 

@@ -44,7 +44,7 @@ class Site:
         return self.run(prompt, tenant).usage.cached_tokens
 
     def press(self, seed: int) -> None:
-        """Computes two prompts that nobody else has: the second takes what the first has left of the memory."""
+        """Compute two prompts without a shared prefix: the second takes the memory that the first has left."""
         for tenant in ("stranger", "other stranger"):
             self.run([5 + (seed * 977 + i * 31) % 1000 for i in range(PRESSURE_TOKENS)], tenant)
 

@@ -18,7 +18,7 @@ END_S = 40.0  # on a busy machine; what they are held up by never ends
 
 
 class Resolver:
-    """Hosts named *.quiet are this machine; once it is silent, whoever looks one up waits for ever."""
+    """Resolver of hosts *.quiet to this machine; once it is silent, lookups wait for ever."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         self._mark = folder / "silent"

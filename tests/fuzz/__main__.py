@@ -1,4 +1,4 @@
-"""Hostile input against real processes: no death, no traceback, no UNKNOWN or INTERNAL, and nobody else notices.
+"""Hostile input against real processes: no death, no traceback, no UNKNOWN or INTERNAL, no effect on other clients.
 
     python -m tests.fuzz [--share 1.0] [--seed 1] [--only STAGES]
 

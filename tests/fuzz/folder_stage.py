@@ -67,7 +67,7 @@ async def _check(folder: Path, family: str, damage: Damage, outcome: Outcome) ->
 
 
 async def serve_damaged(num_inputs: int, seed: int) -> Outcome:
-    """Folders that nobody could serve, given to `quire serve`."""
+    """Serve damaged folders by `quire serve`."""
     outcome = Outcome("damaged model folders, by quire serve")
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="quire-fuzz-") as place:

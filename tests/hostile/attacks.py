@@ -81,7 +81,7 @@ def idle_calls(address: str, method: str, *, num_calls: int) -> tuple[RawConnect
 
 @contextlib.contextmanager
 def connection_flood(address: str, *, num_connections: int) -> Iterator[list[socket.socket]]:
-    """Connections that greet and say no more; those that could be opened, until the end of the context."""
+    """Open connections that send only a greeting; yield those that could be opened, until the end of the context."""
     host, _, port = address.rpartition(":")
     opened: list[socket.socket] = []
     with contextlib.ExitStack() as stack:

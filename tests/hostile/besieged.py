@@ -1,4 +1,4 @@
-"""A real scheduler with a scripted worker, a client that behaves beside those that do not, and the memory it takes."""
+"""Real scheduler with a scripted worker, a well-behaved client beside hostile ones, and its memory."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class Neighbour:
         return 1e3 * percentile(self.latencies_s, 99)
 
     async def until_answered(self, number: int) -> None:
-        """Waits until it has so many answers more than now."""
+        """Wait for this many more answers."""
         wanted = self.num_answered + number
         async with asyncio.timeout(patient(60.0)), self._answered:
             await self._answered.wait_for(lambda: self.num_answered >= wanted)

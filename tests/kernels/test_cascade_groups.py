@@ -97,7 +97,7 @@ def test_groups_of_many_rows_are_shared_indeed_and_fit_the_arrays(seed: int, num
 
 
 def prompts(*groups: tuple[int, int]) -> tuple[IntArray, IntArray]:
-    """Rows of 100 blocks: so many rows with so many in common, group by group. All but the last may be shared."""
+    """Make rows of 100 blocks from groups: numbers of rows and of shared blocks. All but the last may be shared."""
     num_rows = sum(count for count, _ in groups)
     tables = np.arange(num_rows * 100, dtype=np.int32).reshape(num_rows, 100)
     first = 0

@@ -122,7 +122,7 @@ class Ledger:
             assert worker.host.ref_count(block) == holders[block], f"host block {block} leaks or is lost"
 
     def _check_writes(self, plan: StepPlan, here: list[Sequence]) -> None:
-        """Each block written in the plan has one writer, and whoever else has it only reads it, once it is full."""
+        """Check that each block written in the plan has one writer; other holders only read it, once it is full."""
         worker = self._worker(plan.worker_id)
         known = self._known(plan)
         writes = _writes(plan, worker.block_size)

@@ -234,7 +234,7 @@ class ModelCluster:
         self.ledger.check(self._unfinished())
 
     def _check_cached_bytes(self) -> None:
-        """Whoever can be found has the bytes that it had when it was first seen so."""
+        """Check that each cached block has the bytes that it had when it was first seen cached."""
         for (block, block_hash), digest in self._cached.items():
             assert self.pool.digest(block) == digest, f"cached block {block} was written, {block_hash.hex()}"
         for key in self._computed_and_findable() - self._cached.keys():

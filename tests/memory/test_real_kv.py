@@ -152,7 +152,7 @@ def test_pins_failed_steps_snapshots_and_cancelled_requests_change_no_other_answ
 
 
 def pin_prefix(cluster: ModelCluster, rng: random.Random) -> bool:
-    """Pin as many blocks of the shared prefix as are there and may be, in place of those pinned before."""
+    """Pin as many blocks of the shared prefix as exist and are allowed, instead of those pinned before."""
     cluster.unpin("prefix")
     hashes: list[bytes] = []
     extend_block_hashes(hashes, b"", SHARED_PREFIX, BLOCK_SIZE, rng.randint(1, len(SHARED_PREFIX) // BLOCK_SIZE))

@@ -88,7 +88,7 @@ class Sandbox:
         return TestRun(code, output, time.monotonic() - began_s)
 
     def try_mutant(self, mutant: Mutant, tests: Sequence[str], limit_s: float, num_near: int = 0) -> Outcome:
-        """Runs the tests with the fault, takes it back, and looks whether the test that failed passes without it.
+        """Run the tests with the fault, undo it, and check that the failed test passes without it.
 
         The first `num_near` files run alone before all others: collecting so many takes longer than most tests.
         """

@@ -1,4 +1,4 @@
-"""In 16 bits, and with KV in 8, answers are those of a model that rounds: what is chosen is as good as the best.
+"""Answers in 16 bits, and with KV in 8, have only rounding errors: the chosen tokens are as good as the best.
 
 Each token of ours is judged by float32 logits of `transformers` behind our own tokens before it, so a near tie that
 falls the other way ends no comparison.

@@ -1,4 +1,4 @@
-"""`quire serve` with all that it starts: on a terminal of its own or elsewhere, its processes found by a mark.
+"""`quire serve` and the processes that it starts, found by a mark: on a terminal of its own or elsewhere.
 
 The mark is a variable, which every process inherits whoever its parent is by now; the store, which writes its title
 over its variables, has the data folder in it.

@@ -49,7 +49,7 @@ NONSENSE: dict[str, list[dict[str, Any]]] = {
 
 
 class NonsenseServer(ScriptedServer):
-    """Answers each request of a session, but those for "right", with the same events, and breaks the session off."""
+    """Server that answers each request of a session, except "right", with the same events, then breaks it off."""
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         super().__init__()

@@ -215,7 +215,7 @@ class Cluster:
         return plan
 
     def fail_steps(self, worker_id: str = "w") -> None:
-        """The worker fails in the middle of the oldest step, and refuses those behind it."""
+        """Fail the worker in the middle of its oldest step; it refuses the later ones."""
         if self.in_flight[worker_id]:
             self.workers[worker_id].scramble(self.in_flight[worker_id][0])
         self.in_flight[worker_id].clear()
@@ -223,7 +223,7 @@ class Cluster:
         self.scheduler.rollback(worker_id)
 
     def blame_step(self, worker_id: str = "w") -> list[SequenceGroup]:
-        """The same, and those in it are under suspicion. Returns who is failed for it."""
+        """Fail like `fail_steps` and suspect the step's groups. Returns the groups that are failed for it."""
         failed = self.plans[worker_id][0]
         self.fail_steps(worker_id)
         return self.end_guilty(self.scheduler.record_failed_step([failed]))
@@ -244,7 +244,7 @@ class Cluster:
         return stats
 
     def run_until_idle(self, max_plans: int = 10_000) -> None:
-        """Step all workers round robin; fails where nobody moves although a sequence is unfinished."""
+        """Step all workers round robin; fail if none progresses while a sequence is unfinished."""
         stop_at = self.num_plans + max_plans
         while any(not sequence.is_finished for sequence in self.sequences):
             planned = [self.start(worker_id) for worker_id in self.workers]

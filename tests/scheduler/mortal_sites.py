@@ -155,7 +155,7 @@ class Client:
 
 
 async def run_through_deaths(lives: Lives, clients: Sequence[Client], deaths: Sequence[int]) -> None:
-    """Each life but the last ends after so many entries of its journal. Everybody is served at the end."""
+    """Run lives that end after a number of journal entries, except the last. All clients are served at the end."""
     store = lives.store
     assert isinstance(store, SlowStore)
     for num_entries in [*deaths, None]:

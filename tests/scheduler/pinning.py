@@ -18,7 +18,7 @@ PREFIX = list(range(1000, 1040))  # 40 tokens: two full blocks
 
 
 def blocks_of(num_blocks: int, start: int = 5000) -> list[int]:
-    """Tokens that fill so many blocks."""
+    """Make tokens that fill this many blocks."""
     return list(range(start, start + num_blocks * BLOCK))
 
 

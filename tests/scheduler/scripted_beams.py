@@ -115,7 +115,7 @@ def assert_found(seen: RequestSeen, request: pb.GenerateRequest) -> None:
 
 
 async def until_steps(site: Site, request_id: str, num_steps: int) -> None:
-    """Waits until the search has taken so many steps, and all of them are durable."""
+    """Wait until the search has taken this many steps, and all of them are durable."""
     live = site.engine.live
     await until(lambda: request_id in live and _num_steps(site, request_id) == num_steps)
     await until(lambda: not site.journal.stats.pending)

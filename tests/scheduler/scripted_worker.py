@@ -152,7 +152,7 @@ class ScriptedWorker:
         self.script = script
 
     def silence_after(self, num_steps: int) -> None:
-        """Answers so many steps, and those behind them once it is told to `speak_again`."""
+        """Answer this many steps; answer later ones after `speak_again`."""
 
         def script(request: pb.StepRequest) -> Answer:
             if len(self.steps) == num_steps + 1:

@@ -194,7 +194,7 @@ class Site:
                 await asyncio.sleep(0.005)
 
     async def until_nobody_is_left(self) -> None:
-        """Waits until every worker is forgotten."""
+        """Wait until every worker is forgotten."""
         await until(lambda: not self.workers.members)
 
     async def idle(self) -> None:

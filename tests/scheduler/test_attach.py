@@ -1,4 +1,4 @@
-"""`Attach`: the rest of a request's output, from any positions, whoever submitted it."""
+"""`Attach`: the rest of a request's output, from any positions, for any submitter."""
 
 import asyncio
 from collections.abc import AsyncIterator

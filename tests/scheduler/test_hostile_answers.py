@@ -1,4 +1,4 @@
-"""Hostile answers of one worker against the real scheduler, with an honest worker beside it: nobody else notices."""
+"""Hostile answers of one worker against the real scheduler, with an honest worker beside it: others notice nothing."""
 
 import asyncio
 import logging

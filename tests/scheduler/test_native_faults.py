@@ -1,4 +1,4 @@
-"""A panic of the tokenizer's library is no `Exception`: it is the answer to its call, and nobody else notices."""
+"""Panics of the tokenizer's library, which are no `Exception`: the call gets an error, others notice nothing."""
 
 import asyncio
 import json

@@ -74,7 +74,7 @@ class Reader:
 
 
 class OutputStreamMachine(RuleBasedStateMachine):
-    """One request: `samples` that readers may see, and those that they will see at the end."""
+    """One request: `samples` that readers may see, and hidden ones that they see at the end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def outcome(output: OutputText, token_ids: Sequence[int]) -> tuple[str, str | No
 
 
 def stopped(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The reference: the string that ends first in the whole text, the longest of those."""
+    """Reference: the stop string that ends first in the whole text, the longest if several do."""
     for end in range(1, len(text) + 1):
         for each in sorted(stop, key=len, reverse=True):
             if text[:end].endswith(each):

@@ -41,7 +41,7 @@ def record(request_id: str, tenant: str = "one", *, ended_s: float = 0.0, payloa
 
 
 def limits(*, all_records: int, of_one_tenant: int, ttl_s: int = 3600) -> RecordLimits:
-    """Room for so many of the records above."""
+    """Limits with room for this many of the records above."""
     return RecordLimits(ttl_s=ttl_s, max_bytes=all_records * WEIGHT, max_tenant_bytes=of_one_tenant * WEIGHT)
 
 

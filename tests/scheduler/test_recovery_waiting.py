@@ -44,7 +44,7 @@ async def lives() -> AsyncIterator[Lives]:
 
 
 async def begun(lives: Lives, request: pb.GenerateRequest, num_steps: int = 4) -> tuple[Client, Site]:
-    """A request that has so many steps behind it when its scheduler dies, and the scheduler after that, alone."""
+    """Start a request that has run this many steps when its scheduler dies, and a new scheduler without workers."""
     await lives.begin()
     await lives.add_workers()
     client = Client(request)

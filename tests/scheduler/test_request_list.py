@@ -33,7 +33,7 @@ async def listed(site: Site, **request: Any) -> dict[str, pb.RequestSummary]:
 
 
 async def submit(site: Site, *requests: pb.GenerateRequest) -> None:
-    """One after another, each once it is accepted; nobody reads on."""
+    """Submit requests one after another, each once the last is accepted; read no output."""
     for request in requests:
         request.on_disconnect = pb.ON_DISCONNECT_CONTINUE
         call = site.inference.Generate(request)

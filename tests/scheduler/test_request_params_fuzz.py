@@ -1,4 +1,4 @@
-"""Requests that nobody would send: each is refused in words, or satisfies every limit."""
+"""Random requests: each is refused in words, or satisfies every limit."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Readers of several samples: slow ones, and those that come back to their places in each."""
+"""Readers of several samples: slow ones, and those that reattach at a position in each."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""A flood of a better priority class: the others are served now and then, and within a class nobody is overtaken."""
+"""Flood of a better priority class: the others are still served, and a class stays first come, first served."""
 
 import random
 from collections import defaultdict

@@ -7,7 +7,7 @@ from tests.scheduler.core_cluster import Cluster
 
 
 def decode_beyond_a_block() -> tuple[Cluster, list[int]]:
-    """A running sequence whose second block has just been filled, and those eight tokens."""
+    """Run a sequence until its second block is filled; return it and those eight tokens."""
     cluster = Cluster(SchedulerConfig(pipeline_depth=1, watermark=0.0))
     cluster.add_worker(num_blocks=40)
     sequence = cluster.add([1, 2, 3, 4], 12)

@@ -46,7 +46,7 @@ class Alone:
         self.fit = self.cluster.scheduler.workers.max_tokens_that_fit(num_prompt_tokens, num_sequences)
 
     def add(self, num_tokens: int) -> None:
-        """A group of so many tokens, prompt and output of each member."""
+        """Add a group with this many tokens of prompt and output for each member."""
         prompt = [i % 13 + 1 for i in range(self.num_prompt_tokens)]
         max_tokens = num_tokens - self.num_prompt_tokens
         self.group = self.cluster.add_group(prompt, self.num_sequences, max_tokens, is_beam=self.is_beam)

@@ -1,4 +1,4 @@
-"""Readers that take nothing: their streams are cut, and they may go on from where they are.
+"""Readers that read nothing: their streams are cut, and they may resume from their positions.
 
 Those that are processes of their own are frozen, or busy with something else than reading.
 """

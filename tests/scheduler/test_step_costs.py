@@ -14,7 +14,7 @@ MS = 1_000_000  # ns
 
 
 def learn(costs: StepCosts, num_tokens: list[int], *, num_moved: int = 0, **times: Any) -> PreemptionCosts | None:
-    """A step with rows of so many tokens that moved so many blocks, half of them each way."""
+    """Learn from a step with these rows and this many moved blocks, half of them each way."""
     plan = StepPlan("w", 1, False, num_tokens=num_tokens)
     num_out = num_moved // 2
     plan.swap_out = [0, 0] * num_out

@@ -1,4 +1,4 @@
-"""Worker ids that come one after another, thousands of them: what is kept of those that have gone is bounded."""
+"""Thousands of worker ids, one after another: the state kept of departed workers is bounded."""
 
 import asyncio
 import gc

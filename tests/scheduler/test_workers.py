@@ -194,7 +194,7 @@ async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_wo
 
 
 async def hanging(site: Site, num_results: int) -> float:
-    """The moment after which the step that is executed hangs, once so many results of one token are taken in."""
+    """Time after which the executing step counts as hung, once this many results of one token are known."""
     await until(lambda: site.engine.output_tokens == num_results and bool(site.workers.driven))
     loop = site.workers.driven[0].loop
     assert loop is not None

@@ -122,7 +122,7 @@ class Inflicting:
             world.kill_memory(leader)
 
     def _flush_at(self, num_commands: int) -> Callable[[], None]:
-        """Flushes the store at the last of so many calls, if a scheduler has in memory what is in it."""
+        """Flush the store at the last of a number of calls, if a scheduler has its contents in memory."""
         num_left = num_commands
 
         def count() -> None:
@@ -189,7 +189,7 @@ class Inflicting:
             self._later(CONNECTED_S, self._do_to_client, fault)
 
     def _follow(self, place: int) -> None:
-        """A standby takes over, unless somebody has already."""
+        """Let a standby take over, unless another scheduler leads already."""
         if place == len(self._world.lives) - 1 and not self._world.life.process.is_dead:
             self._world.start_scheduler()
             self._later(RELEASE_S, self._release_others)

@@ -69,7 +69,7 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinPlan:
-    """A prefix that somebody pins, and unpins, if they do, later."""
+    """Prefix that a client pins and may unpin later."""
 
     name: str
     token_ids: list[int]

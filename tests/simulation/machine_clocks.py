@@ -45,7 +45,7 @@ _unix_ns: ContextVar[int | None] = ContextVar("unix_ns", default=None)
 
 @contextmanager
 def time_of_day(unix_ns: int) -> Iterator[None]:
-    """Inside it is that, since somebody else's clock is asked."""
+    """Replace the time of day by that of another process's clock."""
     token = _unix_ns.set(unix_ns)
     try:
         yield
@@ -54,7 +54,7 @@ def time_of_day(unix_ns: int) -> Iterator[None]:
 
 
 class VirtualClock:
-    """Stands still while code runs. `now_ns` is the true time; the methods are those functions of `time`."""
+    """Clock that stands still while code runs. `now_ns` is the true time; the methods are functions of `time`."""
 
     def __init__(self) -> None:
         self.now_ns = START_NS

@@ -101,7 +101,7 @@ class StoreServer:
         self.process.call_later(self._delay(), self._arrive, command)
 
     def thaw(self) -> None:
-        """Goes through all that arrived meanwhile, connection by connection, in whatever order those come."""
+        """Execute all commands that arrived meanwhile, connection by connection, in a random order of connections."""
         self.mode = "up"
         backlog, self._backlog = self._backlog, []
         self._random.shuffle(backlog)

@@ -98,7 +98,7 @@ class ToyRegistration:
         return registry.drain(self._identity.worker_id, undo=False)
 
     async def _ask(self, ask: Callable[[Registry], Answer]) -> Answer | None:
-        """None: nobody leads, nothing was heard, or it was refused."""
+        """Ask the leader; None: none leads, none answered, or it refused."""
         leader = self._find_leader()
         if leader is None:
             return None

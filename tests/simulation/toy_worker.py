@@ -113,7 +113,7 @@ class ToyWorker:
             line.break_soon(reason)
 
     def freeze(self) -> None:
-        """Whoever pings it finds it silent after a while."""
+        """Freeze the worker; the scheduler's pings time out after a while."""
         self.process.freeze()
         self.loop.outside(PING_TIMEOUT_S, self._break_if_silent, self.process)
 

@@ -25,7 +25,7 @@ class StuckError(Exception):
 
 
 class Process:
-    """Callbacks and timers of a frozen one wait until it is thawed, those of a dead one are dropped."""
+    """Process. Callbacks and timers of a frozen one wait until it is thawed; those of a dead one are dropped."""
 
     def __init__(self, loop: "VirtualLoop", name: str, clock: MachineClock = TRUE) -> None:
         self.name = name
@@ -120,13 +120,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def outside(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """Calls it later, in no process, whoever asks."""
+        """Call later, outside of all processes."""
         return self.arrive(delay_s, callback, args, self._outside)
 
     def arrive(
         self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context
     ) -> asyncio.TimerHandle:
-        """Calls it in that context after so much true time, whoever asks."""
+        """Call in that context after a span of true time."""
         return self._add_timer(self.clock.now_ns + round(delay_s * 1e9), callback, args, context)
 
     def hand_on(self, handle: asyncio.Handle, process: Process | None) -> None:

@@ -123,7 +123,7 @@ class World:
             self._on_end(life)
 
     def freeze_scheduler(self, life: SchedulerLife) -> None:
-        """Whoever pings it finds it silent after a while."""
+        """Freeze a scheduler; the pings of others time out after a while."""
         life.process.freeze()
         self.loop.outside(PING_TIMEOUT_S, self._note_silence, life)
 

@@ -50,7 +50,7 @@ def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_pref
 
 
 class EachByItself:
-    """The same kernels, which nobody takes for native ones: every pass calls each of them."""
+    """The same kernels without the native type: every pass calls each of them."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels

@@ -1,4 +1,4 @@
-"""Models whose keys and values are kept in int8: near those without, batch-invariant, and blocks move as others do."""
+"""Models with KV in int8: near those without, batch-invariant, and blocks move as others do."""
 
 import math
 from dataclasses import replace

@@ -111,7 +111,7 @@ async def test_quire_serve_calls_settings_as_they_were_typed(
 def give(
     given: dict[str, str], way: str, section: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Gives the settings in this way. Returns how they are called then, and those that are left to be flags."""
+    """Give the settings in one way. Returns their names in that way, and those that remain flags."""
     if way == "flag":
         return {name: flag_of(name) for name in given}, dict(given)
     if way == "variable":

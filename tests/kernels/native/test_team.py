@@ -1,4 +1,4 @@
-"""The kernels' threads: every unit is done once, by whoever comes first, and nobody spins for long."""
+"""Threads of the kernels: each unit runs once, on the first free thread, and no thread spins for long."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Shared-prefix attention by kernels: what decode attention finds for the same rows, whoever shares what."""
+"""Shared-prefix attention by kernels equals decode attention of the same rows, for any groups."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Penalties by kernel: bit by bit the reference's, and those of the host's own way."""
+"""Penalties by kernel equal the reference's and the host's own, bit by bit."""
 
 import random
 

@@ -29,7 +29,7 @@ PADDED_TO = 4  # rows of one token, as the batches of graphs are
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of a step, those of rows of one token first, with padding between them and the others."""
+    """Tokens of a step: rows of one token first, then padding, then the others."""
 
     inputs: StepInputs
     attention: BatchAttention

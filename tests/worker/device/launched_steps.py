@@ -98,7 +98,7 @@ LIMITS = StepLimits(
 
 
 def _launched_and_computed() -> Operations:
-    """Launches go to whoever notes them; what the kernels would write comes from the references."""
+    """Pass launches to the recorder; compute the kernels' outputs by the references."""
 
     def both(name: str) -> Callable[..., object]:
         launch, compute = (getattr(each.OPERATIONS, name) for each in (triton_operations, torch_operations))

@@ -54,7 +54,7 @@ class MovedPools:
         self._queue: Callable[[Operation], None] = _at_once if simulated is None else simulated.queue
 
     def execute(self, step: Step, *, delay_cycles: int = 0) -> PendingSwaps:
-        """Queues it, the main stream held up for so many cycles of a GPU before its rows are computed."""
+        """Queue a step, with the main stream held up for this many GPU cycles before its rows are computed."""
         checked = self._table.apply(step)
         self._upload.begin()
         packed = self._mover.pack(self._upload, checked)

@@ -24,7 +24,7 @@ def rows_of(slots: list[int], starts: list[int], ends: list[int]) -> StepRows:
 
 @dataclass(frozen=True)
 class RandomStep:
-    """Moves, and for each row the blocks that it reads, of which it writes the last so many."""
+    """Moves of a step, and for each row the blocks that it reads and the number of last ones that it writes."""
 
     swap_out: BlockPairs
     swap_in: BlockPairs
