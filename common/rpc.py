@@ -1,6 +1,6 @@
 """gRPC plumbing of every service: options of a server, and the interceptor at its edge.
 
-Knows no service. What the options are for was measured: see ARCHITECTURE.md, "The wire".
+Knows no service. What the options are for was measured: see docs/wire.md.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """gRPC plumbing of callers: options of a channel, and the exception for a failed call.
 
-Knows no service. ARCHITECTURE.md, "The wire", has the measured reasons for the options.
+Knows no service. docs/wire.md has the measured reasons for the options.
 """
 
 from typing import Any
