@@ -8,8 +8,8 @@ import os
 from importlib.metadata import version
 
 # gRPC's event engine hands every event on from thread to thread, which costs an iteration 0.3 ms of its 0.8 on two
-# cores. The poller that it replaced wakes the waiting thread itself. The names are known to hold for these releases;
-# gRPC complains on standard error of those that it does not know.
+# cores. The older poller wakes the waiting thread itself. Its names are known for these releases only; gRPC
+# complains on standard error of names that it does not know.
 _MEASURED_RELEASES = ("1.80.",)
 _OLD_POLLER = "-event_engine_client,-event_engine_listener,-event_engine_poller_for_python"
 

@@ -202,7 +202,9 @@ class PeerLimits:
             (self._num_open_of[host, method], most_of_method, f"this host has {{}} calls of {name} open"),
         ):
             if most and num_open >= most:
-                raise OverloadedError(f"{what.format(num_open)}, which is the limit; end some, or come later", RETRY_S)
+                raise OverloadedError(
+                    f"{what.format(num_open)}, which is the limit; end some, or try again later", RETRY_S
+                )
 
 
 def connection_key(peer: str) -> str:

@@ -37,7 +37,7 @@ def end_after(main: Callable[[], None]) -> NoReturn:
     finally:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # who read it has gone
+            with suppress(OSError, ValueError):  # its reader is gone
                 stream.flush()
         os._exit(code)
 

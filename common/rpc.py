@@ -35,7 +35,7 @@ class Keepalive:
     timeout_s: float
 
 
-QUICK_KEEPALIVE = Keepalive(time_s=0.8, timeout_s=1.0)  # between services of ours, whose event loops never stand still
+QUICK_KEEPALIVE = Keepalive(time_s=0.8, timeout_s=1.0)  # between our services, whose event loops are never blocked
 
 
 def server_options(max_message_bytes: int, keepalive: Keepalive = QUICK_KEEPALIVE) -> list[Option]:
@@ -55,7 +55,10 @@ def server_options(max_message_bytes: int, keepalive: Keepalive = QUICK_KEEPALIV
         ("grpc.keepalive_timeout_ms", timeout_ms),
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.so_reuseport", 0),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is sent small stays small
+        (
+            "grpc.compression_enabled_algorithms_bitset",
+            1,
+        ),  # no compression: a small message cannot unpack to a large one
     ]
 
 

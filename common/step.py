@@ -51,7 +51,7 @@ class Step:
     swap_in: Ints = ()  # (host block, device block)
     copies: Ints = ()  # (source block, destination block)
     rows: Ints = ()  # slots
-    num_tokens: Ints = ()  # beside rows; empty: 1 each
+    num_tokens: Ints = ()  # one per row; empty: 1 each
     samples: Ints | None = None  # (row, slot); None: every row into its own slot
     candidates: Ints = ()  # (row, k): nothing is sampled there, the k best next tokens are answered
 
@@ -81,8 +81,8 @@ class Candidates:
     """The best next tokens of a row, best first; none if its logits were not finite."""
 
     token_ids: Ints
-    logprobs: Floats  # beside token_ids, after the slot's edits; -inf for one that is not allowed
-    rows: LogprobRows | None = None  # beside token_ids, of the model's own distribution, if the slot asked for it
+    logprobs: Floats  # one per token id, after the slot's edits; -inf for a token that is not allowed
+    rows: LogprobRows | None = None  # one per token id, of the model's own distribution, if the slot asks for it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,5 +100,5 @@ class StepResult:
     queue_ns: int = 0
     exec_ns: int = 0
     total_ns: int = 0
-    swap_ns: int = 0  # moving blocks between device and host, perhaps beside computing
+    swap_ns: int = 0  # time of moving blocks between device and host, which may overlap with computing
     candidates: list[Candidates] = field(default_factory=list)  # in the order of the step's

@@ -107,7 +107,7 @@ def result_from_pb(message: pb.StepResponse) -> StepResult:
 def _unpack_pairs(name: str, data: bytes) -> "list[int]":
     values = unpack_int32(data)
     if len(values) % 2:
-        raise ValueError(f"{name} holds pairs, so it cannot have {len(values)} numbers")
+        raise ValueError(f"{name} holds pairs, but has {len(values)} numbers")
     return values.tolist()
 
 
@@ -162,7 +162,7 @@ def _sampling_from_pb(message: pb.SlotSampling) -> SlotSampling:
         unpack_float32(message.bias_values),
     )
     if len(bias_ids) != len(bias_values):
-        raise ValueError(f"{len(bias_ids)} bias_ids stand beside {len(bias_values)} bias_values")
+        raise ValueError(f"there are {len(bias_ids)} bias_ids and {len(bias_values)} bias_values: send one per id")
     return SlotSampling(
         seed=message.seed,
         sample_index=message.sample_index,

@@ -249,7 +249,7 @@ class AsyncClient:
 
     def _connect(self) -> Connection:
         if self._is_closed:
-            raise RuntimeError("the client is closed")
+            raise RuntimeError("the client is closed; make a new one")
         if self._connection is None:
             self._connection = Connection(self.address, self._options)
         return self._connection

@@ -44,7 +44,7 @@ class LoopThread:
         """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it."""
         if not self._thread.is_alive():
             coroutine.close()
-            raise RuntimeError("the client is closed")
+            raise RuntimeError("the client is closed; make a new one")
         future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -188,9 +188,9 @@ Messages = Sequence[ChatMessage | Mapping[str, str]]
 class ClientOptions:
     """Timeouts, retries and buffers of a client."""
 
-    timeout_s: float | None = None  # of requests that name none of their own; None: no bound
+    timeout_s: float | None = None  # of requests without a timeout of their own; None: no bound
     connect_timeout_s: float = 3.0  # to reach a server that this client has not reached yet
-    reconnect_timeout_s: float = 30.0  # to reach again one that it has
+    reconnect_timeout_s: float = 30.0  # to reach a server again
     call_timeout_s: float = 10.0  # of calls other than requests
     retries: int = 4  # of a submission refused as overloaded or unavailable
     buffer_tokens: int = 4096  # unread tokens held for each request

@@ -30,7 +30,7 @@ class RequestSummary:
     beam_width: int | None  # None: its samples are drawn
     priority: int  # lower is served first
     age_s: float  # since its arrival
-    worker_id: str | None  # that it is on, or that has its KV
+    worker_id: str | None  # worker that it runs on, or that has its KV
     waiting_for: str | None  # in words for people, which may change; None: it runs
 
 

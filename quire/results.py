@@ -55,7 +55,7 @@ class Finish:
     reason: FinishReason
     cause: StopCause | None = None  # with STOP
     score: float | None = None  # by which it was ranked, higher is better: of a beam, or of one of best_of
-    sample_index: int = 0  # of the noise that it drew
+    sample_index: int = 0  # selects the sampling noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class RequestMemory:
 
     blocks: int = 0  # on the device
     shared_blocks: int = 0  # of them, those that several of its samples hold
-    saved_blocks: int = 0  # that it would hold in addition if its samples shared none
+    saved_blocks: int = 0  # blocks that it would hold in addition if its samples shared none
     host_blocks: int = 0  # in the swap pool
     copied_blocks: int = 0  # so far, by copy-on-write
     swapped_out_blocks: int = 0  # so far
@@ -203,7 +203,7 @@ class SampleOutput:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish: Finish | None  # None: it goes on
+    finish: Finish | None  # None: not ended yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ class RequestRecord:
 
     request_id: str
     state: RequestState
-    samples: tuple[SampleOutput, ...]  # none before there is output
+    samples: tuple[SampleOutput, ...]  # empty before there is output
     usage: Usage
     timings: Timings
     memory: RequestMemory

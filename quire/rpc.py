@@ -47,6 +47,6 @@ def server_error_of(rpc_error: grpc.RpcError) -> QuireError | None:
     call: Any = rpc_error
     try:
         status = rpc_status.from_call(call) if call.trailing_metadata() else None
-    except (DecodeError, ValueError):  # details that are none, or of another status: something on the way changed it
+    except (DecodeError, ValueError):  # unreadable details, or those of another status: damaged in transit
         return None
     return from_status(status) if status is not None else None

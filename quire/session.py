@@ -78,7 +78,7 @@ class Session:
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
         if self._is_closing:
-            raise RuntimeError("the client is closed")
+            raise RuntimeError("the client is closed; make a new one")
         self._entries[entry.request] = entry
         if entry.deadline_s is not None:
             at_s = entry.deadline_s + DEADLINE_SLACK_S
@@ -208,7 +208,7 @@ class Session:
         now_s = self._loop.time()
         for entry in list(self._by_handle.values()):
             if entry.request.is_behind:
-                continue  # its reader says when to go on
+                continue  # its reader decides when to continue
             match entry.silence.next_action(now_s):
                 case "ask":
                     self.catch_up(entry.request)

@@ -161,7 +161,7 @@ def check_variables(environment: Mapping[str, str], prefix: str, names: Collecti
             continue
         near = nearest(name.lower(), names)
         hint = f"; did you mean {prefix}{near.upper()}?" if near else "; unset it"
-        raise ValueError(f"{variable} is no setting of Quire{hint}")
+        raise ValueError(f"{variable} is not a setting of Quire{hint}")
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:

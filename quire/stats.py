@@ -134,7 +134,7 @@ class LatencyStats:
     num_requests: int = 0  # with output; the others do not count
     first_token_p50_s: float | None = None  # from a request's arrival; None: no request counts
     first_token_p99_s: float | None = None
-    token_p50_s: float | None = None  # from one token of a sample to the next, mean by request; None: none had two
+    token_p50_s: float | None = None  # from one token of a sample to the next, mean by request; None: no sample had two
     token_p99_s: float | None = None
 
 

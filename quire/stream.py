@@ -104,7 +104,7 @@ def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
             passed = "the deadline passed, or could not be met any more" if is_dropped else "the deadline passed"
             raise RequestExpiredError(f"{where}: {passed}")
         case _:
-            raise RequestFailedError(f"{where}: {outcome.error or 'the server could not go on'}")
+            raise RequestFailedError(f"{where}: {outcome.error or 'the server could not finish the request'}")
 
 
 def _assemble(accepted: Accepted, chunks: list[Chunk], outcome: Outcome) -> Completion:

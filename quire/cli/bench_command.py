@@ -86,9 +86,9 @@ def bench(
 def _check(rate: float, duration_s: float | None, json_file: Path | None) -> None:
     """Ends the command if an option cannot be used."""
     if not rate > 0:
-        fail(f"--rate must be above 0, not {rate}", EXIT_USAGE)
+        fail(f"--rate is {rate}: give a number above 0", EXIT_USAGE)
     if duration_s is not None and not duration_s > 0:
-        fail(f"--duration must be above 0, not {duration_s}", EXIT_USAGE)
+        fail(f"--duration is {duration_s}: give a number above 0", EXIT_USAGE)
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         fail(f"--json: {json_file} cannot be written; name a file in an existing folder", EXIT_USAGE)
 

@@ -19,7 +19,7 @@ class Measurement:
     last_token_s: float | None = None
     end_s: float
     failure: str | None = None  # name of its exception
-    reason: str = ""  # what that says
+    reason: str = ""  # message of the exception
 
     @property
     def output_len(self) -> float:
@@ -69,7 +69,7 @@ class Summary:
     num_requests: int
     num_completed: int
     failures: dict[str, int]
-    reasons: dict[str, str]  # of each kind of failure, what the first one said
+    reasons: dict[str, str]  # message of the first failure of each kind
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int

@@ -96,7 +96,7 @@ class ServeSettings(Settings):
 
     @property
     def folder(self) -> Path:
-        """The data folder in force. Raises ValueError where there is no home to put it."""
+        """The data folder in force. Raises ValueError where there is no home folder for it."""
         if self.data_dir is not None:
             return self.data_dir.expanduser().absolute()
         state = os.environ.get("XDG_STATE_HOME")
@@ -265,7 +265,7 @@ def _check_other_variables() -> None:
         prefix = difflib.get_close_matches(f"QUIRE_{first}_", prefixes, n=1, cutoff=0.85)
         if whole or prefix:
             meant = whole[0] if whole else prefix[0] + variable.split("_", 2)[2] if variable.count("_") > 1 else ""
-            raise ValueError(f"{variable} is no setting of Quire; did you mean {meant or prefix[0] + '…'}?")
+            raise ValueError(f"{variable} is not a setting of Quire; did you mean {meant or prefix[0] + '…'}?")
 
 
 def _flags(given: Mapping[str, _Given], settled: Settings) -> tuple[str, ...]:

@@ -203,7 +203,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, monkeyp
     monkeypatch.setenv(f"QUIRE_{name}", "1")
     right = {"DTYP": "DTYPE", "ODER": "ORDER", "WORKRS": "WORKERS", "SERV": "SERVE"}
     meant = "_".join(right.get(part, part) for part in name.split("_"))
-    assert f"QUIRE_{name} is no setting of Quire; did you mean QUIRE_{meant}?" in refusal("m")
+    assert f"QUIRE_{name} is not a setting of Quire; did you mean QUIRE_{meant}?" in refusal("m")
 
 
 def test_variables_of_others_that_begin_alike_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
