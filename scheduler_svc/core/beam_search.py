@@ -20,7 +20,7 @@ _MAX_LOG_NORM = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamParams:
-    """What is searched for. Raises ValueError with what to change."""
+    """Parameters of a search. Raises ValueError that says what to change."""
 
     beam_width: int  # `num_beams`; at least 2: with one beam, `transformers` decodes greedily
     max_tokens: int  # bound of output tokens, the end-of-sequence token included
@@ -102,7 +102,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Of each live beam, most likely first, that `advance` needs; fewer only if no more tokens are allowed.
+        """Number of candidates of each live beam that `advance` needs; fewer only if no more tokens are allowed.
 
         The reference ranks the best `max(2, 1 + num_eos) * beam_width` of all beams together. Of those it uses the
         first beam_width that do not end, and the ending ones among the first beam_width: none of either is beyond
@@ -112,7 +112,7 @@ class BeamSearch:
 
     @property
     def is_done(self) -> bool:
-        """Whether no beam is live."""
+        """True once no beam is live."""
         return not self._live
 
     @property
@@ -127,9 +127,9 @@ class BeamSearch:
     def contenders(
         self, token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
     ) -> Sequence[Sequence[int]]:
-        """Of each live beam's candidates, most likely first, the places of those that the next step depends on.
+        """Return for each live beam the places of the candidates, most likely first, that the next step depends on.
 
-        `advance` decides with them alone what it decides with all, and they are few: no more than twice beam_width.
+        `advance` decides the same with these alone, and they are few: no more than twice beam_width.
         """
         width, eos_token_ids = self._params.beam_width, self._params.eos_token_ids
         places: list[list[int]] = [[] for _ in self._live]
@@ -145,7 +145,7 @@ class BeamSearch:
         return places
 
     def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[Survivor]:
-        """Take one step of all live beams: the new live beams, best first, at most beam_width; none when done.
+        """Take one step of all live beams. Return the new ones, best first, at most beam_width; none when done.
 
         candidates[i] are those of the i-th survivor of the last step; in the first step there is one beam, the prompt.
         """
@@ -165,7 +165,7 @@ class BeamSearch:
         return [Survivor(parent, candidate.token_id, score) for score, parent, candidate in open_ones]
 
     def finish(self) -> list[Hypothesis]:
-        """The num_return best, best first.
+        """Return the num_return best hypotheses, best first.
 
         Before the search is done, live beams count as hypotheses of their present length: the best so far, none
         before the first step. Fewer than asked for also if fewer sequences were allowed.
@@ -178,22 +178,22 @@ class BeamSearch:
         return _best_first([*self._finished, *cut_short])[: self._params.num_return]
 
     def common_prefix(self, start: int = 0) -> tuple[int, ...]:
-        """The tokens from `start` on with which everything begins that `finish` may yet return; it only ever grows."""
+        """Return the tokens from `start` on that all hypotheses which `finish` may yet return share; they only grow."""
         return tuple(self._common_prefix[start:])
 
     def common_details(self, start: int = 0) -> tuple[object, ...]:
-        """What is kept with those tokens."""
+        """Return the details of the tokens of `common_prefix`."""
         anyone = self._live[0].details if self._live else self._finished[0].details if self._finished else ()
         return tuple(anyone[start : len(self._common_prefix)])
 
     def _by_score(self, logprobs: Sequence[Sequence[float]]) -> Iterator[tuple[float, int, int]]:
-        """(cumulative score, parent, place) of all that are allowed, best first, made as they are asked for."""
+        """Iterate over (cumulative score, parent, place) of the allowed candidates, best first."""
         beams = enumerate(zip(self._live, logprobs, strict=True))
         rows = [_allowed(beam.score, parent, row) for parent, (beam, row) in beams]
         return merge(*rows, key=itemgetter(0), reverse=True)  # stable, as `_ranked` is
 
     def _ranked(self, candidates: Sequence[Sequence[Candidate]]) -> list[_Ranked]:
-        """All that are allowed, best first."""
+        """Return the allowed candidates, best first."""
         ranked: list[_Ranked] = []
         for parent, (beam, options) in enumerate(zip(self._live, candidates, strict=True)):
             for option in options:
@@ -216,7 +216,7 @@ class BeamSearch:
         self._finished = _best_first([*self._finished, *new])[: self._params.beam_width]
 
     def _grown(self, chosen: Sequence[_Ranked]) -> list[_Beam]:
-        """The beams after the step; those before it must not be used any more."""
+        """Return the beams after the step; the ones before it must not be used any more."""
         num_children = Counter(parent for _, parent, _ in chosen)
         beams = []
         for score, parent, candidate in chosen:
@@ -230,7 +230,7 @@ class BeamSearch:
         return beams
 
     def _cannot_improve(self, best_live_score: float) -> bool:
-        """Whether the finished hypotheses are taken as final, though beams are live."""
+        """True if the search ends with the finished hypotheses, although beams are live."""
         params = self._params
         if len(self._finished) < params.beam_width:
             return False
@@ -244,10 +244,10 @@ class BeamSearch:
         return _float32(score / _float32(num_tokens**self._params.length_penalty))
 
     def _extend_common_prefix(self) -> None:
-        """Lengthen the prefix by what is now common.
+        """Lengthen the prefix by the tokens that are now common.
 
-        Every later hypothesis extends a live beam, and a finished one that is not among the num_return best will
-        never be: so what all of these share stays shared.
+        Every later hypothesis extends a live beam, and a finished one that is not among the num_return best never
+        will be: so a prefix that all of these share stays shared.
         """
         returnable = self._finished[: self._params.num_return]
         outputs: list[Sequence[int]] = [beam.token_ids for beam in self._live]
@@ -262,7 +262,7 @@ class BeamSearch:
 
 
 def _allowed(score: float, parent: int, logprobs: Sequence[float]) -> Iterator[tuple[float, int, int]]:
-    """See `BeamSearch._by_score`: of one beam."""
+    """Iterate over one beam's part of `BeamSearch._by_score`."""
     for place, logprob in enumerate(logprobs):
         total = _float32(score + logprob)
         if total == -math.inf:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def root_hash(seed: bytes) -> bytes:
-    """Parent of a first block. Sequences with different seeds (tenant, cache salt) never share."""
+    """Parent hash of a first block. Sequences with different seeds (tenant, cache salt) never share."""
     return hashlib.sha256(seed).digest()
 
 
@@ -21,7 +21,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 def extend_block_hashes(
     hashes: list[bytes], seed: bytes, token_ids: Sequence[int], block_size: int, num_blocks: int
 ) -> None:
-    """Append the hashes that are missing of the first `num_blocks` blocks; each is computed once."""
+    """Append the missing hashes of the first `num_blocks` blocks; each is computed once."""
     if len(hashes) >= num_blocks:
         return
     parent = hashes[-1] if hashes else root_hash(seed)

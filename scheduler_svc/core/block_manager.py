@@ -1,7 +1,7 @@
-"""The blocks of one worker's KV pool: who holds how many references, which are free, which are cached.
+"""Blocks of one worker's KV pool: their reference counts, the free list and the prefix cache.
 
 A block is used (ref_count > 0), cached (unreferenced, but its hash can still be found) or free.
-It knows block ids and hashes only: nothing of sequences, tokens, steps or the memory itself.
+Knows block ids and hashes only: nothing of sequences, tokens, steps or the memory itself.
 """
 
 from collections import Counter, OrderedDict
@@ -44,11 +44,11 @@ class BlockManager:
         return self._ref_counts[block]
 
     def is_findable(self, block: int) -> bool:
-        """Whether it has a hash, so that others may come to share it: its content stays as it is."""
+        """True if the block has a hash, so that others may come to share it: its content must not change."""
         return self._hashes[block] is not None
 
     def allocate_block(self) -> int:
-        """A block with one reference and no hash; the least recently used cached one if none is free."""
+        """Return a block with one reference and no hash; the least recently used cached one if none is free."""
         if self._free:
             block = self._free.pop()
         else:
@@ -60,7 +60,7 @@ class BlockManager:
         return block
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """The caller has seen that `num_blocks` are available."""
+        """Allocate blocks. The caller has seen that `num_blocks` are available."""
         return [self.allocate_block() for _ in range(num_blocks)]
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -103,12 +103,12 @@ class BlockManager:
         return True
 
     def unregister(self, block: int) -> None:
-        """Make a used block unfindable: what its hash says was not computed."""
+        """Make a used block unfindable: what its hash stands for was not computed."""
         assert self._ref_counts[block] > 0, f"block {block} is unregistered without a reference"
         self._forget_hash(block)
 
     def lookup(self, block_hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known prefix of a hash chain. Takes no reference: `share` does."""
+        """Return the blocks of the longest known prefix of a hash chain. Takes no reference: `share` does."""
         blocks = []
         for block_hash in block_hashes:
             block = self._block_of.get(block_hash)
@@ -118,11 +118,11 @@ class BlockManager:
         return blocks
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
-        """How many of them `share` would take out of the available ones."""
+        """Count the blocks that `share` would take out of the available ones."""
         return sum(1 for block in blocks if self._ref_counts[block] == 0)
 
     def num_freed_by(self, block_tables: Iterable[Sequence[int]]) -> int:
-        """How many blocks would become available if all these tables were freed."""
+        """Count the blocks that would become available if all these tables were freed."""
         freed = Counter(block for table in block_tables for block in table)
         return sum(1 for block, count in freed.items() if self._ref_counts[block] == count)
 

@@ -1,7 +1,7 @@
-"""Fork and copy-on-write: sequences that go on from the same blocks.
+"""Fork and copy-on-write: sequences that continue from the same blocks.
 
 A forked sequence has the full blocks of its parent in its table. The parent's partial block stays in the parent's
-table alone, where the parent goes on to fill it; the child holds a reference to it, `fork_tail`, and never writes to
+table alone, where the parent continues to fill it; the child holds a reference to it, `fork_tail`, and never writes to
 it while anybody else holds it. At the child's first write the block is copied into one of its own, or taken over
 if the child is its last holder. So no block is ever in two tables of which one is written.
 """
@@ -11,7 +11,7 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 def sample_for_forks(step: PlannedStep, parent: Sequence, row: int) -> None:
-    """The parent's row computes the last of its tokens: whoever waited for all of them samples from that row too."""
+    """Sample from the parent's row, which computes its last token, for the children that waited for all its tokens."""
     plan = step.plan
     for child in parent.group.sequences:
         if child.source is not parent or child.num_shared_tokens != child.num_tokens:
@@ -28,7 +28,7 @@ def sample_for_forks(step: PlannedStep, parent: Sequence, row: int) -> None:
 
 
 def take_over_tail(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> int | None:
-    """The block that it shares, if it is now the last to hold it and nobody can find it: it is written in place."""
+    """Return the shared tail if the sequence is its last holder and it cannot be found: it is written in place."""
     tail = sequence.fork_tail
     if tail is None or worker.num_holders(tail) > 1 or worker.blocks.is_findable(tail):
         return None
@@ -38,7 +38,7 @@ def take_over_tail(worker: WorkerState, step: PlannedStep, sequence: Sequence) -
 
 
 def copy_tail(worker: WorkerState, step: PlannedStep, sequence: Sequence, block: int) -> None:
-    """Copy what it shares into `block`, before the step computes."""
+    """Copy the shared tail into `block`, before the step computes."""
     tail = sequence.fork_tail
     assert tail is not None
     step.plan.copies += (tail, block)

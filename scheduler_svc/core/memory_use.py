@@ -1,4 +1,4 @@
-"""A worker's figures: what its blocks are used for, and what was counted since it came.
+"""Figures of a worker: the use of its blocks, and its counters since it came.
 
 Reads a worker's state; the arithmetic of shared and half-filled blocks is here. Its cost grows with the running
 sequences, not with their blocks.
@@ -13,7 +13,7 @@ from scheduler_svc.core.worker_state import WorkerState, blocks_held
 
 @dataclass(frozen=True, slots=True)
 class GroupBlocks:
-    """The blocks of one group at a moment; what was done for it so far, the group itself counts."""
+    """Blocks of one group at a moment; the group itself has the counters of what was done for it."""
 
     num_blocks: int  # that it holds on the device
     num_shared: int  # of those, held by more than one of its members
@@ -22,7 +22,7 @@ class GroupBlocks:
 
 
 def group_blocks(group: SequenceGroup) -> GroupBlocks:
-    """What one request holds at the moment."""
+    """Count the blocks that one request holds at the moment."""
     num_holders: dict[int, int] = {}
     for sequence in group.live:
         for block in blocks_held(sequence):
@@ -69,7 +69,7 @@ def worker_stats(worker: WorkerState) -> WorkerStats:
 
 
 def _sequence_blocks(worker: WorkerState) -> tuple[int, int]:
-    """References of the running sequences, and the blocks that they go to: all but what pins and steps alone hold."""
+    """Count the references of running sequences, and their blocks: all but the ones that only pins and steps hold."""
     held = [*worker.pins.values()]
     for step in worker.in_flight:
         held += [*(release.blocks for release in step.releases), step.copy_sources]
@@ -78,7 +78,7 @@ def _sequence_blocks(worker: WorkerState) -> tuple[int, int]:
 
 
 def _num_unfilled(worker: WorkerState, sequence: Sequence) -> int:
-    """Token slots of its own blocks without a computed token."""
+    """Count the token slots without a computed token in its own blocks."""
     num_slots = len(sequence.block_table) * worker.block_size
     if sequence.source is not None:
         return num_slots - min(sequence.num_shared_tokens, num_slots)
@@ -87,7 +87,7 @@ def _num_unfilled(worker: WorkerState, sequence: Sequence) -> int:
     others = [other for other in sequence.group.live if other is not sequence]
     if any(sequence.fork_tail in other.block_table for other in others):
         return 0
-    # Nobody fills the block that is yet to be copied: its empty slots count for the first that holds it.
+    # No table has the block that is yet to be copied: its empty slots count for the first that holds it.
     first = next(other for other in sequence.group.live if other.fork_tail == sequence.fork_tail)
     return num_slots + worker.block_size - sequence.num_computed_tokens if first is sequence else 0
 

@@ -1,7 +1,7 @@
 """Pinned prefixes: cached blocks of one worker that are kept out of eviction until they are unpinned.
 
-A pin holds one reference to each of its blocks. It is refused where it would leave too little memory for a group that
-was admitted: nothing admitted is ever given up for lack of memory.
+A pin holds one reference to each of its blocks. It is refused if it would leave too little memory for a group that
+was admitted: no admitted group is ever dropped for lack of memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ from scheduler_svc.core.worker_state import WorkerState
 
 
 class PinRefusedError(ValueError):
-    """The pin would take memory that was promised. Nothing has changed."""
+    """Refusal of a pin that would take memory promised to a group. Nothing has changed."""
 
 
 def pinned_blocks(worker: WorkerState, block_hashes: Sequence[bytes]) -> list[int] | None:
-    """The blocks with these hashes, if all are there and computed."""
+    """Return the blocks with these hashes, if all are there and computed."""
     blocks = worker.blocks.lookup(block_hashes)
     in_trust = {block for step in worker.in_flight for block in step.registered}
     if len(blocks) < len(block_hashes) or not in_trust.isdisjoint(blocks):
@@ -31,7 +31,7 @@ def check_promises(
     waiting: Iterable[SequenceGroup],
     limits: WorkerLimits,
 ) -> None:
-    """Raise PinRefusedError if these blocks, pinned too, would leave too few to an admitted group."""
+    """Raise PinRefusedError if these blocks, once pinned, would leave too few for an admitted group."""
     running = [sequence.group for sequence in worker.running]
     promised = list(dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused]))
     for group in waiting:
@@ -54,7 +54,7 @@ def add_pin(worker: WorkerState, name: str, blocks: list[int]) -> None:
 
 
 def remove_pin(worker: WorkerState, name: str) -> None:
-    """Harmless if there is none. The blocks stay in the cache as others do."""
+    """Remove a pin; no-op if there is none. Its blocks stay in the cache like others."""
     worker.blocks.free(worker.pins.pop(name, []))
     worker.num_pinned_blocks = len(_all_pinned(worker))
 

@@ -1,4 +1,4 @@
-"""How a group gives way: its blocks are swapped to the host, or computed again later.
+"""Choice of how a group is preempted: its blocks are swapped to the host, or computed again later.
 
 A pure function of the mode, what was measured, and what the group holds.
 """
@@ -8,17 +8,17 @@ from typing import Literal
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
 
-# Without a swap nobody learns how fast one is: so many of a worker are made for the sake of it. One is enough where the
-# worker measures; the bound is for those that do not, and for the swaps decided before the first is measured.
+# The speed of swaps is known only after one, so a worker makes up to so many for the measurement. One is enough if the
+# worker measures; the bound is for workers that do not, and for swaps decided before the first is measured.
 MAX_TRIAL_SWAPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionCosts:
-    """As learnt from the steps of one worker."""
+    """Speeds measured from the steps of one worker."""
 
     prefill_tokens_per_s: float
-    prefill_step_tokens: float | None = None  # in a step from which that was learnt, on average; None: a full one
+    prefill_step_tokens: float | None = None  # mean size of the measured steps; None: full ones
     swap_blocks_per_s: float | None = None  # in one direction; unknown before the first swap
 
     def __post_init__(self) -> None:
@@ -31,9 +31,10 @@ class PreemptionCosts:
 def prefers_swap(
     mode: PreemptionMode, costs: PreemptionCosts | None, num_swaps: int, num_blocks: int, num_tokens: int
 ) -> bool:
-    """`num_blocks` would be copied out and in again, or `num_tokens` computed again; `num_swaps` were made so far.
+    """True if copying `num_blocks` out and in again is preferred to computing `num_tokens` again.
 
-    `auto` without costs recomputes; with the speed of prefill alone it tries a few swaps, whose speed is then known.
+    `auto` without costs recomputes. With the speed of prefill alone it makes a few swaps, to measure them: `num_swaps`
+    were made so far.
     """
     if mode != "auto":
         return mode == "swap"

@@ -9,7 +9,7 @@ from scheduler_svc.core.preemption import PreemptionMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits are per worker."""
+    """Settings of the scheduler. Limits are per worker."""
 
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 256
@@ -18,7 +18,7 @@ class SchedulerConfig:
     enable_prefix_cache: bool = True
     order: OrderPolicy = "fcfs"  # within a priority
     priority_patience_s: float = 30.0  # how long a better priority class may keep a group waiting: see `aging`
-    preemption: PreemptionMode = "auto"  # what happens to the blocks of a group that gives way
+    preemption: PreemptionMode = "auto"  # what happens to the blocks of a preempted group
     preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
-"""What the scheduler counts: a frozen picture of now, for metrics and people."""
+"""Statistics of the scheduler: a frozen snapshot, for metrics and people."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """One worker. Blocks: used + cached + free = num_blocks. Counters run from the worker's arrival."""
+    """Statistics of one worker. Blocks: used + cached + free = num_blocks. Counters run from the worker's arrival."""
 
     worker_id: str
     num_blocks: int
@@ -36,19 +36,19 @@ class WorkerStats:
 
     @property
     def num_fragmented_token_slots(self) -> int:
-        """Allocated, and no token for them exists: the rest of last blocks."""
+        """Token slots that are allocated and have no token: the rest of last blocks."""
         return self.num_allocated_token_slots - self.num_filled_token_slots - self.num_reserved_token_slots
 
     @property
     def block_saving(self) -> float:
-        """Part of the blocks that sharing saves now, as the paper's Fig. 15: saved / blocks without sharing."""
+        """Share of blocks that sharing saves now, as in the paper's Fig. 15: saved / blocks without sharing."""
         num_without_sharing = self.num_sequence_blocks + self.num_saved_blocks
         return self.num_saved_blocks / num_without_sharing if num_without_sharing else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """All workers, and the queue they share."""
+    """Statistics of all workers, and of the queue they share."""
 
     num_waiting: int  # sequences, preempted ones included
     num_waiting_groups: int

@@ -1,7 +1,7 @@
-"""Which blocks the members of a group can share: what the earlier ones compute, the later ones fork.
+"""Sharing of blocks within a group: members fork the blocks that earlier members compute.
 
-A pure function of token ids. It makes the tree of sharing again after the blocks themselves are gone: the sequences
-of parallel sampling share their prompt, beams each branch that they have in common.
+Pure functions of token ids. They rebuild the tree of sharing after the blocks themselves are gone: the sequences of
+parallel sampling share their prompt, beams each branch that they have in common.
 """
 
 from collections.abc import Sequence as Seq
@@ -10,15 +10,15 @@ from scheduler_svc.core.sequence import Sequence
 
 
 def have_same_tokens(members: Seq[Sequence]) -> bool:
-    """Whether one row can compute the tokens of all, and all sample from it."""
+    """True if one row can compute the tokens of all members, and all sample from it."""
     first = members[0].token_ids
     return all(member.token_ids == first for member in members[1:])
 
 
 def shared_blocks(members: Seq[Sequence], block_size: int) -> list[tuple[int, int]]:
-    """For each member: an earlier one, by index, and how many full blocks it has in common with that one.
+    """Return for each member the earlier one, by index, with which it shares the most full blocks, and their number.
 
-    The earlier one is that with the most; at least a member's last token is left for itself to compute.
+    At least its last token is left for each member to compute.
     """
     shares = []
     for index, member in enumerate(members):

@@ -1,4 +1,4 @@
-"""Whose slots will be free next: what each running group has put out, and the most that it may. It changes nothing."""
+"""Forecast of free slots: how far each running group is, and the most that it may output. Changes nothing."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,22 +9,22 @@ from scheduler_svc.core.worker_state import WorkerState
 
 
 class RunningGroup(NamedTuple):
-    """In output tokens of its first running member; the others are as far, or nearly."""
+    """Progress of a group, in output tokens of its first running member; the others are as far, or nearly."""
 
     num_output_tokens: int  # those in flight included
     max_tokens: int
 
 
 class SlotUse(NamedTuple):
-    """One worker's slots."""
+    """Slots of one worker."""
 
     worker_id: str
-    num_free: int  # of those that a newcomer may have; below 0 if others wait at the worker itself
+    num_free: int  # that a new group may have; below 0 if preempted groups wait at the worker itself
     groups: list[RunningGroup]
 
 
 def slot_use(workers: Iterable[WorkerState], limits: WorkerLimits) -> list[SlotUse]:
-    """Of the workers that newcomers are given to."""
+    """Return the use of slots on each worker that new groups are given to."""
     return [
         SlotUse(
             worker.worker_id,

@@ -1,6 +1,6 @@
-"""Ranks in order, of which it is asked again and again how many are below another.
+"""Sorted ranks, with a quick count of how many are below a given one.
 
-Knows nothing of groups. Ranks that are equal are counted each.
+Knows nothing of groups. Equal ranks are counted each.
 """
 
 from bisect import bisect_left, insort
@@ -35,7 +35,7 @@ class SortedRanks:
             self._lasts[index] = run[-1]
 
     def remove(self, rank: Rank) -> None:
-        """It must be there."""
+        """Remove one rank that is there."""
         index = bisect_left(self._lasts, rank)
         run = self._runs[index]
         place = bisect_left(run, rank)
@@ -66,7 +66,7 @@ class SortedRanks:
             del self._lasts[index]
 
     def _split(self, index: int) -> None:
-        """In the middle; but what only grows at its end, as a queue does, leaves full runs behind."""
+        """Split in the middle; the last run at its end, so that ranks which only grow leave full runs behind."""
         run = self._runs[index]
         cut = self._max_in_run if index == len(self._runs) - 1 else len(run) // 2
         self._runs[index : index + 1] = [run[:cut], run[cut:]]

@@ -1,7 +1,7 @@
-"""What the scheduler decided for one step of one worker, as struct of arrays.
+"""Plan of one step of one worker, as struct of arrays.
 
-Plain data between the scheduler and whoever encodes it for the wire. The sequences in it are live: read a plan
-before anything else is asked of the scheduler.
+Plain data between the scheduler and the encoder for the wire. The sequences in it are live: read a plan before the
+next call of the scheduler.
 """
 
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from scheduler_svc.core.sequence import Sequence
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. The worker takes `freed_slots` before `whole`, and executes plans in the order of `step_id`."""
+    """Plan of one step. The worker takes `freed_slots` before `whole`, and executes plans in the order of `step_id`."""
 
     worker_id: str
     step_id: int  # consecutive per worker, from 1; never used twice, so a rollback leaves a gap
     snapshot: bool  # every live slot is in `whole`; the worker drops all others first
     sequences: list[Sequence] = field(default_factory=list)  # one a row
-    slots: list[int] = field(default_factory=list)  # beside sequences: each one's, which it may have lost by the answer
+    slots: list[int] = field(default_factory=list)  # beside sequences: their slots, perhaps lost when the answer comes
     num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1
     positions: list[int] = field(default_factory=list)  # beside sequences: position of the row's first token
     sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens
     sampled_sequences: list[Sequence] = field(default_factory=list)  # beside sampled_rows: whose token it is
-    candidate_rows: list[int] = field(default_factory=list)  # rows at the end of their tokens whose beam the host moves
+    candidate_rows: list[int] = field(default_factory=list)  # rows of beams that reach the end of their tokens
     # Newly scheduled, restored or forked, and beams with a row; in a snapshot all that the worker is to know.
     whole: list[Sequence] = field(default_factory=list)
     append_pairs: list[int] = field(default_factory=list)  # flat (slot, block), sequences not in `whole` only
@@ -33,6 +33,6 @@ class StepPlan:
 
 
 def slot_of(sequence: Sequence) -> int:
-    """Of a sequence that a step being planned is about."""
+    """Return the slot of a sequence in the step being planned."""
     assert sequence.slot is not None, "a scheduled sequence has a slot"
     return sequence.slot

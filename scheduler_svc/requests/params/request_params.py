@@ -40,15 +40,6 @@ _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeamOptions:
-    """See `BeamParams`, which needs the bound of the output, too."""
-
-    beam_width: int
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedParams:
     """A valid request but for its prompt. `stop_token_ids` and `eos_token_ids` (empty for ignore_eos) end it."""
 
@@ -62,7 +53,7 @@ class ValidatedParams:
     seed: int  # uint64
     num_samples: int  # that come back
     num_sequences: int  # that are drawn, or live beams at most
-    beam: BeamOptions | None
+    beam: BeamParams | None  # without the bound of the output: see `beam_params`
     max_tokens: int | None
     min_tokens: int
     stop: tuple[str, ...]
@@ -91,16 +82,9 @@ class ValidatedParams:
         return sampling
 
     def beam_params(self, max_tokens: int) -> BeamParams:
-        """What is searched for, with the bound of the output in force; only with `beam`."""
+        """Parameters of the search, with the bound of the output in force; only with `beam`."""
         assert self.beam is not None
-        return BeamParams(
-            beam_width=self.beam.beam_width,
-            max_tokens=max_tokens,
-            eos_token_ids=self.eos_token_ids | self.stop_token_ids,
-            num_return=self.num_samples,
-            length_penalty=self.beam.length_penalty,
-            early_stopping=self.beam.early_stopping,
-        )
+        return replace(self.beam, max_tokens=max_tokens)
 
 
 def validate(
@@ -132,6 +116,8 @@ def settle(
     stopping, output = request.stopping, request.output
     sampling = _slot_sampling(request, limits, seed)
     num_samples = request.sampling.n or 1
+    stop_token_ids = frozenset(stopping.stop_token_ids) if stopping.stop_token_ids else _NO_TOKENS
+    eos_token_ids = _NO_TOKENS if stopping.ignore_eos else limits.eos_token_ids
     return ValidatedParams(
         request_id=request.request_id or make_id(),
         tenant=request.tenant,
@@ -143,12 +129,12 @@ def settle(
         seed=seed,
         num_samples=num_samples,
         num_sequences=num_sequences_of(request),
-        beam=_beam_options(request.beam) if request.HasField("beam") else None,
+        beam=_beam(request.beam, eos_token_ids | stop_token_ids, num_samples) if request.HasField("beam") else None,
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         min_tokens=stopping.min_tokens,
         stop=tuple(stopping.stop),
-        stop_token_ids=frozenset(stopping.stop_token_ids) if stopping.stop_token_ids else _NO_TOKENS,
-        eos_token_ids=_NO_TOKENS if stopping.ignore_eos else limits.eos_token_ids,
+        stop_token_ids=stop_token_ids,
+        eos_token_ids=eos_token_ids,
         include_stop=stopping.include_stop,
         keep_special_tokens=output.keep_special_tokens,
         want_token_ids=output.token_ids,
@@ -184,9 +170,12 @@ def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) 
     )
 
 
-def _beam_options(beam: pb.BeamParams) -> BeamOptions:
-    return BeamOptions(
+def _beam(beam: pb.BeamParams, end_token_ids: frozenset[int], num_return: int) -> BeamParams:
+    return BeamParams(
         beam_width=beam.beam_width,
+        max_tokens=1,  # until `ValidatedParams.beam_params`
+        eos_token_ids=end_token_ids,
+        num_return=num_return,
         length_penalty=beam.length_penalty if beam.HasField("length_penalty") else 1.0,
         early_stopping=EARLY_STOPPING[beam.early_stopping],
     )
