@@ -56,9 +56,11 @@ class ServeSettings(Settings):
 
     model: str = Field(min_length=1, description="folder of a checkpoint, or its id on the Hugging Face hub")
     listen: str = Field(
-        DEFAULT_ADDRESS, pattern=r"^.+:\d{1,5}$", description="address, host:port; port 0 takes any free one"
+        DEFAULT_ADDRESS,
+        pattern=r"^.+:\d{1,5}$",
+        description="address to serve on, host:port; port 0 takes any free one",
     )
-    workers: int = Field(1, ge=1, le=64, description="worker processes")
+    workers: int = Field(1, ge=1, le=64, description="number of worker processes")
     standby: bool = Field(
         False, description="run a second scheduler, on the next port, that takes over when the first is gone"
     )
@@ -73,12 +75,12 @@ class ServeSettings(Settings):
         description="Redis or Valkey for the journal; REDIS_URL means the same; absent: an embedded Valkey",
     )
     store: Literal["auto", "embedded", "memory"] = Field(
-        "auto", description="where the journal lives without a URL: auto, embedded or memory (not durable)"
+        "auto", description="store of the journal if no URL is given: auto, embedded or memory (not durable)"
     )
     appendfsync: Literal["always", "everysec"] = Field(
         "always",
-        description="when the embedded store syncs its file: always, before anything is delivered, or everysec, faster "
-        "and up to 2 s may be lost with it",
+        description="when the embedded store syncs its file: always (before anything is delivered), or everysec (faster, "
+        "but its death may lose up to 2 s of writes)",
     )
     verbose: bool = Field(False, description="print the services' logs on standard error, too")
 
