@@ -79,8 +79,8 @@ class ServeSettings(Settings):
     )
     appendfsync: Literal["always", "everysec"] = Field(
         "always",
-        description="when the embedded store syncs its file: always (before anything is delivered), or everysec (faster, "
-        "but its death may lose up to 2 s of writes)",
+        description="when the embedded store syncs its file: always (before anything is delivered), or everysec "
+        "(faster, but its death may lose up to 2 s of writes)",
     )
     verbose: bool = Field(False, description="print the services' logs on standard error, too")
 
