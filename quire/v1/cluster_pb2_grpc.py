@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ClusterStub(object):
-    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
-    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
+    """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
     """
 
     def __init__(self, channel):
@@ -49,30 +49,31 @@ class ClusterStub(object):
 
 
 class ClusterServicer(object):
-    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
-    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
+    """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
     """
 
     def Register(self, request, context):
         """Register announces a worker and renews its lease. A worker calls it every third of the lease; the scheduler
-        dials back to the given address for Describe and StepStream. No list of workers is configured anywhere.
-        FAILED_PRECONDITION, whose message names the difference, if the worker's model is not the one that the scheduler is
-        set to serve (only_model) or serves, or if it does not fit beside the other workers; or if another live worker holds
-        the worker_id. What can only be known of a worker by Describe is the answer to its next Register: it is not asked
-        again for a minute, unless others come or go.
-        The model that is served is that of the first worker. It is kept while a worker of it is in service, while a request
-        is live (a paused one, too), and for model_patience_s (30 s) after the last worker has gone; then a worker of
-        another model may bring that. Until it does, prompts are checked, tokenised and accepted as for the old model, and
-        what was accepted keeps it.
+        connects to the given address for Describe and StepStream. No list of workers is configured anywhere.
+        FAILED_PRECONDITION, with a message that names the difference, if the worker's model is not the one that the
+        scheduler is set to serve (only_model) or serves, if the worker does not fit the other workers, or if another live
+        worker has the worker_id. A refusal that depends on Describe is the answer to the worker's next Register; Describe
+        is not called again for a minute, unless other workers come or go.
+        The served model is that of the first worker. It is kept while a worker of it is in service, while a request is
+        live (also a paused one), and for model_patience_s (30 s) after the last worker has gone; then a worker may bring
+        another model. Until then prompts are checked, tokenised and accepted for the old model, and accepted requests
+        keep it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """DrainWorker takes a worker out of service, or (`undo`) back into it: it gets nothing new, and what runs there moves
-        to other workers, or ends there if there is no other. It answers at once. NOT_FOUND if no such worker is here.
-        `undo` also takes back a worker that the scheduler has put out of service for its answers.
+        """DrainWorker takes a worker out of service, or (`undo`) back into it. A drained worker gets no new requests; those
+        that run there move to other workers, or end there if no other can take them. The call returns at once. NOT_FOUND
+        if there is no such worker. `undo` also takes back a worker that the scheduler has put out of service for wrong
+        answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,8 +101,8 @@ def add_ClusterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Cluster(object):
-    """Cluster is answered by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
-    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. So does every RPC of Inference.
+    """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
+    its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
     """
 
     @staticmethod

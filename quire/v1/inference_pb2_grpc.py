@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceStub(object):
-    """Inference serves generation requests. It is answered by the scheduler.
+    """Inference serves generation requests. The scheduler implements it.
     """
 
     def __init__(self, channel):
@@ -113,15 +113,15 @@ class InferenceStub(object):
 
 
 class InferenceServicer(object):
-    """Inference serves generation requests. It is answered by the scheduler.
+    """Inference serves generation requests. The scheduler implements it.
     """
 
     def Generate(self, request, context):
         """Generate runs one request and streams its output.
         The first message is `accepted`, sent once the admission is durable; `chunk`s follow; the last is `finished`.
-        A request that ends otherwise than finished closes the stream, after that last message, with CANCELLED,
-        DEADLINE_EXCEEDED or INTERNAL. A request_id that is known already attaches to that request instead of
-        running it again; with another body it is ALREADY_EXISTS. The RPC's deadline is the request's deadline.
+        After it, the stream of a request that was cancelled, expired or failed closes with CANCELLED, DEADLINE_EXCEEDED or
+        INTERNAL. A known request_id attaches to that request instead of running it again; with another body it is
+        ALREADY_EXISTS. The RPC's deadline is the request's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,8 +129,8 @@ class InferenceServicer(object):
 
     def Session(self, request_iterator, context):
         """Session carries all requests of one client process over one two-way stream.
-        The server sends at most one message per iteration, with what every request gained in it. A request that the
-        client is slow to read costs the others nothing: what it missed comes coalesced in its next event.
+        The server sends at most one message per iteration, with the new output of all requests. A request that the client
+        reads slowly does not delay others: its unread output is merged into its next event.
         An error of one request is an event of that request; the stream itself ends only with the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -139,24 +139,25 @@ class InferenceServicer(object):
 
     def Attach(self, request, context):
         """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
-        another server's death, or from another client. The messages are those of Generate. NOT_FOUND if unknown or expired.
+        after another server's death, or from another client. The messages are those of Generate. NOT_FOUND if the request
+        is unknown or its record has expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Pause takes a request off its worker until it is resumed, also over restarts of any process. Its device memory is
-        free for others; what it has so far is kept, and its readers stay. Its deadline and its on_disconnect go on counting.
-        Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too much is paused, in
-        all or by its tenant.
+        """Pause takes a request off its worker until Resume, also across restarts of any process. Its device memory is free
+        for others; its output so far is kept, and its readers stay connected. Its deadline and on_disconnect stay in
+        force. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too many
+        requests or tokens are paused, in all or by its tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Resume lets a paused request go on exactly where it was, in the order of its arrival. Idempotent.
+        """Resume continues a paused request exactly where it stopped, in the order of its arrival. Idempotent.
         NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -164,7 +165,7 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancel ends a request, and answers once that is durable. It is idempotent: a request that has ended stays as it is.
+        """Cancel ends a request, and answers once that is durable. Idempotent: a request that has ended is unchanged.
         NOT_FOUND if unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,10 +173,10 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """GetRequest tells the state and the output so far of a request, also after its end as long as its record is kept: for
-        an hour (record_ttl_s), unless records take more of the store than they may: 1 GiB of all tenants together
-        (max_record_mb) and three quarters of it of one (max_record_share). Then those of requests that ended first are
-        dropped before their time: of that tenant, or, where all have too much, of the tenant that has the most.
+        """GetRequest returns the state and the output so far of a request. After the end its record is kept for an hour
+        (record_ttl_s), unless records exceed their part of the store: 1 GiB for all tenants together (max_record_mb), and
+        three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
+        those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
         NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -184,15 +185,15 @@ class InferenceServicer(object):
 
     def ListRequests(self, request, context):
         """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
-        What has ended is not listed: GetRequest finds it by its id while its record is kept. A request that ends or
-        arrives between two pages is missing, or there; none is listed twice.
+        GetRequest finds ended ones by their id while their record is kept. A request that ends or arrives between two
+        pages may be missing or listed; none is listed twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tokenize turns text or a chat into token ids, as a request with that prompt would be.
+        """Tokenize turns text or a chat into the token ids that a request with that prompt would have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,27 +214,26 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """GetStats tells what runs, what waits and how the KV memory is used, at this moment.
+        """GetStats returns the current numbers of running and waiting requests, and the use of the KV memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinPrefix(self, request, context):
-        """PinPrefix computes a prefix once and keeps its blocks out of eviction, on each worker from its first use there
-        on. It answers once the prefix is computed and pinned on one worker. The same name with the same tokens again
-        answers with the pin that is there; with others it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave
-        too little memory for a request that was accepted, or would be beyond what its tenant, or all, may have pinned;
-        UNAVAILABLE without a worker, CANCELLED if it is unpinned meanwhile, FAILED_PRECONDITION where the prefix cache is
-        off. When no worker has it any more it is computed again. Pins are in the journal, and outlive the scheduler's
-        process.
+        """PinPrefix computes a prefix once and protects its blocks from eviction, on each worker from its first use there on.
+        It answers once the prefix is computed and pinned on one worker. The same name with the same tokens returns the
+        existing pin; with other tokens it is ALREADY_EXISTS. RESOURCE_EXHAUSTED if the pin would leave too little memory
+        for an accepted request, or would exceed the limit of pins of its tenant or of all; UNAVAILABLE without a worker,
+        CANCELLED if it is unpinned meanwhile, FAILED_PRECONDITION if the prefix cache is off. A prefix that no worker has
+        any more is computed again. Pins are in the journal, and outlive the scheduler's process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnpinPrefix(self, request, context):
-        """UnpinPrefix lets a prefix be evicted again. NOT_FOUND if the tenant has no such pin.
+        """UnpinPrefix allows a prefix to be evicted again. NOT_FOUND if the tenant has no such pin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -333,7 +333,7 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference(object):
-    """Inference serves generation requests. It is answered by the scheduler.
+    """Inference serves generation requests. The scheduler implements it.
     """
 
     @staticmethod

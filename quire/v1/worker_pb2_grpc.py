@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class WorkerStub(object):
     """Worker executes steps on one device. It knows sequences only as slots and block tables.
-    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
-    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
+    the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
 
     def __init__(self, channel):
@@ -56,21 +56,21 @@ class WorkerStub(object):
 
 class WorkerServicer(object):
     """Worker executes steps on one device. It knows sequences only as slots and block tables.
-    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
-    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
+    the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
 
     def Describe(self, request, context):
-        """Describe tells what the worker is: model, tokenizer, KV pool, limits. It can be asked at any time.
+        """Describe returns the worker's model, tokenizer, KV pool and limits. It can be called at any time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StepStream(self, request_iterator, context):
-        """StepStream executes steps in the order of their arrival and answers each, in that order.
-        A step's error is a field of its answer; the stream goes on. One stream at a time: a new one with an equal or
-        higher epoch replaces the old one, which ends with ABORTED.
+        """StepStream executes steps in the order of arrival and answers each, in that order.
+        A step's error is a field of its answer; the stream goes on. There is one stream at a time: a new one with an equal
+        or higher epoch replaces the old one, which ends with ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,7 +78,7 @@ class WorkerServicer(object):
 
     def Step(self, request, context):
         """Step executes one step: the same message, for tests and debugging.
-        The last step sent again is answered with its stored answer, not executed again.
+        If it repeats the last step, the stored answer is returned and nothing is executed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,8 +112,8 @@ def add_WorkerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
     """Worker executes steps on one device. It knows sequences only as slots and block tables.
-    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries the
-    step_key of its RegisterRequest as metadata "quire-step-key"; Describe is answered to anybody.
+    A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
+    the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
 
     @staticmethod
