@@ -126,14 +126,13 @@ Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
 
 @_typing.final
 class DrainWorkerResponse(_message.Message):
-    """DrainWorkerResponse reports the progress of the drain.
-    num_running is the number of sequences that still run on the worker.
-    """
+    """DrainWorkerResponse reports the progress of the drain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
+    """num_running is the number of sequences that still run on the worker."""
     def __init__(
         self,
         *,

@@ -743,6 +743,10 @@ class GenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     checksum: _builtins.int
+    """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire (five bytes: the tag,
+    then the value, little-endian). Checking it is optional. If it does not match, or a message cannot be read, drop
+    the stream and attach again from the positions that you have.
+    """
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """accepted comes first, once."""
@@ -2595,11 +2599,11 @@ class JournalStats(_message.Message):
     write_ns: _builtins.int
     """write_ns is the moving average of the time from sending an entry to its acknowledgement."""
     degraded: _builtins.bool
-    """degraded is true while the store does not answer.
-    delivery is "durable": output waits for its journal entry; or "relaxed": it does not, and delivered output may be
+    """degraded is true while the store does not answer."""
+    delivery: _builtins.str
+    """delivery is "durable": output waits for its journal entry; or "relaxed": it does not, and delivered output may be
     lost with the scheduler.
     """
-    delivery: _builtins.str
     def __init__(
         self,
         *,

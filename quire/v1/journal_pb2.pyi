@@ -683,15 +683,14 @@ Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
 
 @_typing.final
 class SampleRecord(_message.Message):
-    """SampleRecord is the data of one sample that a later reader may ask for besides its text and tokens.
-    released_ends, int32[n]: after each token, the number of characters of the text that were released.
-    """
+    """SampleRecord is the data of one sample that a later reader may ask for besides its text and tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_ENDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     released_ends: _builtins.bytes
+    """released_ends, int32[n]: after each token, the number of characters of the text that were released."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]:
         """logprobs of the output tokens, if asked for."""

@@ -129,7 +129,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _loaded(self) -> LoadedWorker:
         if self._worker is None:
             raise UnavailableError("the model is being loaded: retry soon", _LOADING_RETRY_S)
-
         return self._worker
 
     def _accepting(self) -> LoadedWorker:
