@@ -1,1 +1,1 @@
-"""The pure core: sequences, blocks, and who computes what next. The standard library and nothing else."""
+"""Pure core: sequences, blocks, the choice of what each worker computes next. Imports the standard library only."""

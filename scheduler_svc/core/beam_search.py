@@ -27,7 +27,7 @@ class BeamParams:
     eos_token_ids: frozenset[int]  # empty for ignore_eos
     num_return: int = 1  # the n best
     length_penalty: float = 1.0  # a hypothesis scores: sum of its log-probabilities / num_tokens ** length_penalty
-    # With beam_width hypotheses finished, True ends the search. Otherwise it goes on while the best live beam would
+    # With beam_width hypotheses finished, True ends the search. Otherwise it continues while the best live beam would
     # beat the worst of them: False scores that beam at its present length; "never" at max_tokens, where a positive
     # length penalty makes it look best.
     early_stopping: bool | Literal["never"] = False

@@ -2,7 +2,7 @@
 
 A forked sequence has the full blocks of its parent in its table. The parent's partial block stays in the parent's
 table alone, where the parent continues to fill it; the child holds a reference to it, `fork_tail`, and never writes to
-it while anybody else holds it. At the child's first write the block is copied into one of its own, or taken over
+it while it has another holder. At the child's first write the block is copied into one of its own, or taken over
 if the child is its last holder. So no block is ever in two tables of which one is written.
 """
 

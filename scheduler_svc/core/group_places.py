@@ -1,6 +1,6 @@
 """Places of groups: the queue, the paused groups and the workers, and how a group passes between them.
 
-Keeps the containers in step with `SequenceGroup.state`. Decides neither who starts nor who gives way.
+Keeps the containers in step with `SequenceGroup.state`. Does not decide which group starts or is preempted.
 """
 
 from collections.abc import Iterator

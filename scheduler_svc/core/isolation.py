@@ -1,9 +1,9 @@
 """Isolation of the request that makes steps fail or ends workers, so that it alone is failed.
 
 Groups in a failed step are suspects. Groups in flight on a worker that is lost become suspects at the second loss: most
-losses are caused by no request, and a group that had yet to come back to where it was at the first loss did not cause
-the second. Suspects are tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past the
-place of its incident is cleared. A group that fails alone for the third time in all is guilty.
+losses are caused by no request, and a group that had not yet recomputed up to its place at the first loss did not
+cause the second. Suspects are tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past
+the place of its incident is cleared. A group that fails alone for the third time in all is guilty.
 
 The fault may be the worker's: a group that failed on one is tried on others that could hold it, and is guilty of failed
 steps only after it has failed on each of them, or on four. If a worker's answer could not be believed, and the group
@@ -48,7 +48,7 @@ class Isolation:
         self._waiting = waiting
         self._limits = limits
         self._incidents: dict[SequenceGroup, Incidents] = {}  # of groups that are not paused
-        self._of_paused: dict[SequenceGroup, Incidents] = {}  # apart: no step of theirs clears them
+        self._of_paused: dict[SequenceGroup, Incidents] = {}  # no step clears these, since none of theirs is planned
         self.trials = Trials(limits, self._incidents)
         self._losses_s: deque[float] = deque()  # times of the latest losses of workers
 
@@ -139,7 +139,7 @@ class Isolation:
         self.trials.remove_suspect(group)
 
     def suspend_group(self, group: SequenceGroup) -> None:
-        """Keep a paused group's incidents apart, so that no trial waits for it."""
+        """Take a paused group out of its cohort, so that no trial waits for it; keep its incidents."""
         self.trials.remove_suspect(group)
         if group in self._incidents:
             self._of_paused[group] = self._incidents.pop(group)
@@ -175,7 +175,7 @@ class Isolation:
         return spans
 
     def _may_have_caused_loss(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
-        """True if the group had come back to where it was when a worker was lost before."""
+        """True if the group had recomputed up to its place at an earlier loss, or has had none."""
         incidents = self._incidents_of(group)
         if not incidents.num_losses:
             return True

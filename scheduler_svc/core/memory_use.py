@@ -13,7 +13,7 @@ from scheduler_svc.core.worker_state import WorkerState, blocks_held
 
 @dataclass(frozen=True, slots=True)
 class GroupBlocks:
-    """Blocks of one group at a moment; the group itself has the counters of what was done for it."""
+    """Blocks of one group at a moment; the group itself has its counters."""
 
     num_blocks: int  # that it holds on the device
     num_shared: int  # of those, held by more than one of its members

@@ -1,6 +1,6 @@
 """Choice of how a group is preempted: its blocks are swapped to the host, or computed again later.
 
-A pure function of the mode, what was measured, and what the group holds.
+A pure function of the mode, the measured costs, and the blocks and tokens of the group.
 """
 
 from dataclasses import dataclass

@@ -120,7 +120,7 @@ class PresentWorkers:
         prefill_step_tokens: float | None = None,
         swap_blocks_per_s: float | None = None,
     ) -> None:
-        """Record what was measured of a worker, as in `PreemptionCosts`. Called when it has changed, not in each step.
+        """Record the measured speeds of a worker, as in `PreemptionCosts`. Called when they change, not in each step.
 
         Before the first call `auto` recomputes, and only a deadline that has passed keeps a group from being started.
         """

@@ -1,4 +1,4 @@
-"""The scheduler: which sequences compute what in the next step of a worker, and what results mean for them.
+"""Scheduler: decides which sequences compute what in the next step of a worker, and applies the results to them.
 
 One rule: `num_computed_tokens` chases `num_tokens`. First come, first served within a priority, one waiting queue
 for all workers, chunked prefill under a token budget; groups are started, preempted and restored as a whole.
@@ -221,7 +221,7 @@ class Scheduler:
         suspects: Collection[SequenceGroup] | None = None,
         is_disbelieved: bool = False,
     ) -> list[Verdict]:
-        """Record that these plans of a worker failed in the model. They were rolled back; their groups are tried apart.
+        """Record that these plans of a worker failed in the model. They were rolled back; their groups become suspects.
 
         A group is tried on another worker, if one could hold it and has not failed it: `schedule` every worker.
         `suspects`: the groups concerned; None: each group in the plans. `is_disbelieved`: the worker's answer cannot be

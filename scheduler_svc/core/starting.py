@@ -113,7 +113,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
 
 
 def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:
-    """Count what the cache gave to a group that has just been started, and what is computed a second time."""
+    """Count the cached and the recomputed tokens of a group that has just been started."""
     first = start.members[0].sequence
     if worker.enable_prefix_cache and first.use_prefix_cache and not first.num_preemptions:
         worker.num_prefix_query_tokens += first.num_tokens

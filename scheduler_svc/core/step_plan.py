@@ -23,11 +23,11 @@ class StepPlan:
     sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens
     sampled_sequences: list[Sequence] = field(default_factory=list)  # beside sampled_rows: whose token it is
     candidate_rows: list[int] = field(default_factory=list)  # rows of beams that reach the end of their tokens
-    # Newly scheduled, restored or forked, and beams with a row; in a snapshot all that the worker is to know.
+    # Newly scheduled, restored or forked, and beams with a row; in a snapshot every sequence that the worker must know.
     whole: list[Sequence] = field(default_factory=list)
     append_pairs: list[int] = field(default_factory=list)  # flat (slot, block), sequences not in `whole` only
     freed_slots: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
-    swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all that follows
+    swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all the rest
     swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after swap_out, before copies
     copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write
 

@@ -1,4 +1,4 @@
-"""Swap: the blocks of a preempted group move to the worker's host pool, and back before it goes on.
+"""Swap: the blocks of a preempted group move to the worker's host pool, and back before it continues.
 
 A block that members share is copied once, and shared again on the other side. Steps execute in order, and each takes
 its swap-outs first, then its swap-ins, then its copies, then computes. So a device block may be used again in the

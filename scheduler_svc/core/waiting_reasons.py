@@ -26,8 +26,8 @@ class WaitingReason(Enum):
     BLOCKS = "KV blocks"
     EARLIER_REQUESTS = "earlier requests"
     DEADLINE = "its deadline: it cannot be met any more"
-    TRIAL = "its turn to be tried apart: a step with it failed"
-    STEP_IN_FLIGHT = "the step that it was in"
+    TRIAL = "its trial: a step with it failed, so it runs apart from others"
+    STEP_IN_FLIGHT = "the result of its last step"
     NEXT_STEP = "the next step"
     RESUMPTION = "Resume"
 

@@ -216,7 +216,7 @@ class WorkerState:
         return self.blocks.ref_count(block) - self.copy_holds[block]
 
     def cache_decoded_blocks(self) -> None:
-        """Put blocks that decoding has filled into the prefix cache: apart, so that no step waits for the hashing."""
+        """Put blocks that decoding has filled into the prefix cache: outside of a step, since hashing takes time."""
         uncached, self.uncached = self.uncached, []
         for sequence in uncached:
             if sequence.worker_id == self.worker_id and sequence.status is SequenceStatus.RUNNING:
