@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.native.packed_product import PackedProduct, ProductMaker
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
-from worker_svc.checkpoint.checkpoint_folder import fingerprint, resolve_checkpoint
+from worker_svc.checkpoint.model_folder import fingerprint, resolve_checkpoint
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear, Product
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tests.equality import assert_equal_greedy
 from tests.worker.paged_runner import PagedRunner
 from tests.worker.tiny_models import reference_greedy
-from worker_svc.checkpoint.checkpoint_folder import resolve_checkpoint
+from worker_svc.checkpoint.model_folder import resolve_checkpoint
 from worker_svc.model.decoder import load_decoder
 
 FOLDER = Path(__file__).parents[2] / "demo" / "model"

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from worker_svc.checkpoint.added_tokens import SpecialTokens, complete_tokenizer, read_special_tokens
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
-from worker_svc.checkpoint.checkpoint_folder import MOST_TOKENIZER_BYTES
 from worker_svc.checkpoint.folder_files import find_file, read_file, read_text
 from worker_svc.checkpoint.json_file import MOST_BYTES, read_optional_table, shown
+from worker_svc.checkpoint.model_folder import MOST_TOKENIZER_BYTES
 from worker_svc.checkpoint.older_tokenizers import convert_tokenizer
 
 _TOKENIZER_FILE = "tokenizer.json"

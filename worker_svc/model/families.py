@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
-from worker_svc.checkpoint.checkpoint_folder import CONFIG_FILE
 from worker_svc.checkpoint.generation_defaults import GENERATION_FILE
 from worker_svc.checkpoint.json_file import JsonTable, read_optional_table, read_table, shown
+from worker_svc.checkpoint.model_folder import CONFIG_FILE
 from worker_svc.model.config import Family, ModelConfig
 from worker_svc.model.config_values import (
     CHOOSE,

@@ -13,9 +13,9 @@ from common.status import Status
 from kernels.native.build import needs_build
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
-from worker_svc.checkpoint.checkpoint_folder import fingerprint, is_local, resolve_checkpoint
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
 from worker_svc.checkpoint.generation_defaults import ModelSamplingDefaults, read_sampling_defaults
+from worker_svc.checkpoint.model_folder import fingerprint, is_local, resolve_checkpoint
 from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
@@ -27,9 +27,9 @@ from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear
 from worker_svc.option_check import CheckedOptions, int8_refused
 from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
-from worker_svc.start.notices import notices
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_device_runner, start_plain_runner
+from worker_svc.start.start_notices import notices
 
 
 def load_model(settings: WorkerSettings, status: Status | None = None) -> LoadedModel:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from worker_svc.checkpoint.checkpoint_folder import find_checkpoint
 from worker_svc.checkpoint.dtype_choice import saved_dtype
 from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
+from worker_svc.checkpoint.model_folder import find_checkpoint
 from worker_svc.checkpoint.tokenizer_files import check_tokenizer
 from worker_svc.checkpoint.weight_files import check_tensor, read_headers
 from worker_svc.model.families import read_model_config
