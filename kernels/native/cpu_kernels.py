@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
+from kernels.sampling.sampling_operations import SamplingOperations
 
 
 def stored_row(head_dim: int, dtype: torch.dtype) -> int:
@@ -108,6 +109,10 @@ class CpuKernels(Protocol):
     @property
     def name(self) -> str:
         """For logs: "torch", or "native" and for which instructions."""
+
+    @property
+    def sampling(self) -> SamplingOperations:
+        """From logits to tokens, candidates and log-probabilities."""
 
     def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> CpuPlan:
         """Divides the work over threads. Valid until the next plan for this window is made, and while `rows` live.

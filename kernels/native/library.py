@@ -40,6 +40,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (_PLAN, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int, c_int),
     ),
     "quire_run": (None, (c_void_p, c_int64, c_void_p, c_int)),
+    "quire_choose_tokens": (None, (c_void_p, c_int)),
+    "quire_rank_tokens": (None, (c_void_p, c_int)),
+    "quire_token_logprobs": (None, (c_void_p, c_int)),
 }
 
 

@@ -27,6 +27,7 @@ from kernels.native.cpu_kernels import (
     NormRule,
 )
 from kernels.native.library import CacheMemory, load_library
+from kernels.native.native_sampling import NativeSampling
 from kernels.native.program import ACTIVATE, ATTEND, EMBED, GATHER, GREEDY, NORM, ROTATE, Program, address, call
 from kernels.native.torch_kernels import TorchKernels
 
@@ -51,6 +52,7 @@ class NativeKernels:
 
     def __init__(self, library: CDLL, num_threads: int, origin: str = "compiled here") -> None:
         self.name = f"native, {32 * library.quire_lanes()}-bit vectors, {origin}"
+        self.sampling = NativeSampling(library, num_threads).operations
         self._library = library
         self._num_threads = num_threads
         self._call = partial(call, library, num_threads)

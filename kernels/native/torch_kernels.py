@@ -13,6 +13,7 @@ from kernels.attention.paged_attention import AttentionPlan, RaggedRows, paged_a
 from kernels.layers import layer_ops
 from kernels.layers.layer_ops import Activation, Rotary
 from kernels.native.cpu_kernels import CacheShape, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
+from kernels.sampling.sampling_operations import REFERENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class TorchKernels:
     """Torch operations behind the interface `CpuKernels`."""
 
     name = "torch"
+    sampling = REFERENCES
 
     def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> TorchPlan:
         """See CpuKernels.plan."""

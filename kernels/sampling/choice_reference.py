@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.sampling.sampling import draw_dense, scale, truncation_thresholds
+from kernels.sampling.sampling import draw, scale, truncation_thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,26 @@ def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None
 def _draw(logits: Tensor, rows: SampleRows) -> Tensor:
     scaled = scale(logits, rows.temperatures)
     thresholds = rows.floors.clone()
-    if len(rows.selecting):
+    vocab_size = logits.shape[1]
+    for selecting, width in _groups_to_order(rows, vocab_size):
         some_scaled, floors, top_k, top_p = (
-            column.index_select(0, rows.selecting) for column in (scaled, rows.floors, rows.top_k, rows.top_p)
+            column.index_select(0, selecting) for column in (scaled, rows.floors, rows.top_k, rows.top_p)
         )
-        some = truncation_thresholds(some_scaled, floors, top_k.to(torch.int64), top_p, width=logits.shape[1])
-        thresholds.index_copy_(0, rows.selecting.to(torch.int64), some)
-    return draw_dense(scaled, thresholds, rows.keys)
+        some = truncation_thresholds(some_scaled, floors, top_k.to(torch.int64), top_p, width)
+        thresholds.index_copy_(0, selecting.to(torch.int64), some)
+    return draw(scaled, thresholds, rows.keys)
+
+
+def _groups_to_order(rows: SampleRows, vocab_size: int) -> list[tuple[Tensor, int]]:
+    """The samples whose largest logits are ordered, and how many of these each group needs.
+
+    On a CPU the samples with top-k are apart, since few of their logits are ordered; elsewhere the host would wait.
+    """
+    if not rows.selecting.is_cpu:
+        groups = [(rows.selecting, vocab_size)]
+    else:
+        top_k = rows.top_k.index_select(0, rows.selecting)
+        with_top_k, without = rows.selecting[top_k < vocab_size], rows.selecting[top_k == vocab_size]
+        widest = int(top_k[top_k < vocab_size].max()) if len(with_top_k) else 0
+        groups = [(with_top_k, widest), (without, vocab_size)]
+    return [(selecting, width) for selecting, width in groups if len(selecting)]

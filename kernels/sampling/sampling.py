@@ -22,25 +22,12 @@ _NARROW = 128  # up to here topk beats a sort
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of n tokens under the model's own distribution, before any edit."""
+    """Log-probabilities under the model's own distribution, before any edit, of T tokens in each of n rows."""
 
-    logprobs: Tensor  # float32 [n]
-    ranks: Tensor  # int32 [n]; 1 + the number of strictly more likely tokens
+    logprobs: Tensor  # float32 [n, T]
+    ranks: Tensor  # int32 [n, T]; 1 + the number of strictly more likely tokens
     top_token_ids: Tensor  # int32 [n, k], most likely first, lower id first among equals
     top_logprobs: Tensor  # float32 [n, k]
-
-    def row(self, index: int, num_top: int) -> "TokenLogprobs":
-        """One row with its first `num_top` tokens; views."""
-        rows = slice(index, index + 1)
-        return TokenLogprobs(
-            self.logprobs[rows],
-            self.ranks[rows],
-            self.top_token_ids[rows, :num_top],
-            self.top_logprobs[rows, :num_top],
-        )
-
-    def cpu(self) -> "TokenLogprobs":
-        return TokenLogprobs(self.logprobs.cpu(), self.ranks.cpu(), self.top_token_ids.cpu(), self.top_logprobs.cpu())
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -156,17 +143,15 @@ def draw_sparse(scaled: Tensor, survives: Tensor, keys: Tensor) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
-    """Log-probabilities of `token_ids` int64 [n] and of the `num_top` most likely tokens, from raw logits.
+    """Log-probabilities of `token_ids` int64 [n, T] and of the `num_top` most likely tokens, from raw logits.
 
     `logits` float32 [n, V]; more than V tokens are never returned.
     """
-    num_top = min(num_top, logits.shape[1])
     logprobs = model_logprobs(logits)
-    own = logits.gather(1, token_ids[:, None])
-    top_token_ids = best_tokens(logits, num_top)
+    top_token_ids = best_tokens(logits, min(num_top, logits.shape[1]))
     return TokenLogprobs(
-        logprobs=logprobs.gather(1, token_ids[:, None])[:, 0],
-        ranks=(logits > own).sum(-1, dtype=torch.int32).add_(1),
+        logprobs=logprobs.gather(1, token_ids),
+        ranks=token_ranks(logits, token_ids),
         top_token_ids=top_token_ids.to(torch.int32),
         top_logprobs=logprobs.gather(1, top_token_ids),
     )
@@ -180,6 +165,8 @@ def model_logprobs(logits: Tensor) -> Tensor:
 def token_ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
     """int32 [n, k], of `token_ids` int64 [n, k]: 1 + the number of strictly more likely tokens."""
     own = logits.gather(1, token_ids)
+    if own.shape[1] == 1:
+        return (logits > own).sum(-1, keepdim=True, dtype=torch.int32).add_(1)
     ranks = torch.empty_like(own, dtype=torch.int32)
     for row in range(len(logits)):  # [k, V] at a time
         ranks[row] = (logits[row] > own[row, :, None]).sum(-1, dtype=torch.int32).add_(1)

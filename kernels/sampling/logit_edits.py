@@ -1,0 +1,46 @@
+"""Edits of rows of logits: allowed ids, suppressed ids, bias and penalties, as flat arrays over all rows of a step.
+
+Knows no slots and no parameters of requests. A row is edited the same whatever else is in the batch. Log-probabilities
+are edited as logits are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.sampling.penalty_reference import PenaltyRows
+from kernels.sampling.sampling import add_bias, allow_only, suppress
+
+Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]  # `penalty_reference.penalise`, or the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPairs:
+    """Elements of the logits, int64 [N] each, contiguous and by rising row."""
+
+    rows: Tensor
+    token_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Edits of [S, V] logits; None where no row asks for a kind."""
+
+    allowed: TokenPairs | None
+    suppressed: TokenPairs | None
+    biased: TokenPairs | None  # no pair twice
+    biases: Tensor | None  # float32, beside `biased`
+    penalties: PenaltyRows | None
+
+
+def apply_edits(logits: Tensor, edits: LogitEdits, penalise: Penalise, token_table: Tensor) -> None:
+    """Edit `logits` float32 [S, V] in place; `token_table` int32 [num_slots, width] is read for penalties."""
+    if edits.allowed is not None:
+        allow_only(logits, edits.allowed.rows, edits.allowed.token_ids)
+    if edits.suppressed is not None:
+        suppress(logits, edits.suppressed.rows, edits.suppressed.token_ids)
+    if edits.biased is not None and edits.biases is not None:
+        add_bias(logits, edits.biased.rows, edits.biased.token_ids, edits.biases)
+    if edits.penalties is not None:
+        penalise(logits, edits.penalties, token_table)
