@@ -15,8 +15,7 @@ from kernels.attention.prefill_reference import PrefillPlan
 from kernels.attention.shape import Attended, ScoreRule
 from kernels.layers.layer_ops import Activation, Rotary
 from kernels.layers.step_inputs_reference import SlotTables, StepInputs
-from kernels.sampling.choice_reference import ChosenTokens, SampleRows
-from kernels.sampling.penalty_reference import PenaltyRows
+from kernels.sampling.sampling_operations import SamplingOperations
 
 RmsNorm = Callable[[Tensor, Tensor | None, float, Tensor | None], Tensor]
 LayerNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Tensor | None], Tensor]
@@ -27,8 +26,6 @@ PrefillAttention = Callable[[Tensor, Tensor, Tensor, PrefillPlan, ScoreRule, boo
 
 CopyByTable = Callable[[Tensor, Tensor, Tensor, int], None]
 SwapBlocks = Callable[[Tensor, Tensor, Tensor], None]
-ChooseTokens = Callable[[Tensor, SampleRows, Tensor | None], ChosenTokens]
-Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,5 +44,4 @@ class Operations:
     prefill_attention: PrefillAttention
     copy_by_table: CopyByTable
     swap_blocks: SwapBlocks
-    choose_tokens: ChooseTokens
-    penalise: Penalise
+    sampling: SamplingOperations

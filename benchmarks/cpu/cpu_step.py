@@ -33,7 +33,6 @@ from worker_svc.cpu.start import choose_host
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import MakeProduct, Product
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.step_limits import StepLimits
 
 SHAPE = "125m"
@@ -175,7 +174,7 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
         max_batched_tokens=max(num_rows, context),
     )
     pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
-    runner = HostRunner(model, pool, Sampler(), limits)
+    runner = HostRunner(model, pool, limits)
     for row in range(num_rows):
         state = SlotState(
             slot=row,

@@ -18,6 +18,7 @@ from benchmarks.memory.saturated_pool import MAX_BATCHED_TOKENS, PoolConfig, new
 from common.slot_sampling import SlotSampling
 from common.step import Candidates
 from demo.stories import documents
+from kernels.sampling.sampling_operations import REFERENCES
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -27,7 +28,6 @@ from worker_svc.cpu.runner import ModelRunner
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.step_limits import StepLimits
 
 TEXT_SEED = 2_000_000  # neither that of training nor that of the held-out text
@@ -76,7 +76,7 @@ class BeamDecoding:
             max_model_len=MAX_MODEL_LEN,
             max_batched_tokens=MAX_BATCHED_TOKENS,
         )
-        self._runner = ModelRunner(decoder, pool, Sampler(), limits)
+        self._runner = ModelRunner(decoder, pool, limits, REFERENCES)
 
     @property
     def mean_tokens_apart(self) -> float:

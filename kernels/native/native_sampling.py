@@ -1,8 +1,8 @@
 """Sampling in C++ behind the interface `SamplingOperations`, for logits on the CPU.
 
-Tokens are those of `sampling_operations.REFERENCES`. What differs is the last place of float64 exp and log, as libraries
-differ among themselves: a sum of probabilities may be off by 2^-40 for each of its tokens, a score by about 1e-15. So
-another token can be chosen only where two are as near as that. A log-probability may be off by the rounding of float32.
+Tokens are those of `sampling_operations.REFERENCES`. Libraries round float64 exp and log differently in the last place:
+a sum of probabilities may be off by 2^-40 for each of its tokens, a score by about 1e-15. Another token can be chosen
+only where two are as near as that. A log-probability may be off by the rounding of float32.
 Rows are shared by the library's threads; a row is treated the same whatever else is in the batch.
 """
 

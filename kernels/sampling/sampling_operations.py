@@ -39,7 +39,7 @@ class SamplingOperations:
     choose_tokens: logits, rows, edits of the samples' rows or None, token table
     rank_tokens: logits, logit rows int32 [C], K, edits of these rows or None, token table. As in the beam search of
         `transformers`, edits change log-probabilities, which are not normalised again.
-    token_logprobs: logits, logit rows int32 [n], token ids int64 [n, T], number of the most likely tokens; without edits
+    token_logprobs: logits, logit rows int32 [n], token ids int64 [n, T], number of the most likely tokens; no edits
     """
 
     choose_tokens: Callable[[Tensor, SampleRows, LogitEdits | None, Tensor], ChosenTokens]

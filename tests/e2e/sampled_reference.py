@@ -17,7 +17,7 @@ from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from kernels.sampling.sampling import min_p_thresholds, scale, truncation_thresholds
 from quire.params import GenerateParams
 from tests.equality import assert_equal_greedy, comparable_length
-from worker_svc.sampling.logit_edits import TokenHistory, edit_rows
+from tests.worker.reference_edits import TokenHistory, edit_rows
 
 _EDGE = 1e-5  # of probability: a token so near the edge of the nucleus may lie on either side of it
 

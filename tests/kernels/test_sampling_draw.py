@@ -52,29 +52,28 @@ def test_barred_tokens_are_never_drawn() -> None:
 def test_logprobs_are_those_of_the_raw_distribution(vocab_size: int) -> None:
     logits = random_logits(5, vocab_size)
     tokens = torch.arange(5)
-    result = token_logprobs(logits, tokens, 4)
+    result = token_logprobs(logits, tokens[:, None], 4)
     exact = special.log_softmax(logits.numpy().astype(np.float64), axis=-1)
     order = np.argsort(-logits.numpy(), axis=-1, kind="stable")
-    np.testing.assert_allclose(result.logprobs, exact[np.arange(5), tokens], atol=2e-5)
+    np.testing.assert_allclose(result.logprobs[:, 0], exact[np.arange(5), tokens], atol=2e-5)
     assert result.top_token_ids.tolist() == order[:, :4].tolist()
     np.testing.assert_allclose(result.top_logprobs, np.take_along_axis(exact, order[:, :4], 1), atol=2e-5)
-    assert result.ranks.tolist() == [order[row].tolist().index(row) + 1 for row in range(5)]
+    assert result.ranks.tolist() == [[order[row].tolist().index(row) + 1] for row in range(5)]
 
 
 def test_most_likely_tokens_come_with_lower_ids_first_among_equals() -> None:
     logits = torch.tensor([[-0.0, 1.0, 0.0, 1.0, -3.0, -0.0], [-1.0, -2.0, -1.0, -2.0, -2.0, -1.0]])
-    result = token_logprobs(logits, torch.tensor([2, 4]), 100)
+    result = token_logprobs(logits, torch.tensor([[2, 4], [4, 0]]), 100)
     assert result.top_token_ids.tolist() == [[1, 3, 0, 2, 5, 4], [0, 2, 5, 1, 3, 4]]
-    assert result.ranks.tolist() == [3, 4]  # equals share the better rank
+    assert result.ranks.tolist() == [[3, 6], [4, 1]]  # equals share the better rank
 
 
 def test_no_top_tokens_are_an_empty_table() -> None:
-    result = token_logprobs(random_logits(3, 20), torch.tensor([1, 2, 3]), 0)
+    result = token_logprobs(random_logits(3, 20), torch.tensor([[1], [2], [3]]), 0)
     assert result.top_token_ids.shape == result.top_logprobs.shape == (3, 0)
-    assert result.row(1, 0).logprobs.tolist() == result.logprobs[1:2].tolist()
 
 
 def test_no_rows_are_an_empty_table() -> None:
-    result = token_logprobs(torch.empty(0, 20), torch.empty(0, dtype=torch.int64), 3)
-    assert result.logprobs.shape == result.ranks.shape == (0,)
+    result = token_logprobs(torch.empty(0, 20), torch.empty(0, 2, dtype=torch.int64), 3)
+    assert result.logprobs.shape == result.ranks.shape == (0, 2)
     assert result.top_token_ids.shape == result.top_logprobs.shape == (0, 3)

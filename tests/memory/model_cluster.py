@@ -10,6 +10,7 @@ import torch
 from common.slot_sampling import SlotSampling
 from common.step import Candidates, Step
 from common.step_codec import step_from_pb, step_to_pb
+from kernels.sampling.sampling_operations import REFERENCES
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -24,7 +25,6 @@ from tests.memory.model_requests import Reference, Request
 from tests.worker.tiny_models import MAX_POSITIONS
 from worker_svc.cpu.runner import ModelRunner
 from worker_svc.model.decoder import Decoder
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.step_limits import StepLimits
 
 BLOCK_SIZE, NUM_SLOTS = 4, 16
@@ -56,7 +56,7 @@ class ModelCluster:
             max_model_len=MAX_POSITIONS,
             max_batched_tokens=config.max_num_batched_tokens,
         )
-        self._runner = ModelRunner(decoder, self.pool, Sampler(), limits)
+        self._runner = ModelRunner(decoder, self.pool, limits, REFERENCES)
         self._reference = Reference(decoder)
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._sampling: dict[int, SlotSampling] = {}

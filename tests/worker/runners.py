@@ -6,6 +6,7 @@ from torch import Tensor
 
 from common.step import Step, StepResult
 from kernels.native.torch_kernels import TorchKernels
+from kernels.sampling.sampling_operations import REFERENCES
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import MAX_POSITIONS
 from worker_svc.cpu.host_decoder import HostDecoder
@@ -15,7 +16,6 @@ from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner, result_of
 
@@ -40,14 +40,14 @@ class MakeRunner(Protocol):
 
 def make_cpu_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
     pool = poisoned_pool(decoder)
-    return SteppedRunner(ModelRunner(decoder, pool, Sampler(), limits_for(decoder), max_prompt_logits)), pool
+    return SteppedRunner(ModelRunner(decoder, pool, limits_for(decoder), REFERENCES, max_prompt_logits)), pool
 
 
 def make_host_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
     """The CPU's own forward pass, with the kernels' torch references."""
     pool = poisoned_pool(decoder)
     model = HostDecoder(decoder, TorchKernels())
-    runner = ModelRunner(model, pool, Sampler(), limits_for(decoder), max_prompt_logits, model.greedy)
+    runner = ModelRunner(model, pool, limits_for(decoder), model.sampling, max_prompt_logits, model.greedy)
     return SteppedRunner(runner), pool
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
@@ -19,8 +21,8 @@ from transformers import (
 
 from common.slot_sampling import SlotSampling
 from common.step import Candidates
-from worker_svc.sampling.candidates import rank_candidates
-from worker_svc.sampling.logit_edits import TokenHistory
+from tests.worker.reference_edits import TokenHistory
+from tests.worker.sampling_by_slots import BUNDLES, SlotSamplers
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
@@ -29,9 +31,17 @@ POSITION = 9
 HISTORY = TokenHistory([5, 9, 9, 70, 200, 9, 70, 1, 5], num_prompt_tokens=4)
 
 
-def rank(logits: Tensor, counts: list[int], slots: list[SlotSampling]) -> list[Candidates]:
+def rank_with(bundle: str, logits: Tensor, counts: list[int], slots: list[SlotSampling]) -> list[Candidates]:
     histories = [HISTORY if slot.needs_history else None for slot in slots]
-    return rank_candidates(logits, counts, slots, [POSITION] * len(slots), histories)
+    return SlotSamplers(bundle, slots, [POSITION] * len(slots), histories, logits.shape[1]).rank(logits, counts)
+
+
+Rank = Callable[[Tensor, list[int], list[SlotSampling]], list[Candidates]]
+
+
+@pytest.fixture(params=BUNDLES)
+def rank(request: pytest.FixtureRequest) -> Rank:
+    return partial(rank_with, request.param)
 
 
 def reference_scores(logits: Tensor, slot: SlotSampling) -> Tensor:
@@ -78,15 +88,16 @@ samplings = st.builds(
     st.lists(st.tuples(samplings, st.integers(1, VOCAB_SIZE)), min_size=1, max_size=6),
     st.integers(0, 2**32),
     st.booleans(),
+    st.sampled_from(BUNDLES),
 )
 def test_candidates_are_those_of_transformers_in_its_order(
-    asked: list[tuple[SlotSampling, int]], seed: int, has_ties: bool
+    asked: list[tuple[SlotSampling, int]], seed: int, has_ties: bool, bundle: str
 ) -> None:
     slots, counts = [slot for slot, _ in asked], [count for _, count in asked]
     logits = torch.randn(len(slots), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     if has_ties:
         logits = logits.round()
-    found = rank(logits, counts, slots)
+    found = rank_with(bundle, logits, counts, slots)
     for row, (slot, count) in enumerate(asked):
         expected = reference_scores(logits[row], slot).sort(descending=True, stable=True)
         assert found[row].logprobs == pytest.approx(expected.values[:count].tolist(), abs=2e-6)
@@ -95,7 +106,9 @@ def test_candidates_are_those_of_transformers_in_its_order(
         assert len(set(found[row].token_ids)) == count
         pairs = list(zip(found[row].logprobs, found[row].token_ids, strict=True))
         assert pairs == sorted(pairs, key=lambda pair: (-pair[0], pair[1]))  # equals by rising id
-        if slot.frequency_penalty == slot.presence_penalty == 0:  # nothing written out: the bits are the same
+        if (
+            bundle == "torch" and slot.frequency_penalty == slot.presence_penalty == 0
+        ):  # nothing written out: the bits of torch
             assert found[row].token_ids == expected.indices[:count].tolist()
             assert found[row].logprobs == expected.values[:count].tolist()
 
@@ -116,7 +129,7 @@ def random_logits(rows: int, seed: int, vocab_size: int = 211) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_row_is_ranked_the_same_alone_and_among_any_neighbours(kind: int) -> None:
+def test_a_row_is_ranked_the_same_alone_and_among_any_neighbours(rank: Rank, kind: int) -> None:
     own = random_logits(1, seed=kind)
     (alone,) = rank(own, [6], [KINDS[kind]])
     generator = random.Random(kind)
@@ -136,7 +149,7 @@ def test_a_row_is_ranked_the_same_alone_and_among_any_neighbours(kind: int) -> N
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(bad: float) -> None:
+def test_a_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(rank: Rank, bad: float) -> None:
     logits = random_logits(len(KINDS), seed=3)
     counts = [4] * len(KINDS)
     clean = rank(logits, counts, KINDS)
@@ -148,7 +161,7 @@ def test_a_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(bad: f
         assert [each for i, each in enumerate(found) if i != row] == [each for i, each in enumerate(clean) if i != row]
 
 
-def test_what_is_barred_comes_last_at_minus_infinity() -> None:
+def test_what_is_barred_comes_last_at_minus_infinity(rank: Rank) -> None:
     slot = SlotSampling(seed=0, allowed_token_ids=(9, 4, 7), suppressed_token_ids=(7,), suppressed_until=POSITION + 1)
     logits = torch.zeros(1, 12)
     logits[0, 9] = 2.0
@@ -158,14 +171,14 @@ def test_what_is_barred_comes_last_at_minus_infinity() -> None:
     assert found.logprobs == pytest.approx([float(expected[9]), float(expected[4]), *[-math.inf] * 3])
 
 
-def test_a_row_whose_tokens_are_all_barred_has_nothing_but_barred_candidates() -> None:
+def test_a_row_whose_tokens_are_all_barred_has_nothing_but_barred_candidates(rank: Rank) -> None:
     slot = SlotSampling(seed=0, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=POSITION + 1)
     (found,) = rank(random_logits(1, seed=0), [2], [slot])
     assert found == Candidates(token_ids=[0, 1], logprobs=[-math.inf, -math.inf])
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 3, 500])
-def test_the_models_own_distribution_comes_beside_the_candidates_if_asked_for(num_logprobs: int) -> None:
+def test_the_models_own_distribution_comes_beside_the_candidates_if_asked_for(rank: Rank, num_logprobs: int) -> None:
     logits = random_logits(3, seed=9)
     logits[1] = logits[1].round()  # ranks of equals are equal
     slot = SlotSampling(seed=0, num_logprobs=num_logprobs, logit_bias=((8, 40.0), (9, -40.0)), repetition_penalty=3.0)
@@ -184,7 +197,7 @@ def test_the_models_own_distribution_comes_beside_the_candidates_if_asked_for(nu
         assert rows.top_logprobs == pytest.approx(logprobs[best].tolist() * count, abs=1e-5)
 
 
-def test_the_logits_are_not_changed_and_half_precision_is_ranked_as_its_float32_values() -> None:
+def test_the_logits_are_not_changed_and_half_precision_is_ranked_as_its_float32_values(rank: Rank) -> None:
     logits = random_logits(len(KINDS), seed=1).to(torch.bfloat16)
     before = logits.clone()
     counts = [9] * len(KINDS)

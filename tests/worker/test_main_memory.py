@@ -13,7 +13,6 @@ from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.memory.main_memory import MainMemory
 from worker_svc.model.decoder import load_decoder
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.trial_steps import largest_step
 
 GIB = 1 << 30
@@ -55,7 +54,7 @@ def test_the_largest_step_takes_no_more_than_is_kept_free_for_it(
     model = HostDecoder(decoder, native_kernels())
     limits = limits_for(decoder)
     pool = KVPool(decoder.block_shape(limits.block_size), limits.num_blocks, decoder.device)
-    ModelRunner(model, pool, Sampler(), limits, greedy=model.greedy).launch(largest_step(limits))
+    ModelRunner(model, pool, limits, model.sampling, greedy=model.greedy).launch(largest_step(limits))
     kept_free = step_buffer_bytes(
         decoder.config, decoder.dtype, num_tokens=limits.max_batched_tokens, num_rows=limits.num_slots
     )

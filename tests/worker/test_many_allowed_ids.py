@@ -8,18 +8,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from common.bounds import MOST_ALLOWED
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
 from common.step_codec import step_from_pb, step_to_pb
+from kernels.sampling.logit_edits import apply_edits
+from kernels.sampling.penalty_reference import penalise
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.request_params import settle
-from worker_svc.sampling.logit_edits import edit_rows
+from worker_svc.sampling.edits import pack_edits
+from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.steps.sampling_check import check_sampling
+from worker_svc.steps.step_upload import DirectUpload
 
 VOCAB_SIZE = 70_000
 NUM_SAMPLES = 16
@@ -76,8 +82,21 @@ def test_a_step_with_many_allowed_ids_is_sent_and_checked_in_the_time_of_a_few(s
 def test_rows_with_many_allowed_ids_are_edited_in_the_time_of_a_few_looks_at_each(samples: list[SlotSampling]) -> None:
     """Every step of 128 such rows took 2.5 s longer, for whoever else was in it; it was 11 looks."""
     logits = torch.randn(NUM_SAMPLES, VOCAB_SIZE)
-    edited = edit_rows(logits, samples, [1] * NUM_SAMPLES, [None] * NUM_SAMPLES)
+    columns = SamplingColumns(NUM_SAMPLES, VOCAB_SIZE)
+    for slot, sampling in enumerate(samples):
+        columns.place(slot, sampling, 1)
+    slots, upload = np.arange(NUM_SAMPLES), DirectUpload(torch.device("cpu"))
+
+    def edit_rows() -> Tensor:
+        edited = logits.clone()
+        edits = pack_edits(upload, columns, slots, slots + 1)
+        assert edits is not None
+        apply_edits(edited, edits, penalise, slots_of_no_history)
+        return edited
+
+    slots_of_no_history = torch.zeros((1, 1), dtype=torch.int32)
+    edited = edit_rows()
     assert torch.equal(edited[:, IDS.start :], logits[:, IDS.start :])
     assert (edited[:, : IDS.start] == -torch.inf).all()
-    took_s = least_s(lambda: edit_rows(logits, samples, [1] * NUM_SAMPLES, [None] * NUM_SAMPLES))
+    took_s = least_s(edit_rows)
     assert took_s < 4 * one_look_s(samples)

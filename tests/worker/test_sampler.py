@@ -3,14 +3,15 @@
 import dataclasses
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from common.slot_sampling import SlotSampling
-from worker_svc.sampling.logit_edits import TokenHistory
-from worker_svc.sampling.sampler import SampleOutput, Sampler
+from tests.worker.reference_edits import TokenHistory
+from tests.worker.sampling_by_slots import BUNDLES, Samples, sample_slots
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
@@ -35,20 +36,27 @@ def random_logits(rows: int, seed: int) -> Tensor:
     return torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 2.5
 
 
-def sample(logits: Tensor, slots: list[SlotSampling], positions: list[int]) -> SampleOutput:
-    return Sampler().sample(logits, slots, positions, [HISTORY if slot.needs_history else None for slot in slots])
+Sample = Callable[[Tensor, list[SlotSampling], list[int]], Samples]
 
 
-def result_of(output: SampleOutput, row: int) -> tuple[object, ...]:
+@pytest.fixture(params=BUNDLES)
+def sample(request: pytest.FixtureRequest) -> Sample:
+    def sample_with(logits: Tensor, slots: list[SlotSampling], positions: list[int]) -> Samples:
+        histories = [HISTORY if slot.needs_history else None for slot in slots]
+        return sample_slots(request.param, logits, slots, positions, histories)
+
+    return sample_with
+
+
+def result_of(output: Samples, row: int) -> tuple[object, ...]:
     """Everything about one row, as plain values: equal only if equal in every bit."""
     logprobs = output.logprobs[row]
-    fields = () if logprobs is None else (getattr(logprobs, f.name).tolist() for f in dataclasses.fields(logprobs))
-    return (int(output.token_ids[row]), bool(output.valid[row]), *fields)
+    return (int(output.token_ids[row]), bool(output.valid[row]), logprobs)
 
 
 @pytest.mark.parametrize("num_neighbours", [6, 63])
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_slot_gets_the_same_alone_and_among_any_neighbours(kind: int, num_neighbours: int) -> None:
+def test_a_slot_gets_the_same_alone_and_among_any_neighbours(sample: Sample, kind: int, num_neighbours: int) -> None:
     own = random_logits(1, seed=kind)
     alone = result_of(sample(own, [KINDS[kind]], [77]), 0)
     generator = random.Random(kind)
@@ -64,7 +72,7 @@ def test_a_slot_gets_the_same_alone_and_among_any_neighbours(kind: int, num_neig
     assert alone[1] is True
 
 
-def test_plain_greedy_takes_the_lowest_of_equal_maxima() -> None:
+def test_plain_greedy_takes_the_lowest_of_equal_maxima(sample: Sample) -> None:
     logits = torch.zeros(3, 10)
     logits[1, [4, 8]] = 1.0
     output = sample(logits, [SlotSampling(seed=i, temperature=0.0) for i in range(3)], [0, 0, 0])
@@ -75,7 +83,9 @@ def test_plain_greedy_takes_the_lowest_of_equal_maxima() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(bad: float, temperature: float) -> None:
+def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(
+    sample: Sample, bad: float, temperature: float
+) -> None:
     slots = [dataclasses.replace(slot, temperature=temperature) for slot in KINDS]
     positions = list(range(len(slots)))
     logits = random_logits(len(slots), seed=3)
@@ -90,28 +100,28 @@ def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(bad: float, 
         assert [result_of(output, i) for i in others] == [result_of(clean, i) for i in others]
 
 
-def test_a_row_whose_tokens_are_all_barred_is_not_valid() -> None:
+def test_a_row_whose_tokens_are_all_barred_is_not_valid(sample: Sample) -> None:
     slot = SlotSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=3)
     output = sample(random_logits(2, seed=0), [slot, slot], [2, 3])
     assert output.valid.tolist() == [False, True]
     assert int(output.token_ids[1]) == 4
 
 
-def test_ids_are_suppressed_below_their_position_only() -> None:
+def test_ids_are_suppressed_below_their_position_only(sample: Sample) -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[:, 50] = 30.0
     slot = SlotSampling(seed=1, temperature=0.0, suppressed_token_ids=(50,), suppressed_until=8)
     assert sample(logits, [slot, slot], [7, 8]).token_ids.tolist() == [0, 50]
 
 
-def test_the_logits_are_not_changed() -> None:
+def test_the_logits_are_not_changed(sample: Sample) -> None:
     logits = random_logits(len(KINDS), seed=1)
     before = logits.clone()
     sample(logits, KINDS, [5] * len(KINDS))
     assert torch.equal(logits, before)
 
 
-def test_logprobs_ignore_every_parameter() -> None:
+def test_logprobs_ignore_every_parameter(sample: Sample) -> None:
     logits = random_logits(1, seed=2)
     expected = logits[0].double().log_softmax(-1)
     for slot in KINDS:
@@ -120,21 +130,22 @@ def test_logprobs_ignore_every_parameter() -> None:
         rows = output.logprobs[0]
         assert rows is not None
         token = int(output.token_ids[0])
-        assert rows.logprobs.tolist() == pytest.approx([float(expected[token])], abs=2e-5)
-        assert rows.ranks.tolist() == [1 + int((logits[0] > logits[0, token]).sum())]
-        assert rows.top_token_ids[0].tolist() == logits[0].topk(3).indices.tolist()
+        assert list(rows.logprobs) == pytest.approx([float(expected[token])], abs=2e-5)
+        assert rows.ranks == [1 + int((logits[0] > logits[0, token]).sum())]
+        assert rows.top_token_ids == logits[0].topk(3).indices.tolist()
 
 
-def test_penalties_take_tensors_and_lists_and_tell_prompt_from_output() -> None:
+@pytest.mark.parametrize("bundle", BUNDLES)
+def test_penalties_tell_prompt_from_output(bundle: str) -> None:
     logits = torch.zeros(2, 8)
     slot = SlotSampling(seed=0, temperature=0.0, presence_penalty=1.0)
     tokens = [0, 1, 2, 2]
-    histories = [TokenHistory(tokens, 2), TokenHistory(torch.tensor(tokens, dtype=torch.int32), 0)]
+    histories = [TokenHistory(tokens, 2), TokenHistory(tokens, 0)]
     # The first row penalises token 2 alone, the second tokens 0 to 2.
-    assert Sampler().sample(logits, [slot, slot], [4, 4], histories).token_ids.tolist() == [0, 3]
+    assert sample_slots(bundle, logits, [slot, slot], [4, 4], histories).token_ids.tolist() == [0, 3]
 
 
-def test_samples_of_one_row_differ_by_their_index() -> None:
+def test_samples_of_one_row_differ_by_their_index(sample: Sample) -> None:
     logits = random_logits(1, seed=4).expand(16, -1)
     slots = [SlotSampling(seed=3, sample_index=i) for i in range(16)]
     tokens = sample(logits, slots, [9] * 16).token_ids
@@ -142,14 +153,14 @@ def test_samples_of_one_row_differ_by_their_index() -> None:
     assert torch.equal(tokens, sample(logits, slots, [9] * 16).token_ids)
 
 
-def test_half_precision_logits_are_sampled_as_their_float32_values() -> None:
+def test_half_precision_logits_are_sampled_as_their_float32_values(sample: Sample) -> None:
     logits = random_logits(len(KINDS), seed=6).to(torch.bfloat16)
     positions = [3] * len(KINDS)
     half, full = sample(logits, KINDS, positions), sample(logits.float(), KINDS, positions)
     assert [result_of(half, i) for i in range(len(KINDS))] == [result_of(full, i) for i in range(len(KINDS))]
 
 
-def test_a_step_without_samples_gives_an_empty_output() -> None:
+def test_a_step_without_samples_gives_an_empty_output(sample: Sample) -> None:
     output = sample(torch.empty(0, VOCAB_SIZE), [], [])
     assert output.token_ids.shape == output.valid.shape == (0,)
     assert output.logprobs == ()

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from common.slot_sampling import SlotSampling
-from worker_svc.sampling.sampler import Sampler
+from tests.worker.sampling_by_slots import sample_slots
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
@@ -55,7 +55,7 @@ def exact_probabilities(slot: SlotSampling) -> npt.NDArray[np.float64]:
 
 def draw(slots: list[SlotSampling], positions: list[int]) -> npt.NDArray[np.int64]:
     logits = torch.from_numpy(LOGITS).expand(len(slots), -1)
-    output = Sampler().sample(logits, slots, positions, [None] * len(slots))
+    output = sample_slots("native", logits, slots, positions, [None] * len(slots))
     assert bool(output.valid.all())
     return output.token_ids.numpy()
 
@@ -103,7 +103,7 @@ def test_a_large_vocabulary_is_sampled_evenly() -> None:
     """Equal logits over 32,000 tokens, 500 draws: 25 bins of neighbours and 25 of strides, each expecting 20."""
     logits = torch.zeros(1, 32_000).expand(50, -1)
     slots = [SlotSampling(seed=9)] * 50
-    parts = [Sampler().sample(logits, slots, list(range(i, i + 50)), [None] * 50) for i in range(0, 500, 50)]
+    parts = [sample_slots("native", logits, slots, list(range(i, i + 50)), [None] * 50) for i in range(0, 500, 50)]
     tokens = torch.cat([part.token_ids for part in parts]).numpy()
     for bins in (tokens // 1280, tokens % 25):
         assert stats.chisquare(np.bincount(bins, minlength=25)).pvalue > 0.001

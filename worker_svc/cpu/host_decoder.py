@@ -25,6 +25,7 @@ from kernels.native.cpu_kernels import (
 from kernels.native.native_kernels import NativeKernels
 from kernels.native.packed_product import PackedProduct
 from kernels.native.program import Program, recording
+from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.cpu.layer_rules import LayerRules, norm_rule
 from worker_svc.cpu.row_buffers import RowBuffers
 from worker_svc.memory.kv_pool import BlockShape, KVPool
@@ -71,6 +72,11 @@ class HostDecoder:
     @property
     def device(self) -> torch.device:
         return self._weights.device
+
+    @property
+    def sampling(self) -> SamplingOperations:
+        """From this decoder's logits to tokens."""
+        return self._kernels.sampling
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
         """See Decoder.block_shape."""

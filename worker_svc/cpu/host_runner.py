@@ -5,15 +5,14 @@ from collections.abc import Callable
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.runner import ModelRunner
 from worker_svc.memory.kv_pool import KVPool
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.step_limits import StepLimits
 
 
 class HostRunner(ModelRunner):
     """An `AnnouncingRunner`."""
 
-    def __init__(self, model: HostDecoder, kv_pool: KVPool, sampler: Sampler, limits: StepLimits) -> None:
-        super().__init__(model, kv_pool, sampler, limits, greedy=model.greedy)
+    def __init__(self, model: HostDecoder, kv_pool: KVPool, limits: StepLimits) -> None:
+        super().__init__(model, kv_pool, limits, model.sampling, greedy=model.greedy)
         self._host = model
 
     @property

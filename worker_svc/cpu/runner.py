@@ -8,27 +8,21 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from common.step import Candidates, PromptLogprobs, Step, StepResult
-from kernels.sampling.sampling import token_logprobs
+from common.step import Step, StepResult
+from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.cpu.batch_builder import build_batch, starts_of
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.forward_pass import ForwardPass, GreedyChoice
-from worker_svc.sampling.candidates import rank_candidates
-from worker_svc.sampling.logit_edits import TokenHistory
-from worker_svc.sampling.prompt_logprobs import (
-    PromptSpan,
-    concatenate,
-    cut_into_answers,
-    find_prompt_spans,
-    logprob_rows,
-)
+from worker_svc.sampling.candidates import CandidateRanker
+from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, launch_prompts, pack_prompts
 from worker_svc.sampling.sampler import Sampler
+from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.steps.slot_table import SlotTable
 from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_upload import DirectUpload
 
 ChooseGreedy = Callable[[ForwardBatch, KVPool], GreedyChoice]
 MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
@@ -41,16 +35,20 @@ class ModelRunner:
         self,
         model: ForwardPass,
         kv_pool: KVPool,
-        sampler: Sampler,
         limits: StepLimits,
+        operations: SamplingOperations,
         max_prompt_logits: int = MAX_PROMPT_LOGITS,
         greedy: ChooseGreedy | None = None,
     ) -> None:
         """`greedy` takes the place of model and sampler where a step wants its rows' greatest logits and no more."""
         self._model = model
         self._kv_pool = kv_pool
-        self._sampler = sampler
         self._slots = SlotTable(limits)
+        self._columns = SamplingColumns(limits.num_slots, limits.vocab_size)
+        self._operations = operations
+        self._sampler = Sampler(self._columns, operations)
+        self._ranker = CandidateRanker(self._columns, operations)
+        self._upload = DirectUpload(model.device)
         self._max_prompt_logits = max_prompt_logits
         self._greedy = greedy
 
@@ -62,6 +60,7 @@ class ModelRunner:
         """
         with torch.inference_mode():
             checked = self._slots.apply(step)
+            self._columns.apply(step.whole, checked.forks)
             result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
             if len(checked.rows.slots):
                 self._compute(checked.rows, result)
@@ -105,71 +104,42 @@ class ModelRunner:
         self._slots.advance(rows, result.token_ids)
 
     def _wants_greatest(self, rows: StepRows) -> bool:
-        """Whether there are samples, and all of them are the greatest logit as it is."""
+        """True if there are samples, and each is the greatest logit as it is."""
         slots = rows.sample_slots
-        return len(slots) > 0 and np.count_nonzero(self._slots.is_plainly_greedy[slots]) == len(slots)
+        return len(slots) > 0 and not self._columns.features[slots].any()
 
     def _take_logits(
         self, batch: ForwardBatch, spans: list[PromptSpan], which_sampled: IntArray, rows: StepRows, result: StepResult
     ) -> None:
-        """The pass, and all that is made of its rows: those that are sampled, ranked, and of the spans."""
+        """Compute the pass, and answer for its rows: those that are sampled, those that are ranked, those of `spans`.
+
+        Sample s has row which_sampled[s] of the logits; ranked rows come behind those of samples.
+        """
         hidden = self._model.hidden(batch, self._kv_pool)
-        if spans:
-            num_last = len(hidden) - sum(len(span.logit_rows) for span in spans)
-            result.prompt_logprobs = self._prompt_logprobs(hidden[num_last:], spans)
+        prompts = pack_prompts(self._upload, spans)
+        if prompts is not None:
+            num_last = len(hidden) - len(prompts.token_ids)
+            rows_at_once = max(1, self._max_prompt_logits // self._model.config.vocab_size)
+            launched = launch_prompts(self._model.logits, hidden[num_last:], prompts, rows_at_once, self._operations)
+            launched.fill_result(result)
             hidden = hidden[:num_last]
         if not len(hidden):
             return
         logits = self._model.logits(hidden)
-        num_sampled = len(logits) - len(rows.candidate_rows)
-        if num_sampled < len(logits):
-            result.candidates = self._rank(logits[num_sampled:], rows)
-        if num_sampled:
-            self._sample(logits[:num_sampled], which_sampled, rows, result)
-
-    def _sample(self, logits: Tensor, which_sampled: IntArray, rows: StepRows, result: StepResult) -> None:
-        """Sample s has row which_sampled[s] of the logits."""
-        if len(which_sampled) > len(logits):  # a row feeds several slots
-            logits = logits[torch.from_numpy(which_sampled).to(logits.device)]
-        slots, positions = rows.sample_slots.tolist(), rows.sample_positions.tolist()
-        sampling = [self._slots.sampling[slot] for slot in slots]
-        output = self._sampler.sample(logits, sampling, positions, self._histories(slots, positions))
-        result.token_ids = output.token_ids.tolist()
-        if not output.valid.all():
-            result.invalid_samples = (~output.valid).nonzero().flatten().tolist()
-        result.logprobs = {
-            index: logprob_rows(slice(None), row, sampling[index].num_logprobs or 0)
-            for index, row in enumerate(output.logprobs)
-            if row is not None
-        }
-
-    def _rank(self, logits: Tensor, rows: StepRows) -> list[Candidates]:
-        slots, positions = rows.slots[rows.candidate_rows].tolist(), rows.ends[rows.candidate_rows].tolist()
-        sampling = [self._slots.sampling[slot] for slot in slots]
-        histories = self._histories(slots, positions)
-        return rank_candidates(logits.float(), rows.candidate_counts.tolist(), sampling, positions, histories)
-
-    def _histories(self, slots: list[int], positions: list[int]) -> list[TokenHistory | None]:
-        """The tokens of each slot before its position, where its penalties need them."""
-        return [
-            self._history(slot, position) if self._slots.sampling[slot].needs_history else None
-            for slot, position in zip(slots, positions, strict=True)
-        ]
-
-    def _history(self, slot: int, position: int) -> TokenHistory:
-        token_ids = torch.from_numpy(self._slots.token_ids[slot, :position])
-        return TokenHistory(token_ids, int(self._slots.num_prompt_tokens[slot]))
-
-    def _prompt_logprobs(self, hidden: Tensor, spans: list[PromptSpan]) -> list[PromptLogprobs]:
-        """The head in slices, since all logits of a long prompt at once could outgrow the memory."""
-        token_ids = torch.from_numpy(np.concatenate([span.token_ids for span in spans])).to(hidden.device)
-        num_top = max(span.num_top for span in spans)
-        size = max(1, self._max_prompt_logits // self._model.config.vocab_size)
-        parts = [
-            token_logprobs(self._model.logits(some_hidden).float(), some_ids, num_top).cpu()
-            for some_hidden, some_ids in zip(torch.split(hidden, size), torch.split(token_ids, size), strict=True)
-        ]
-        return cut_into_answers(spans, concatenate(parts))
+        tokens = torch.from_numpy(self._slots.token_ids).to(logits.device)
+        samples = self._sampler.pack(self._upload, rows.sample_slots, rows.sample_positions, which_sampled)
+        if samples is not None:
+            self._sampler.launch(logits, samples, tokens).fetch().fill_result(result)
+        ranked_rows, num_ranked = rows.candidate_rows, len(rows.candidate_rows)
+        candidates = self._ranker.pack(
+            self._upload,
+            rows.slots[ranked_rows],
+            rows.ends[ranked_rows],
+            np.arange(len(logits) - num_ranked, len(logits)),
+            rows.candidate_counts,
+        )
+        if candidates is not None:
+            self._ranker.launch(logits, candidates, tokens).fetch().fill_result(result)
 
 
 def distinct_rows(sample_rows: IntArray) -> tuple[IntArray, IntArray]:

@@ -23,10 +23,9 @@ from worker_svc.gpu.forward import DeviceForward, ForwardState
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
-from worker_svc.sampling.device_candidates import DeviceRanker, PackedCandidates
-from worker_svc.sampling.device_prompt_logprobs import PackedPrompts, launch_prompts, pack_prompts
-from worker_svc.sampling.device_sampler import DeviceSampler, PackedSampling
-from worker_svc.sampling.prompt_logprobs import find_prompt_spans
+from worker_svc.sampling.candidates import CandidateRanker, PackedCandidates
+from worker_svc.sampling.prompt_logprobs import PackedPrompts, find_prompt_spans, launch_prompts, pack_prompts
+from worker_svc.sampling.sampler import PackedSampling, Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.steps.slot_table import SlotTable
 from worker_svc.steps.step_check import CheckedStep, StepRows
@@ -112,8 +111,9 @@ class DeviceRunner:
             self._forward, plans, self._slots, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
         )
         self._columns = SamplingColumns(limits.num_slots, limits.vocab_size)
-        self._sampler = DeviceSampler(self._columns, operations.choose_tokens, operations.penalise)
-        self._ranker = DeviceRanker(self._columns, operations.penalise)
+        self._sampling = operations.sampling
+        self._sampler = Sampler(self._columns, operations.sampling)
+        self._ranker = CandidateRanker(self._columns, operations.sampling)
         self._prompt_rows_at_once = max(1, max_prompt_logits // limits.vocab_size)
         self._device = device
 
@@ -193,17 +193,17 @@ class DeviceRunner:
             if packed.samples is not None:
                 samples = self._sampler.launch(computed.logits, packed.samples, self._slots.tokens)
                 self._slots.write_tokens(packed.sample_places, samples.token_ids)
-                finish.append(samples.fetch().result)
+                finish.append(samples.fetch().fill_result)
             if packed.candidates is not None:
                 ranked = self._ranker.launch(computed.logits, packed.candidates, self._slots.tokens)
-                finish.append(ranked.fetch().result)
+                finish.append(ranked.fetch().fill_result)
         return tuple(finish)
 
     def _prompt_logprobs(self, state: ForwardState, packed: PackedPrompts, tokens: Tensor) -> Finish:
         def logits_of(some_tokens: Tensor) -> Tensor:
             return self._forward.logits(state, some_tokens)
 
-        return launch_prompts(logits_of, tokens, packed, self._prompt_rows_at_once).result
+        return launch_prompts(logits_of, tokens, packed, self._prompt_rows_at_once, self._sampling).fill_result
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from kernels.attention import cascade_reference, decode_reference, prefill_reference
 from kernels.blocks import kv_blocks
 from kernels.layers import layer_ops, step_inputs_reference
-from kernels.sampling import choice_reference, penalty_reference
+from kernels.sampling import sampling_operations
 from worker_svc.operations import Operations
 
 OPERATIONS = Operations(
@@ -19,6 +19,5 @@ OPERATIONS = Operations(
     prefill_attention=prefill_reference.prefill_attention,
     copy_by_table=kv_blocks.copy_by_table,
     swap_blocks=kv_blocks.swap_blocks,
-    choose_tokens=choice_reference.choose_tokens,
-    penalise=penalty_reference.penalise,
+    sampling=sampling_operations.REFERENCES,
 )

@@ -7,6 +7,7 @@ from kernels.attention import cascade_attention, cascade_plan, decode_attention,
 from kernels.blocks import block_copy, block_swap
 from kernels.layers import activations, norms, rotary_write, step_inputs
 from kernels.sampling import logit_penalties, token_choice
+from kernels.sampling.sampling_operations import sampling_operations
 from worker_svc.operations import Operations
 
 OPERATIONS = Operations(
@@ -22,6 +23,5 @@ OPERATIONS = Operations(
     prefill_attention=prefill_attention.prefill_attention,
     copy_by_table=block_copy.copy_by_table,
     swap_blocks=block_swap.swap_blocks,
-    choose_tokens=token_choice.choose_tokens,
-    penalise=logit_penalties.penalise,
+    sampling=sampling_operations(token_choice.choose_tokens, logit_penalties.penalise),
 )

@@ -1,75 +1,110 @@
-"""The best next tokens of rows whose next token the scheduler chooses, as a beam search needs them.
+"""Ranks the next tokens of rows whose token the scheduler chooses, as a beam search needs them.
 
-As in the beam search of `transformers`, what a slot asks for (ids, bias, penalties) edits the log-probabilities of the
-model, not its logits, and nothing is normalised again. A row is ranked the same whatever else is in the batch. It knows
-nothing of beams.
+As in the beam search of `transformers`, edits (ids, bias, penalties) change the log-probabilities of the model, not its
+logits, and nothing is normalised again. In three parts, as sampling is: pack, launch, and the result from copies on the
+host. A row is ranked the same whatever else is in the batch. It knows nothing of beams.
 """
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
-from common.step import Candidates, LogprobRows
-from kernels.sampling.sampling import best_tokens, finite_rows, model_logprobs, token_ranks
-from worker_svc.sampling.logit_edits import TokenHistory, edit_rows
+from common.step import Candidates, LogprobRows, StepResult
+from kernels.sampling.logit_edits import LogitEdits
+from kernels.sampling.sampling import TokenLogprobs
+from kernels.sampling.sampling_operations import RankedTokens, SamplingOperations
+from worker_svc.sampling.edits import pack_edits
+from worker_svc.sampling.logprob_rows import logprob_rows
+from worker_svc.sampling.sampling_columns import Feature, SamplingColumns
+from worker_svc.sampling.to_host import logprobs_to_host, to_host
+from worker_svc.steps.step_check import IntArray
+from worker_svc.steps.step_upload import Upload
 
 
-def rank_candidates(
-    logits: Tensor,
-    counts: Sequence[int],
-    slots: Sequence[SlotSampling],
-    positions: Sequence[int],
-    histories: Sequence[TokenHistory | None],
-) -> list[Candidates]:
-    """The counts[i] best tokens after row i of `logits` [C, V], best first, the lower id first among equals.
+@dataclass(frozen=True, slots=True)
+class PackedCandidates:
+    """Parameters of C ranked rows; tensors have their content once the upload is sent."""
 
-    A token that is barred stands at -inf. A row whose logits are not all finite has no candidates. counts are at most
-    V; positions[i] is the index, in prompt and output, of the next token; histories[i] is needed only where
-    slots[i].needs_history.
-    """
-    logits = logits.float()
-    logprobs = model_logprobs(logits)
-    edited = edit_rows(logprobs, slots, positions, histories)
-    valid = (finite_rows(logits) & (edited.amax(-1) < torch.inf)).tolist()
-    token_ids = best_tokens(edited, max(counts))
-    found_ids, found_logprobs = token_ids.tolist(), edited.gather(1, token_ids).tolist()
-    wanted = {
-        row: (counts[row], min(slot.num_logprobs, logits.shape[1]))
-        for row, slot in enumerate(slots)
-        if slot.num_logprobs is not None and valid[row]
-    }
-    rows_of = _model_rows(logits, logprobs, token_ids, wanted)
-    return [
-        Candidates(token_ids=found_ids[row][:count], logprobs=found_logprobs[row][:count], rows=rows_of.get(row))
-        if valid[row]
-        else Candidates(token_ids=(), logprobs=())
-        for row, count in enumerate(counts)
-    ]
+    logit_rows: Tensor  # int32 [C]
+    counts: list[int]
+    edits: LogitEdits | None
+    num_top: dict[int, int]  # of the model's own most likely tokens, by row that asks for them
+    rows_with_top: Tensor | None  # int64, the rows in `num_top`
 
 
-def _model_rows(
-    logits: Tensor, logprobs: Tensor, token_ids: Tensor, wanted: Mapping[int, tuple[int, int]]
-) -> dict[int, LogprobRows]:
-    """By row, what the model itself thinks of the row's candidates; `wanted`: how many of those, and most likely ones.
+@dataclass(frozen=True, slots=True)
+class RankedRows:
+    """The best tokens of C rows, K the largest count, on the device or in pinned memory."""
 
-    The candidates of a row stand at one position, so the most likely tokens beside each are the same.
-    """
-    if not wanted:
-        return {}
-    rows = torch.tensor(list(wanted), device=logits.device)
-    logits, logprobs, token_ids = logits[rows], logprobs[rows], token_ids[rows]
-    top_ids = best_tokens(logits, max(num_top for _, num_top in wanted.values()))
-    own, ranks = logprobs.gather(1, token_ids).tolist(), token_ranks(logits, token_ids).tolist()
-    top_token_ids, top_logprobs = top_ids.tolist(), logprobs.gather(1, top_ids).tolist()
-    return {
-        row: LogprobRows(
-            logprobs=own[place][:count],
-            ranks=ranks[place][:count],
-            num_top=num_top,
-            top_token_ids=top_token_ids[place][:num_top] * count,
-            top_logprobs=top_logprobs[place][:num_top] * count,
+    packed: PackedCandidates
+    ranked: RankedTokens
+    logprobs: TokenLogprobs | None  # by the model's own distribution, of the candidates of the rows in `num_top`
+
+    def fetch(self) -> "RankedRows":
+        """Queue the copies to the host, to be read once the step's event is reached."""
+        ranked = self.ranked
+        return RankedRows(
+            packed=self.packed,
+            ranked=RankedTokens(to_host(ranked.token_ids), to_host(ranked.logprobs), to_host(ranked.valid)),
+            logprobs=None if self.logprobs is None else logprobs_to_host(self.logprobs),
         )
-        for place, (row, (count, num_top)) in enumerate(wanted.items())
-    }
+
+    def fill_result(self, result: StepResult) -> None:
+        """The candidates of each row; none for a row whose logits were not finite. Only after `fetch`."""
+        token_ids, logprobs = self.ranked.token_ids.tolist(), self.ranked.logprobs.tolist()
+        valid, rows_of = self.ranked.valid.tolist(), self._model_rows()
+        result.candidates = [
+            Candidates(token_ids=token_ids[row][:count], logprobs=logprobs[row][:count], rows=rows_of.get(row))
+            if valid[row]
+            else Candidates(token_ids=(), logprobs=())
+            for row, count in enumerate(self.packed.counts)
+        ]
+
+    def _model_rows(self) -> dict[int, LogprobRows]:
+        """The candidates of a row stand at one position, so the most likely tokens beside each are the same."""
+        if self.logprobs is None:
+            return {}
+        num_top = self.packed.num_top
+        rows = logprob_rows(self.logprobs, [self.packed.counts[row] for row in num_top], list(num_top.values()))
+        return dict(zip(num_top, rows, strict=True))
+
+
+class CandidateRanker:
+    """Ranks for any mix of slots at once, with the operations it is given."""
+
+    def __init__(self, columns: SamplingColumns, operations: SamplingOperations) -> None:
+        self._columns = columns
+        self._operations = operations
+
+    def pack(
+        self, upload: Upload, slots: IntArray, positions: IntArray, logit_rows: IntArray, counts: IntArray
+    ) -> PackedCandidates | None:
+        """Pack the counts[i] best tokens at positions[i] of slots[i], by row logit_rows[i] of the logits.
+
+        counts are at most V. None if there is nothing to rank.
+        """
+        if not len(slots):
+            return None
+        columns = self._columns
+        with_top = np.flatnonzero(columns.features[slots] & Feature.LOGPROBS)
+        num_top = np.minimum(columns.num_logprobs[slots[with_top]], columns.vocab_size)
+        return PackedCandidates(
+            logit_rows=upload.add(logit_rows.astype(np.int32)),
+            counts=counts.tolist(),
+            edits=pack_edits(upload, columns, slots, positions),
+            num_top=dict(zip(with_top.tolist(), num_top.tolist(), strict=True)),
+            rows_with_top=upload.add(with_top) if len(with_top) else None,
+        )
+
+    def launch(self, logits: Tensor, packed: PackedCandidates, token_table: Tensor) -> RankedRows:
+        """`logits` [L, V] in any floating dtype; `token_table` int32 [num_slots, width], read for penalties."""
+        operations, logit_rows = self._operations, packed.logit_rows
+        ranked = operations.rank_tokens(logits, logit_rows, max(packed.counts), packed.edits, token_table)
+        if packed.rows_with_top is None:
+            return RankedRows(packed, ranked, None)
+        some_rows = logit_rows.index_select(0, packed.rows_with_top)
+        token_ids = ranked.token_ids.index_select(0, packed.rows_with_top)
+        return RankedRows(
+            packed, ranked, operations.token_logprobs(logits, some_rows, token_ids, max(packed.num_top.values()))
+        )

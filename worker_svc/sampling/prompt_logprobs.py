@@ -1,18 +1,24 @@
-"""Log-probabilities of prompt tokens: which of a step's logits give them, and how they are cut into answers.
+"""Log-probabilities of prompt tokens: finds the logits that give them, queues the work, and cuts it into answers.
 
-The logits at position i are those of token i + 1, which the slot knows already, since it belongs to the prompt.
+The logits at position i are those of token i + 1, which the slot knows already, since it belongs to the prompt. The
+head is computed in slices, since all logits of a long prompt at once could outgrow the memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from common.step import LogprobRows, PromptLogprobs
+from common.step import PromptLogprobs, StepResult
 from kernels.sampling.sampling import TokenLogprobs
+from kernels.sampling.sampling_operations import SamplingOperations, concatenate
+from worker_svc.sampling.logprob_rows import span_rows
+from worker_svc.sampling.to_host import logprobs_to_host
 from worker_svc.steps.slot_table import SlotTable
 from worker_svc.steps.step_check import IntArray, StepRows
+from worker_svc.steps.step_upload import Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,36 @@ class PromptSpan:
     token_ids: IntArray  # [n]
     logit_rows: IntArray  # [n], indices among the step's tokens
     num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPrompts:
+    """The spans of a step, and their tokens on the device once the upload is sent."""
+
+    spans: Sequence[PromptSpan]
+    token_ids: Tensor  # int64 [n], of all spans
+
+    @property
+    def num_top(self) -> int:
+        return max(span.num_top for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPrompts:
+    """Log-probabilities of all the spans' tokens on the host; to be read once the step's event is reached."""
+
+    spans: Sequence[PromptSpan]
+    logprobs: TokenLogprobs
+
+    def fill_result(self, result: StepResult) -> None:
+        """One answer for each span."""
+        answers, start = [], 0
+        for span in self.spans:
+            end = start + len(span.token_ids)
+            rows = span_rows(self.logprobs, slice(start, end), span.num_top)
+            answers.append(PromptLogprobs(slot=span.slot, position=span.position, rows=rows))
+            start = end
+        result.prompt_logprobs = answers
 
 
 def find_prompt_spans(table: SlotTable, rows: StepRows, query_start: IntArray) -> list[PromptSpan]:
@@ -43,34 +79,28 @@ def find_prompt_spans(table: SlotTable, rows: StepRows, query_start: IntArray) -
     return spans
 
 
-def cut_into_answers(spans: Iterable[PromptSpan], logprobs: TokenLogprobs) -> list[PromptLogprobs]:
-    """One answer for each span, from log-probabilities of all their tokens in order, on the host."""
-    answers, start = [], 0
-    for span in spans:
-        end = start + len(span.token_ids)
-        rows = logprob_rows(slice(start, end), logprobs, span.num_top)
-        answers.append(PromptLogprobs(slot=span.slot, position=span.position, rows=rows))
-        start = end
-    return answers
+def pack_prompts(upload: Upload, spans: Sequence[PromptSpan]) -> PackedPrompts | None:
+    """Pack the tokens of all spans; None without spans."""
+    if not spans:
+        return None
+    return PackedPrompts(spans, upload.add(np.concatenate([span.token_ids for span in spans])))
 
 
-def logprob_rows(which: slice, logprobs: TokenLogprobs, num_top: int) -> LogprobRows:
-    """Rows of log-probabilities, each with its `num_top` most likely tokens, for the wire."""
-    top_token_ids = logprobs.top_token_ids[which, :num_top]
-    return LogprobRows(
-        logprobs=logprobs.logprobs[which].tolist(),
-        ranks=logprobs.ranks[which].tolist(),
-        num_top=top_token_ids.shape[1],
-        top_token_ids=top_token_ids.reshape(-1).tolist(),
-        top_logprobs=logprobs.top_logprobs[which, :num_top].reshape(-1).tolist(),
-    )
+def launch_prompts(
+    logits_of: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    packed: PackedPrompts,
+    rows_at_once: int,
+    operations: SamplingOperations,
+) -> FetchedPrompts:
+    """Queue the head over `rows` [n, ..], those of all spans in order, and the copies to the host.
 
-
-def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Parts computed apart, as one."""
-    return TokenLogprobs(
-        torch.cat([part.logprobs for part in parts]),
-        torch.cat([part.ranks for part in parts]),
-        torch.cat([part.top_token_ids for part in parts]),
-        torch.cat([part.top_logprobs for part in parts]),
-    )
+    `logits_of` gives the logits [m, V], in any floating dtype, of some of the rows [m, ..].
+    """
+    row_slices, id_slices = torch.split(rows, rows_at_once), torch.split(packed.token_ids, rows_at_once)
+    parts = []
+    for some_rows, some_ids in zip(row_slices, id_slices, strict=True):
+        logits = logits_of(some_rows)
+        every_row = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
+        parts.append(operations.token_logprobs(logits, every_row, some_ids[:, None].contiguous(), packed.num_top))
+    return FetchedPrompts(packed.spans, logprobs_to_host(concatenate(parts)))

@@ -1,109 +1,171 @@
-"""From logits and the sampling parameters of slots to tokens: turns parameters into tensors and groups the rows.
+"""Samples a step's tokens without waiting for the device: packs parameters, queues operations, reads the answer.
 
-What is off costs nothing, and a slot gets the same token and log-probabilities whatever else is in the batch.
-It keeps no state between calls, and it knows nothing of sequences, blocks or the wire.
+Packing is the host's; operations are queued on the logits' device, on a CPU they are done at once; the answer is read
+once the step's event is reached. A slot gets the same token whatever else is in the batch. It knows nothing of rows of
+the step, sequences or blocks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
-from kernels.sampling.noise import row_keys
-from kernels.sampling.sampling import (
-    TokenLogprobs,
-    draw,
-    finite_rows,
-    min_p_thresholds,
-    scale,
-    token_logprobs,
-    truncation_thresholds,
-)
-from worker_svc.sampling.logit_edits import TokenHistory, edit_rows
+from common.step import StepResult
+from kernels.sampling.choice_reference import ChosenTokens, SampleRows
+from kernels.sampling.logit_edits import LogitEdits
+from kernels.sampling.penalty_reference import PenaltyRows
+from kernels.sampling.sampling import NO_THRESHOLD, TokenLogprobs
+from kernels.sampling.sampling_operations import SamplingOperations
+from worker_svc.sampling.edits import pack_edits
+from worker_svc.sampling.logprob_rows import logprob_rows
+from worker_svc.sampling.sampling_columns import Feature, SamplingColumns
+from worker_svc.sampling.to_host import logprobs_to_host, to_host
+from worker_svc.steps.step_check import IntArray
+from worker_svc.steps.step_upload import Upload
 
 
 @dataclass(frozen=True, slots=True)
-class SampleOutput:
-    """One sample for each row of logits, in their order."""
+class _WantedLogprobs:
+    """The samples whose log-probabilities were asked for."""
 
-    token_ids: Tensor  # int64 [S] on the device of the logits; 0 where not valid
-    valid: Tensor  # bool [S]: all logits were finite, and the slot's parameters left a token to choose
-    logprobs: tuple[TokenLogprobs | None, ...]  # on the host, each with one row; None where not asked for
+    samples: list[int]  # [n]
+    num_top: list[int]  # [n]
+    samples_on_device: Tensor  # int64 [n]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSampling:
+    """Parameters of a step's samples; tensors have their content once the upload is sent."""
+
+    rows: SampleRows
+    edits: LogitEdits | None
+    logprobs: _WantedLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedSamples:
+    """Samples on the host; to be read once the step's event is reached."""
+
+    token_ids: Tensor
+    valid: Tensor
+    logprobs: TokenLogprobs | None
+    wanted: _WantedLogprobs | None
+
+    def fill_result(self, result: StepResult) -> None:
+        """Tokens, samples that are not valid, and log-probabilities by sample."""
+        result.token_ids = self.token_ids.tolist()
+        if not self.valid.all():
+            result.invalid_samples = (~self.valid).nonzero().flatten().tolist()
+        if self.wanted is not None and self.logprobs is not None:
+            rows = logprob_rows(self.logprobs, [1] * len(self.wanted.samples), self.wanted.num_top)
+            result.logprobs = dict(zip(self.wanted.samples, rows, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedSamples:
+    """Samples on the device; operations that compute them are queued."""
+
+    chosen: ChosenTokens
+    logprobs: TokenLogprobs | None
+    wanted: _WantedLogprobs | None
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int32 [S]; 0 where not valid."""
+        return self.chosen.token_ids
+
+    def fetch(self) -> FetchedSamples:
+        """Queue the copies to the host."""
+        return FetchedSamples(
+            token_ids=to_host(self.chosen.token_ids),
+            valid=to_host(self.chosen.valid),
+            logprobs=None if self.logprobs is None else logprobs_to_host(self.logprobs),
+            wanted=self.wanted,
+        )
 
 
 class Sampler:
-    """Samples for any mix of slots at once."""
+    """Samples for any mix of slots at once, with the operations it is given."""
 
-    def sample(
-        self,
-        logits: Tensor,
-        slots: Sequence[SlotSampling],
-        positions: Sequence[int],
-        histories: Sequence[TokenHistory | None],
-    ) -> SampleOutput:
-        """Sample row i of `logits` [S, V], which is not changed, as slots[i] says.
+    def __init__(self, columns: SamplingColumns, operations: SamplingOperations) -> None:
+        self._columns = columns
+        self._operations = operations
 
-        positions[i] is the index, in prompt and output, of the token that is sampled. histories[i] is needed only
-        where slots[i].needs_history. The same row may be given twice with different slots.
+    def pack(self, upload: Upload, slots: IntArray, positions: IntArray, logit_rows: IntArray) -> PackedSampling | None:
+        """Pack sample i for slots[i], at positions[i] in prompt and output, from row logit_rows[i] of the logits.
+
+        None if there are no samples.
         """
-        logits = logits.float()
-        valid = finite_rows(logits)
-        edited = edit_rows(logits, slots, positions, histories)
-        if edited is not logits:
-            valid &= edited.amax(-1).isfinite()
-        token_ids = torch.where(valid, _choose(edited, slots, positions), 0)
-        return SampleOutput(token_ids, valid, _logprobs(logits, token_ids, slots))
+        if not len(slots):
+            return None
+        columns = self._columns
+        features = columns.features[slots]
+        rows = SampleRows(
+            logit_rows=upload.add(logit_rows.astype(np.int32)),
+            temperatures=upload.add(columns.temperatures[slots]),
+            floors=upload.add(columns.floors[slots]),
+            top_k=upload.add(columns.top_k[slots]),
+            top_p=upload.add(columns.top_p[slots]),
+            keys=upload.add(columns.keys(slots, positions)),
+            selecting=upload.add(np.flatnonzero(features & Feature.SELECTS).astype(np.int32)),
+            all_greedy=not (features & Feature.DRAWS).any(),
+        )
+        return PackedSampling(
+            rows=rows,
+            edits=pack_edits(upload, columns, slots, positions),
+            logprobs=self._pack_logprobs(upload, slots, features),
+        )
+
+    def _pack_logprobs(self, upload: Upload, slots: IntArray, features: IntArray) -> _WantedLogprobs | None:
+        samples = np.flatnonzero(features & Feature.LOGPROBS)
+        if not len(samples):
+            return None
+        num_top = self._columns.num_logprobs[slots[samples]]
+        return _WantedLogprobs(samples.tolist(), num_top.tolist(), upload.add(samples))
+
+    def launch(self, logits: Tensor, packed: PackedSampling, token_table: Tensor) -> LaunchedSamples:
+        """`logits` [L, V] in any floating dtype; `token_table` int32 [num_slots, width], read for penalties."""
+        chosen = self._operations.choose_tokens(logits, packed.rows, packed.edits, token_table)
+        if packed.logprobs is None:
+            return LaunchedSamples(chosen, None, None)
+        samples = packed.logprobs.samples_on_device
+        logit_rows = packed.rows.logit_rows.index_select(0, samples)
+        token_ids = chosen.token_ids.index_select(0, samples).to(torch.int64)
+        num_top = max(packed.logprobs.num_top)
+        logprobs = self._operations.token_logprobs(logits, logit_rows, token_ids[:, None], num_top)
+        return LaunchedSamples(chosen, logprobs, packed.logprobs)
+
+    def warm_up(self, logits: Tensor, token_table: Tensor) -> None:
+        """Have all kernels compiled, for batches of any size, which would hold up the first steps otherwise.
+
+        `logits` [L, V] have dtype and stride of those to come; they are only read.
+        """
+        num_slots, vocab_size = len(self._columns.features), logits.shape[1]
+        for num_samples in sorted({1, min(16, num_slots), num_slots}):
+            edits = _penalties_of_one_row(logits.device)
+            for all_greedy in (False, True):
+                rows = _top_p_rows(num_samples, vocab_size, logits.device, all_greedy=all_greedy)
+                self._operations.choose_tokens(logits, rows, None, token_table)
+                self._operations.choose_tokens(logits, rows, edits, token_table)
 
 
-def _choose(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[int]) -> Tensor:
-    """The argmax of greedy rows, a draw for the others; int64 [S]."""
-    greedy = [i for i, slot in enumerate(slots) if slot.is_greedy]
-    if len(greedy) == len(slots):
-        return logits.argmax(-1)
-    if not greedy:
-        return _draw(logits, slots, positions)
-    sampled = [i for i, slot in enumerate(slots) if not slot.is_greedy]
-    greedy_rows = torch.tensor(greedy, device=logits.device)
-    sampled_rows = torch.tensor(sampled, device=logits.device)
-    drawn = _draw(logits[sampled_rows], [slots[i] for i in sampled], [positions[i] for i in sampled])
-    token_ids = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
-    token_ids[greedy_rows] = logits[greedy_rows].argmax(-1)
-    token_ids[sampled_rows] = drawn
-    return token_ids
+def _penalties_of_one_row(device: torch.device) -> LogitEdits:
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    penalties = PenaltyRows(one * 0, one * 0, one, one, torch.ones((1, 3), device=device), max_length=1)
+    return LogitEdits(allowed=None, suppressed=None, biased=None, biases=None, penalties=penalties)
 
 
-def _draw(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[int]) -> Tensor:
-    """Temperature, truncation and noise, for slots of which none is greedy."""
-    device, vocab_size = logits.device, logits.shape[1]
-    scaled = scale(logits, torch.tensor([slot.temperature for slot in slots], dtype=torch.float32, device=device))
-    min_p = torch.tensor([slot.min_p for slot in slots], dtype=torch.float64, device=device)
-    thresholds = min_p_thresholds(min_p)
-    # Apart, because with top-k only the largest few logits need sorting.
-    has_top_k = [slot.top_k is not None and slot.top_k < vocab_size for slot in slots]
-    with_top_k = [i for i, on in enumerate(has_top_k) if on]
-    with_top_p_only = [i for i, on in enumerate(has_top_k) if not on and slots[i].top_p < 1]
-    for chosen in (with_top_k, with_top_p_only):
-        if chosen:
-            rows = torch.tensor(chosen, device=device)
-            thresholds[rows] = _truncate(scaled[rows], thresholds[rows], [slots[i] for i in chosen])
-    keys = row_keys([slot.seed for slot in slots], [slot.sample_index for slot in slots], positions)
-    return draw(scaled, thresholds, keys.to(device))
-
-
-def _truncate(scaled: Tensor, floors: Tensor, slots: Sequence[SlotSampling]) -> Tensor:
-    vocab_size = scaled.shape[1]
-    top_k = [vocab_size if slot.top_k is None else min(slot.top_k, vocab_size) for slot in slots]
-    top_p = torch.tensor([slot.top_p for slot in slots], dtype=torch.float64, device=scaled.device)
-    return truncation_thresholds(scaled, floors, torch.tensor(top_k, device=scaled.device), top_p, max(top_k))
-
-
-def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SlotSampling]) -> tuple[TokenLogprobs | None, ...]:
-    wanted = {i: slot.num_logprobs for i, slot in enumerate(slots) if slot.num_logprobs is not None}
-    if not wanted:
-        return (None,) * len(slots)
-    rows = torch.tensor(list(wanted), device=logits.device)
-    table = token_logprobs(logits[rows], token_ids[rows], max(wanted.values())).cpu()
-    found = {i: table.row(place, num_top) for place, (i, num_top) in enumerate(wanted.items())}
-    return tuple(found.get(i) for i in range(len(slots)))
+def _top_p_rows(num_samples: int, vocab_size: int, device: torch.device, *, all_greedy: bool) -> SampleRows:
+    """Samples of the first row of logits, with top-p on."""
+    ones = torch.ones(num_samples, dtype=torch.int32, device=device)
+    return SampleRows(
+        logit_rows=ones * 0,
+        temperatures=ones.to(torch.float32),
+        floors=ones * NO_THRESHOLD,
+        top_k=ones * vocab_size,
+        top_p=ones.to(torch.float64) * 0.5,
+        keys=ones.to(torch.int64),
+        selecting=torch.arange(num_samples, dtype=torch.int32, device=device),
+        all_greedy=all_greedy,
+    )

@@ -14,6 +14,7 @@ import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.host_memory import take_memory
+from kernels.sampling.sampling_operations import REFERENCES
 from quire import machine
 from quire.worker_settings import WorkerSettings
 from worker_svc.cpu.host_decoder import HostDecoder
@@ -40,7 +41,6 @@ from worker_svc.memory.pool_plan import (
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 from worker_svc.runner_choice import RunnerChoice
-from worker_svc.sampling.sampler import Sampler
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner
 from worker_svc.steps.trial_steps import warm_up_steps
@@ -86,11 +86,11 @@ def start_plain_runner(
     with clock.phase("warm_up"), _refuse_short_memory():
         make: Callable[[], StepRunner]
         if kernels is None:
-            make = partial(ModelRunner, decoder, pool, Sampler(), limits)
+            make = partial(ModelRunner, decoder, pool, limits, REFERENCES)
         else:
             host_decoder = HostDecoder(decoder, kernels)
             host_decoder.reserve(limits.max_batched_tokens)
-            make = partial(HostRunner, host_decoder, pool, Sampler(), limits)
+            make = partial(HostRunner, host_decoder, pool, limits)
         runner = make()
         for step in warm_up_steps(limits):
             runner.launch(step)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
-from worker_svc.steps.step_check import BoolArray, CheckedStep, Forks, IntArray, SlotCounts, StepRows, check_step
+from worker_svc.steps.step_check import CheckedStep, Forks, IntArray, SlotCounts, StepRows, check_step
 from worker_svc.steps.step_limits import StepLimits
 
 Int32Array = npt.NDArray[np.int32]
@@ -29,8 +29,6 @@ class SlotTable:
         self.num_prompt_tokens: IntArray = np.zeros(limits.num_slots, dtype=np.int64)
         self.sampling = [SlotSampling(seed=0)] * limits.num_slots
         self._rows: StepRows | None = None  # of the last step
-        # True if a slot needs only the token of the greatest logit, without edits or log-probabilities.
-        self.is_plainly_greedy: BoolArray = np.zeros(limits.num_slots, dtype=np.bool_)
 
     def apply(self, step: Step) -> CheckedStep:
         """Applies a step, except for its rows. Raises InvalidStepError, without any change, if it is invalid."""
@@ -63,21 +61,10 @@ class SlotTable:
         self.token_ids[state.slot, state.position : state.position + len(state.token_ids)] = state.token_ids
         self.num_prompt_tokens[state.slot] = state.num_prompt_tokens
         self.sampling[state.slot] = state.sampling
-        self.is_plainly_greedy[state.slot] = _is_plainly_greedy(state.sampling)
 
     def _fork(self, forks: Forks) -> None:
-        for array in (self.block_tables, self.token_ids, self.num_prompt_tokens, self.is_plainly_greedy):
+        for array in (self.block_tables, self.token_ids, self.num_prompt_tokens):
             array[forks.children] = array[forks.parents]
         sampling = [self.sampling[parent] for parent in forks.parents]
         for child, parameters in zip(forks.children.tolist(), sampling, strict=True):
             self.sampling[child] = parameters
-
-
-def _is_plainly_greedy(sampling: SlotSampling) -> bool:
-    is_edited = (
-        sampling.allowed_token_ids is not None
-        or sampling.suppressed_token_ids
-        or sampling.logit_bias
-        or sampling.needs_history
-    )
-    return sampling.is_greedy and not is_edited and sampling.num_logprobs is None

@@ -5,6 +5,7 @@ A captured graph reads the fixed arrays, which always have the same address. Kno
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,24 @@ _TORCH = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float64): torch.float64,
 }
+
+
+class Upload(Protocol):
+    """A way to the device for arrays of the host."""
+
+    def add(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """An array of any shape, as a contiguous tensor on the device; its content is there once all is sent."""
+
+
+class DirectUpload:
+    """Each array sent by itself, at once; on a CPU the tensor shares its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def add(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """See Upload.add."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
 
 class StepUpload:

@@ -7,7 +7,7 @@ from kernels.sampling import token_choice
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.sampling_cases import assert_same_candidates, assert_same_samples, random_case
 from worker_svc.gpu import torch_operations, triton_operations
-from worker_svc.sampling.device_sampler import DeviceSampler
+from worker_svc.sampling.sampler import Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
 
 
@@ -30,9 +30,7 @@ def test_any_mix_of_candidates_is_the_references(seed: int) -> None:
 def test_a_warm_up_runs_every_kernel() -> None:
     case = random_case(triton_operations.OPERATIONS, 3, count=1, device=DEVICE)
     columns = SamplingColumns(2, case.vocab_size)
-    operations = case.operations
-    sampler = DeviceSampler(columns, operations.choose_tokens, operations.penalise)
-    sampler.warm_up(case.logits.to(DEVICE), case.tokens)
+    Sampler(columns, case.operations.sampling).warm_up(case.logits.to(DEVICE), case.tokens)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="only a GPU can be waited for")

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from common.slot_sampling import SlotSampling
 from common.step import LogprobRows, SlotState, StepResult
+from tests.worker import reference_sampler
+from tests.worker.reference_candidates import rank_candidates
+from tests.worker.reference_edits import TokenHistory
 from worker_svc.operations import Operations
-from worker_svc.sampling.candidates import rank_candidates
-from worker_svc.sampling.device_candidates import DeviceRanker
-from worker_svc.sampling.device_sampler import DeviceSampler, PackedSampling
-from worker_svc.sampling.logit_edits import TokenHistory
-from worker_svc.sampling.prompt_logprobs import logprob_rows
-from worker_svc.sampling.sampler import Sampler
+from worker_svc.sampling.candidates import CandidateRanker
+from worker_svc.sampling.logprob_rows import logprob_rows
+from worker_svc.sampling.sampler import PackedSampling, Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.steps.step_check import Forks
 from worker_svc.steps.step_upload import StepUpload
@@ -115,7 +115,7 @@ class SamplingCase:
             fetched = samples.fetch()
         assert samples.token_ids.dtype == torch.int32
         self._wait()
-        fetched.result(result)
+        fetched.fill_result(result)
         return result
 
     def device_logits(self) -> Tensor:
@@ -124,19 +124,19 @@ class SamplingCase:
 
     def sampled_on_host(self) -> StepResult:
         rows = self.logits[torch.from_numpy(self.logit_rows)]
-        output = Sampler().sample(rows, self.samplings, self.positions.tolist(), self.histories())
+        output = reference_sampler.Sampler().sample(rows, self.samplings, self.positions.tolist(), self.histories())
         result = empty_result()
         result.token_ids = output.token_ids.tolist()
         result.invalid_samples = (~output.valid).nonzero().flatten().tolist()
         result.logprobs = {
-            index: logprob_rows(slice(None), row, self.samplings[index].num_logprobs or 0)
+            index: logprob_rows(row, [1], [self.samplings[index].num_logprobs or 0])[0]
             for index, row in enumerate(output.logprobs)
             if row is not None
         }
         return result
 
     def ranked_on_device(self, counts: list[int]) -> StepResult:
-        ranker = DeviceRanker(self.columns, self.operations.penalise)
+        ranker = CandidateRanker(self.columns, self.operations.sampling)
         logits, result = self.device_logits(), empty_result()
         with self._waiting():
             self.upload.begin()
@@ -145,7 +145,7 @@ class SamplingCase:
             self.upload.send()
             fetched = ranker.launch(logits, packed, self.tokens).fetch()
         self._wait()
-        fetched.result(result)
+        fetched.fill_result(result)
         return result
 
     def ranked_on_host(self, counts: list[int]) -> StepResult:
@@ -154,8 +154,8 @@ class SamplingCase:
         result.candidates = rank_candidates(rows, counts, self.samplings, self.positions.tolist(), self.histories())
         return result
 
-    def _sampler(self) -> DeviceSampler:
-        return DeviceSampler(self.columns, self.operations.choose_tokens, self.operations.penalise)
+    def _sampler(self) -> Sampler:
+        return Sampler(self.columns, self.operations.sampling)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

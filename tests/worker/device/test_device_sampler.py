@@ -21,10 +21,9 @@ from tests.worker.device.sampling_cases import (
     spoil,
 )
 from worker_svc.gpu.torch_operations import OPERATIONS
-from worker_svc.sampling.device_candidates import DeviceRanker
-from worker_svc.sampling.device_prompt_logprobs import launch_prompts, pack_prompts
-from worker_svc.sampling.device_sampler import DeviceSampler
-from worker_svc.sampling.prompt_logprobs import PromptSpan, concatenate, cut_into_answers
+from worker_svc.sampling.candidates import CandidateRanker
+from worker_svc.sampling.prompt_logprobs import FetchedPrompts, PromptSpan, launch_prompts, pack_prompts
+from worker_svc.sampling.sampler import Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.sampling.to_host import to_host
 from worker_svc.steps.step_upload import StepUpload
@@ -98,7 +97,7 @@ def test_what_no_sample_asks_for_is_not_packed() -> None:
     case = SamplingCase(OPERATIONS, [SlotSampling(seed=1, temperature=0.0)] * 3, seed=1)
     later = SlotSampling(seed=2, suppressed_token_ids=(3,), suppressed_until=1)
     case.columns.place(int(case.slots[1]), later, 0)
-    sampler = DeviceSampler(case.columns, OPERATIONS.choose_tokens, OPERATIONS.penalise)
+    sampler = Sampler(case.columns, OPERATIONS.sampling)
     case.upload.begin()
     packed = sampler.pack(case.upload, case.slots[[0, 2]], case.positions[[0, 2]], case.logit_rows[[0, 2]])
     assert packed is not None
@@ -113,7 +112,7 @@ def test_what_no_sample_asks_for_is_not_packed() -> None:
 def test_a_warm_up_changes_nothing() -> None:
     case = random_case(OPERATIONS, 3, count=20)
     logits, tokens, expected = case.logits.clone(), case.tokens.clone(), case.sampled_on_device()
-    sampler = DeviceSampler(case.columns, OPERATIONS.choose_tokens, OPERATIONS.penalise)
+    sampler = Sampler(case.columns, OPERATIONS.sampling)
     sampler.warm_up(case.logits, case.tokens)
     assert torch.equal(case.logits, logits) and torch.equal(case.tokens, tokens)
     assert_same_samples(case.sampled_on_device(), expected)
@@ -122,8 +121,8 @@ def test_a_warm_up_changes_nothing() -> None:
 def test_no_samples_and_no_candidates_are_nothing() -> None:
     columns, upload = SamplingColumns(2, 10), StepUpload(CPU, {}, 64)
     upload.begin()
-    assert DeviceSampler(columns, OPERATIONS.choose_tokens, OPERATIONS.penalise).pack(upload, NONE, NONE, NONE) is None
-    assert DeviceRanker(columns, OPERATIONS.penalise).pack(upload, NONE, NONE, NONE, NONE) is None
+    assert Sampler(columns, OPERATIONS.sampling).pack(upload, NONE, NONE, NONE) is None
+    assert CandidateRanker(columns, OPERATIONS.sampling).pack(upload, NONE, NONE, NONE, NONE) is None
     assert pack_prompts(upload, []) is None
 
 
@@ -145,10 +144,11 @@ def test_prompt_logprobs_in_slices_are_those_at_once() -> None:
         return some @ weight
 
     result = empty_result()
-    launch_prompts(head, hidden, packed, rows_at_once=4).result(result)
+    launch_prompts(head, hidden, packed, 4, OPERATIONS.sampling).fill_result(result)
     assert sizes == [4, 4, 3]
-    expected = cut_into_answers(spans, concatenate([token_logprobs(hidden @ weight, torch.from_numpy(ids), 90)]))
-    for found, other in zip(result.prompt_logprobs, expected, strict=True):
+    expected = empty_result()
+    FetchedPrompts(spans, token_logprobs(hidden @ weight, torch.from_numpy(ids)[:, None], 90)).fill_result(expected)
+    for found, other in zip(result.prompt_logprobs, expected.prompt_logprobs, strict=True):
         assert (found.slot, found.position) == (other.slot, other.position)
         assert dataclasses.is_dataclass(found.rows)
         assert_same_rows(found.rows, other.rows)

@@ -1,0 +1,95 @@
+"""Sampling and ranking for slots given one by one, by the worker's own sampler, with either bundle of operations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.slot_sampling import SlotSampling
+from common.step import Candidates, LogprobRows, StepResult
+from kernels.native.native_kernels import native_kernels
+from kernels.sampling.sampling_operations import REFERENCES, SamplingOperations
+from tests.worker.reference_edits import TokenHistory
+from worker_svc.sampling.candidates import CandidateRanker
+from worker_svc.sampling.sampler import Sampler
+from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.steps.step_upload import DirectUpload
+
+BUNDLES = ("torch", "native")
+
+
+@cache
+def bundle_of(name: str) -> SamplingOperations:
+    return REFERENCES if name == "torch" else native_kernels().sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One sample for each row of logits."""
+
+    token_ids: Tensor  # int64 [S]; 0 where not valid
+    valid: Tensor  # bool [S]
+    logprobs: tuple[LogprobRows | None, ...]
+
+
+class SlotSamplers:
+    """Slot i is that of row i."""
+
+    def __init__(
+        self,
+        bundle: str,
+        slots: Sequence[SlotSampling],
+        positions: Sequence[int],
+        histories: Sequence[TokenHistory | None],
+        vocab_size: int,
+    ) -> None:
+        self._operations = bundle_of(bundle)
+        self._columns = SamplingColumns(len(slots), vocab_size)
+        self._tokens = torch.zeros((len(slots), max([1, *positions])), dtype=torch.int32)
+        self._positions = np.array(positions, dtype=np.int64)
+        for slot, (sampling, history) in enumerate(zip(slots, histories, strict=True)):
+            num_prompt_tokens = 0
+            if history is not None:
+                tokens, num_prompt_tokens = history_before(history, positions[slot])
+                self._tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+            self._columns.place(slot, sampling, num_prompt_tokens)
+        self._upload = DirectUpload(torch.device("cpu"))
+        self._slots = np.arange(len(slots))
+
+    def sample(self, logits: Tensor) -> Samples:
+        sampler, result = Sampler(self._columns, self._operations), StepResult(epoch=1, step_id=1)
+        packed = sampler.pack(self._upload, self._slots, self._positions, self._slots)
+        if packed is not None:
+            sampler.launch(logits, packed, self._tokens).fetch().fill_result(result)
+        valid = torch.ones(len(self._slots), dtype=torch.bool)
+        valid[list(result.invalid_samples)] = False
+        logprobs = tuple(result.logprobs.get(row) for row in range(len(self._slots)))
+        return Samples(torch.tensor(result.token_ids, dtype=torch.int64), valid, logprobs)
+
+    def rank(self, logits: Tensor, counts: Sequence[int]) -> list[Candidates]:
+        ranker, result = CandidateRanker(self._columns, self._operations), StepResult(epoch=1, step_id=1)
+        packed = ranker.pack(self._upload, self._slots, self._positions, self._slots, np.array(counts))
+        if packed is not None:
+            ranker.launch(logits, packed, self._tokens).fetch().fill_result(result)
+        return result.candidates
+
+
+def history_before(history: TokenHistory, position: int) -> tuple[list[int], int]:
+    """As many tokens as the position says, and how many are of the prompt: cut, or its first token repeated before."""
+    tokens = torch.as_tensor(history.token_ids).tolist()[:position]
+    missing = position - len(tokens)
+    return [*tokens[:1] * missing, *tokens], history.num_prompt_tokens + missing
+
+
+def sample_slots(
+    bundle: str,
+    logits: Tensor,
+    slots: Sequence[SlotSampling],
+    positions: Sequence[int],
+    histories: Sequence[TokenHistory | None],
+) -> Samples:
+    """Sample row i of `logits` as slots[i] says."""
+    return SlotSamplers(bundle, slots, positions, histories, logits.shape[1]).sample(logits)
