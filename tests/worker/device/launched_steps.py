@@ -21,6 +21,7 @@ from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
 from kernels.attention.cascade_groups import SharingCost
 from kernels.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
+from kernels.sampling.sampling_operations import SamplingOperations
 from tests.worker.steps import slot_state
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
@@ -100,16 +101,21 @@ LIMITS = StepLimits(
 def _launched_and_computed() -> Operations:
     """Pass launches to the recorder; compute the kernels' outputs by the references."""
 
-    def both(name: str) -> Callable[..., object]:
-        launch, compute = (getattr(each.OPERATIONS, name) for each in (triton_operations, torch_operations))
-
+    def both(launch: Callable[..., object], compute: Callable[..., object]) -> Callable[..., object]:
         def launch_and_compute(*arguments: object) -> object:
             launch(*arguments)
             return compute(*arguments)
 
         return launch_and_compute
 
-    return Operations(**{field.name: both(field.name) for field in fields(Operations)})  # type: ignore[arg-type]
+    def joined(kind: type[Any], launches: object, computes: object, **given: object) -> Any:
+        names = [field.name for field in fields(kind) if field.name not in given]
+        return kind(**{name: both(getattr(launches, name), getattr(computes, name)) for name in names}, **given)
+
+    launches, computes = triton_operations.OPERATIONS, torch_operations.OPERATIONS
+    sampling = joined(SamplingOperations, launches.sampling, computes.sampling)
+    operations: Operations = joined(Operations, launches, computes, sampling=sampling)
+    return operations
 
 
 @dataclass(frozen=True, slots=True)
