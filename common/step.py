@@ -46,7 +46,6 @@ class Step:
     freed_slots: Ints = ()
     whole: list[SlotState] = field(default_factory=list)
     append_pairs: Ints = ()  # (slot, block)
-    forks: Ints = ()  # (parent slot, child slot)
     swap_out: Ints = ()  # (device block, host block)
     swap_in: Ints = ()  # (host block, device block)
     copies: Ints = ()  # (source block, destination block)

@@ -23,6 +23,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _StepStatus:
@@ -330,7 +335,7 @@ Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
 class StepRequest(_message.Message):
     """StepRequest is one iteration. The message has at most 128 MiB, which bounds its arrays. Every entry of an array must
     be within the worker's limits; otherwise the step is INVALID and changes nothing. The worker applies the fields in
-    this order: snapshot, freed_slots, whole, append_pairs, forks, swap_out, swap_in, copies. Then it computes the rows,
+    this order: snapshot, freed_slots, whole, append_pairs, swap_out, swap_in, copies. Then it computes the rows,
     samples, and ranks candidates.
     """
 
@@ -365,8 +370,16 @@ class StepRequest(_message.Message):
     """freed_slots, int32[n]: slots that are no longer in use."""
     append_pairs: _builtins.bytes
     """append_pairs, int32[n][2]: (slot, block): the block is appended to the slot's block table."""
-    forks: _builtins.bytes
-    """forks, int32[n][2]: (parent slot, child slot): the child starts as a copy of the parent's state."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def forks(self) -> _builtins.bytes:
+        """forks is not read, and no scheduler sends it: a slot that continues another's sequence is in `whole`."""
+
+    @forks.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def forks(self, value: _builtins.bytes) -> None:
+        """forks is not read, and no scheduler sends it: a slot that continues another's sequence is in `whole`."""
+
     swap_out: _builtins.bytes
     """swap_out, int32[n][2]: (device block, host block) to copy to the host pool."""
     swap_in: _builtins.bytes

@@ -65,9 +65,6 @@ class FaultyRunner:
             self._poisoned.discard(state.slot)
             if POISON in state.token_ids or POISON in state.history:
                 self._poisoned.add(state.slot)
-        for parent, child in zip(step.forks[::2], step.forks[1::2], strict=True):
-            if parent in self._poisoned:
-                self._poisoned.add(child)
 
 
 def _samples_of(step: Step, slots: set[int]) -> list[int]:

@@ -129,16 +129,6 @@ def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunne
     assert outputs[0] != outputs[1]
 
 
-def test_a_fork_goes_on_as_its_parent_does(make_runner: MakeRunner, decoder: Decoder) -> None:
-    runner, _ = make_runner(decoder)
-    prompt = PROMPTS[4]  # 9 tokens: 3 blocks, the last with one
-    start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, prompt, [5, 6, 7])], rows=[0], num_tokens=[9])
-    runner.run(start)
-    result = runner.run(Step(epoch=1, step_id=2, forks=[0, 3], rows=[0]))
-    child = runner.run(Step(epoch=1, step_id=3, freed_slots=[0], rows=[3]))
-    assert child.token_ids == result.token_ids
-
-
 def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner: MakeRunner, decoder: Decoder) -> None:
     """Three samples share the prompt's full blocks; their penalties see the prompt, which only the parent was sent."""
     prompt, num_tokens = PROMPTS[4], 8  # 9 tokens: 2 full blocks and one with one token

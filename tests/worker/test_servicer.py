@@ -264,10 +264,10 @@ async def test_arrays_that_cannot_be_are_an_invalid_step_and_the_stream_goes_on(
 ) -> None:
     stream = client.open()
     assert await stream.ask(1, 1, snapshot=True) is StepStatus.OK
-    await stream.call.write(pb.StepRequest(epoch=1, step_id=2, forks=b"\x01\x00\x00\x00"))
+    await stream.call.write(pb.StepRequest(epoch=1, step_id=2, copies=b"\x01\x00\x00\x00"))
     answer = await stream.read()
     assert answer is not None
-    assert (answer.status, answer.error) == (StepStatus.INVALID, "forks holds pairs, but has 1 numbers")
+    assert (answer.status, answer.error) == (StepStatus.INVALID, "copies holds pairs, but has 1 numbers")
     assert await stream.ask(1, 2) is StepStatus.OK
 
 

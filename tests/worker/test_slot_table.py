@@ -44,24 +44,6 @@ def test_appended_blocks_go_to_the_end_of_their_tables_in_order(table: SlotTable
     assert table.block_tables[5, :2].tolist() == [21, 23]
 
 
-def test_a_fork_copies_all_of_its_parent(table: SlotTable) -> None:
-    table.advance(apply(table, rows=[2], num_tokens=[6]).rows, [42])
-    apply(table, append_pairs=[2, 9], forks=[2, 4])
-    assert table.block_tables[4].tolist() == table.block_tables[2].tolist()
-    assert table.token_ids[4].tolist() == table.token_ids[2].tolist()
-    assert table.sampling[4] == table.sampling[2]
-    assert table.num_prompt_tokens[4] == 6
-    assert (table.counts.positions[4], table.counts.num_known[4], table.counts.num_blocks[4]) == (6, 7, 3)
-
-
-def test_forks_read_all_parents_before_they_write_a_child(table: SlotTable) -> None:
-    apply(table, whole=[slot_state(4, [30, 31], [8])])
-    apply(table, forks=[2, 4, 4, 2])
-    assert table.block_tables[4, :2].tolist() == [7, 3]
-    assert table.block_tables[2, :2].tolist() == [8, 0]
-    assert (table.counts.num_known[4], table.counts.num_known[2]) == (6, 2)
-
-
 def test_one_row_feeds_several_slots(table: SlotTable) -> None:
     """The first token of n samples: the second slot shares the prompt's blocks and computes nothing of it."""
     second = slot_state(6, [], [7, 3], position=6, num_prompt_tokens=6, sampling=SlotSampling(seed=1, sample_index=1))
@@ -110,14 +92,6 @@ def test_a_ranked_row_advances_its_slot_but_not_what_it_knows(table: SlotTable) 
     assert table.token_ids[[2, 6], 6].tolist() == [50, 51]
 
 
-def test_a_ranked_slot_can_be_forked_and_the_children_told_their_tokens(table: SlotTable) -> None:
-    table.advance(apply(table, rows=[2], num_tokens=[6], samples=[], candidates=[0, 2]).rows, [])
-    apply(table, forks=[2, 4])
-    assert (table.counts.positions[4], table.counts.num_known[4]) == (6, 6)
-    rows = apply(table, whole=[slot_state(4, [50], [7, 8], position=6)], rows=[4]).rows
-    assert rows.starts.tolist() == [6]
-
-
 def test_no_more_candidates_are_ranked_than_there_are_tokens(table: SlotTable) -> None:
     rows = apply(table, rows=[2], num_tokens=[6], samples=[], candidates=[0, 2_000_000_000]).rows
     assert rows.candidate_counts.tolist() == [LIMITS.vocab_size]
@@ -136,13 +110,3 @@ def test_the_longest_sequence_can_be_filled_and_still_sample() -> None:
     state = slot_state(0, tokens[30:], list(range(11)), position=30, num_prompt_tokens=40)
     table.advance(apply(table, whole=[state], rows=[0], num_tokens=[10]).rows, [1])
     assert table.counts.num_known[0] == LIMITS.max_model_len + 1
-
-
-def test_a_fork_is_as_greedy_as_its_parent_whatever_its_slot_was_before(table: SlotTable) -> None:
-    drawn = SlotSampling(seed=1, temperature=1.0)
-    apply(table, whole=[slot_state(3, [20], [8], sampling=drawn), slot_state(4, [30], [9])])
-    assert table.is_plainly_greedy[[2, 3, 4]].tolist() == [True, False, True]
-    apply(table, forks=[2, 3, 3, 4])
-    assert table.is_plainly_greedy[[2, 3, 4]].tolist() == [True, True, False]
-    apply(table, forks=[2, 5])
-    assert table.is_plainly_greedy[5], "a slot that was never used"

@@ -60,7 +60,7 @@ class ModelRunner:
         """
         with torch.inference_mode():
             checked = self._slots.apply(step)
-            self._columns.apply(step.whole, checked.forks)
+            self._columns.apply(step.whole)
             result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
             if len(checked.rows.slots):
                 self._compute(checked.rows, result)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.step import SlotState
-from worker_svc.steps.step_check import Appended, CheckedStep, Forks, IntArray
+from worker_svc.steps.step_check import Appended, CheckedStep, IntArray
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import StepUpload
 
@@ -26,20 +26,11 @@ class _Writes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
-    """Slots that start as copies."""
-
-    parents: Tensor  # [F] int64
-    children: Tensor  # [F] int64
-
-
-@dataclass(frozen=True, slots=True)
 class SlotChanges:
     """What a step changes before its rows are computed; None where it does not."""
 
     tokens: _Writes | None
     blocks: _Writes | None
-    forks: _Copies | None
 
 
 class DeviceSlots:
@@ -54,16 +45,13 @@ class DeviceSlots:
         return SlotChanges(
             tokens=self._pack_tokens(upload, whole),
             blocks=self._pack_blocks(upload, whole, checked.appended),
-            forks=_pack_forks(upload, checked.forks),
         )
 
     def apply(self, changes: SlotChanges) -> None:
-        """In the order of `SlotTable.apply`: a fork has what was appended to its parent."""
+        """Queue the writes of a step before its rows are computed."""
         for table, writes in ((self.tokens, changes.tokens), (self.block_tables, changes.blocks)):
             if writes is not None:
                 table.view(-1).index_copy_(0, writes.places, writes.values)
-            if changes.forks is not None:
-                table.index_copy_(0, changes.forks.children, table.index_select(0, changes.forks.parents))
 
     def places(self, slots: IntArray, positions: IntArray) -> IntArray:
         """Where tokens stand in the flat table."""
@@ -105,9 +93,3 @@ def _pack_spans(
     if not all_places:
         return None
     return _Writes(upload.add(np.concatenate(all_places)), upload.add(np.concatenate(all_values)))
-
-
-def _pack_forks(upload: StepUpload, forks: Forks) -> _Copies | None:
-    if not len(forks.parents):
-        return None
-    return _Copies(upload.add(forks.parents), upload.add(forks.children))

@@ -143,7 +143,7 @@ class DeviceRunner:
         """
         with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
             checked = self._table.apply(step)
-            self._columns.apply(step.whole, checked.forks)
+            self._columns.apply(step.whole)
             result = StepResult(epoch=step.epoch, step_id=step.step_id)
             return self._launch(step, checked, result)
 

@@ -16,7 +16,7 @@ from common.slot_sampling import SlotSampling
 from common.step import SlotState
 from kernels.sampling.noise import partial_keys, position_keys
 from kernels.sampling.sampling import min_p_thresholds
-from worker_svc.steps.step_check import Forks, IntArray
+from worker_svc.steps.step_check import IntArray
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -66,12 +66,10 @@ class SamplingColumns:
         self.edited_ids = np.full(num_slots, _NO_IDS, dtype=np.object_)
         self._keys = np.zeros(num_slots, dtype=np.int64)
 
-    def apply(self, whole: Sequence[SlotState], forks: Forks) -> None:
-        """What a checked step says: slots placed, then slots that start as copies."""
+    def apply(self, whole: Sequence[SlotState]) -> None:
+        """Place the slots that a checked step describes."""
         for state in whole:
             self.place(state.slot, state.sampling, state.num_prompt_tokens)
-        if len(forks.parents):
-            self.fork(forks.parents, forks.children)
 
     def place(self, slot: int, sampling: SlotSampling, num_prompt_tokens: int) -> None:
         self.features[slot] = self._features(sampling)
@@ -89,23 +87,6 @@ class SamplingColumns:
         self.num_prompt_tokens[slot] = num_prompt_tokens
         self.edited_ids[slot] = _edited_ids(sampling)
         self._keys[slot] = partial_keys([sampling.seed], [sampling.sample_index]).item()
-
-    def fork(self, parents: IntArray, children: IntArray) -> None:
-        """All parents are read before any child is written."""
-        for column in (
-            self.features,
-            self.temperatures,
-            self.floors,
-            self.top_k,
-            self.top_p,
-            self.penalties,
-            self.suppressed_until,
-            self.num_logprobs,
-            self.num_prompt_tokens,
-            self.edited_ids,
-            self._keys,
-        ):
-            column[children] = column[parents]
 
     def keys(self, slots: IntArray, positions: IntArray) -> IntArray:
         """Noise keys of tokens that are to be sampled, int64, as `row_keys` gives them."""

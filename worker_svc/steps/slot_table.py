@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from common.slot_sampling import SlotSampling
 from common.step import SlotState, Step
-from worker_svc.steps.step_check import CheckedStep, Forks, IntArray, SlotCounts, StepRows, check_step
+from worker_svc.steps.step_check import CheckedStep, IntArray, SlotCounts, StepRows, check_step
 from worker_svc.steps.step_limits import StepLimits
 
 Int32Array = npt.NDArray[np.int32]
@@ -37,8 +37,6 @@ class SlotTable:
             self._place(state)
         if len(checked.appended.slots):
             self.block_tables[checked.appended.slots, checked.appended.columns] = checked.appended.blocks
-        if len(checked.forks.parents):
-            self._fork(checked.forks)
         self.counts, self._rows = checked.counts, checked.rows
         return checked
 
@@ -61,10 +59,3 @@ class SlotTable:
         self.token_ids[state.slot, state.position : state.position + len(state.token_ids)] = state.token_ids
         self.num_prompt_tokens[state.slot] = state.num_prompt_tokens
         self.sampling[state.slot] = state.sampling
-
-    def _fork(self, forks: Forks) -> None:
-        for array in (self.block_tables, self.token_ids, self.num_prompt_tokens):
-            array[forks.children] = array[forks.parents]
-        sampling = [self.sampling[parent] for parent in forks.parents]
-        for child, parameters in zip(forks.children.tolist(), sampling, strict=True):
-            self.sampling[child] = parameters

@@ -47,10 +47,6 @@ class SlotCounts:
     def copy(self) -> "SlotCounts":
         return SlotCounts(self.live.copy(), self.num_blocks.copy(), self.positions.copy(), self.num_known.copy())
 
-    def copy_slots(self, parents: IntArray, children: IntArray) -> None:
-        for counts in (self.live, self.num_blocks, self.positions, self.num_known):
-            counts[children] = counts[parents]
-
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -61,17 +57,8 @@ class Appended:
     blocks: IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class Forks:
-    """Slots that start as copies; all parents are read before any child is written."""
-
-    parents: IntArray
-    children: IntArray
-
-
 # Most steps only compute. Arrays that they leave empty are not checked, since the device is idle meanwhile.
 _NOTHING_APPENDED = Appended(_NONE, _NONE, _NONE)
-_NO_FORKS = Forks(_NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +91,6 @@ class CheckedStep:
 
     counts: SlotCounts  # after the step, but before its rows
     appended: Appended
-    forks: Forks
     swap_out: BlockPairs  # (device block, host block)
     swap_in: BlockPairs  # (host block, device block)
     copies: BlockPairs  # (source block, destination block)
@@ -116,14 +102,13 @@ def check_step(step: Step, counts: SlotCounts, limits: StepLimits, rows_before: 
 
     `rows_before`: rows of the last applied step; the slots of equal rows are not checked again.
     """
-    changes_slots = bool(len(step.freed_slots) or step.snapshot or step.whole or len(step.forks))
+    changes_slots = bool(len(step.freed_slots) or step.snapshot or step.whole)
     after = counts.copy() if changes_slots or len(step.append_pairs) else counts
     _drop(step, after, limits)
     _place(step.whole, after, limits)
     return CheckedStep(
         counts=after,
         appended=_append(step, after, limits),
-        forks=_fork(step, after, limits),
         swap_out=_moves("swap_out", step.swap_out, limits.num_blocks, limits.num_host_blocks),
         swap_in=_moves("swap_in", step.swap_in, limits.num_host_blocks, limits.num_blocks),
         copies=_moves("copies", step.copies, limits.num_blocks, limits.num_blocks),
@@ -200,18 +185,6 @@ def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
         lambda i: f"append_pairs[{i}]: slot {slots[i]} has {limits.max_blocks} blocks, which is the most",
     )
     return Appended(slots, columns, blocks)
-
-
-def _fork(step: Step, after: SlotCounts, limits: StepLimits) -> Forks:
-    if not len(step.forks):
-        return _NO_FORKS
-    pairs = as_pairs(step.forks)
-    parents, children = pairs[:, 0], pairs[:, 1]
-    check_range("forks", pairs.reshape(-1), limits.num_slots, "slot")
-    check_live("forks", parents, after.live)
-    check_distinct("forks (children)", children)
-    after.copy_slots(parents, children)
-    return Forks(parents, children)
 
 
 def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations: int) -> BlockPairs:

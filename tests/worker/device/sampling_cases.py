@@ -20,12 +20,10 @@ from worker_svc.sampling.candidates import CandidateRanker
 from worker_svc.sampling.logprob_rows import logprob_rows
 from worker_svc.sampling.sampler import PackedSampling, Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
-from worker_svc.steps.step_check import Forks
 from worker_svc.steps.step_upload import StepUpload
 from worker_svc.steps.streams import DeviceEvent
 
 NUM_SLOTS, WIDTH = 24, 40
-NO_FORKS = Forks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 def random_sampling(generator: random.Random, vocab_size: int) -> SlotSampling:
@@ -88,7 +86,6 @@ class SamplingCase:
                 )
                 for slot, num_prompt, sampling in zip(self.slots.tolist(), self.num_prompt, self.samplings, strict=True)
             ],
-            NO_FORKS,
         )
         self.upload = StepUpload(self.device, {}, 1 << 14)
 

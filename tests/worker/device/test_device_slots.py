@@ -59,7 +59,7 @@ def test_any_steps_leave_both_tables_alike(seed: int, capacity_bytes: int) -> No
         live = np.flatnonzero(both.host.counts.live).tolist()
         num_blocks = both.host.counts.num_blocks
         free = [slot for slot in range(LIMITS.num_slots) if slot not in live]
-        fields: dict[str, list[object]] = {"whole": [], "append_pairs": [], "forks": [], "freed_slots": []}
+        fields: dict[str, list[object]] = {"whole": [], "append_pairs": [], "freed_slots": []}
         for slot in generator.sample(free, min(len(free), generator.choice([0, 1, 2]))):
             position, count = generator.randrange(8), generator.randrange(1, 8)
             sampling = generator.choice([PENALISED, SlotSampling(seed=1)])
@@ -75,10 +75,6 @@ def test_any_steps_leave_both_tables_alike(seed: int, capacity_bytes: int) -> No
             if generator.random() < 0.3 and num_blocks[slot] < LIMITS.max_blocks
             for number in (slot, generator.randrange(32))
         ]
-        if live and generator.random() < 0.3:
-            parents = generator.choices(live, k=2)
-            children = generator.sample(range(LIMITS.num_slots), 2)
-            fields["forks"] = [number for pair in zip(parents, children, strict=True) for number in pair]
         both.step(**fields)
         both.check()
         counts = both.host.counts

@@ -69,15 +69,3 @@ def test_a_slot_placed_again_keeps_nothing() -> None:
     assert columns.edited_ids[0].allowed.tolist() == columns.edited_ids[0].biased.tolist() == []
     assert columns.top_k[0] == VOCAB_SIZE
     assert columns.num_prompt_tokens[0] == columns.num_logprobs[0] == 0
-
-
-def test_slots_that_fork_sample_as_their_parents_did_before() -> None:
-    columns = SamplingColumns(4, VOCAB_SIZE)
-    for slot in range(3):
-        columns.place(slot, SlotSampling(seed=slot, temperature=slot / 2, suppressed_token_ids=(slot,)), slot)
-    columns.fork(np.array([0, 1]), np.array([1, 3]))
-    assert columns.temperatures.tolist() == [0.0, 0.0, 1.0, 0.5]
-    assert columns.num_prompt_tokens.tolist() == [0, 0, 2, 1]
-    assert [ids.suppressed.tolist() for ids in columns.edited_ids] == [[0], [0], [2], [1]]
-    positions = np.full(4, 5)
-    assert columns.keys(np.arange(4), positions).tolist() == row_keys([0, 0, 2, 1], [0] * 4, [5] * 4).tolist()
