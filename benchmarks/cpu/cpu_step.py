@@ -76,7 +76,7 @@ class TimedKernels:
 
     def __init__(self, kernels: CpuKernels, clock: PartClock) -> None:
         self._kernels, self._clock = kernels, clock
-        self.name = kernels.name
+        self.name, self.sampling = kernels.name, kernels.sampling
 
     def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> CpuPlan:
         with self._clock.part("attention"):
