@@ -116,6 +116,16 @@ SHAPES = {
         vocab_size=32_000,
         max_model_len=2048,
     ),
+    "206m": ModelShape(  # heads of 64, none shared, the vocabulary of OPT
+        hidden_size=1024,
+        num_layers=12,
+        num_heads=16,
+        num_kv_heads=16,
+        intermediate_size=2816,
+        vocab_size=50_272,
+        max_model_len=2048,
+        tied=True,
+    ),
     "216m": ModelShape(  # heads of 128 in groups, a large vocabulary
         hidden_size=768,
         num_layers=16,

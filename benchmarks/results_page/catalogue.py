@@ -3,7 +3,7 @@
 A kind of result that is not here has no section, and the page is not made.
 """
 
-from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed
+from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed, request_kinds
 from benchmarks.durability import durability_cost, failover_time, journal_cost, recovery_time
 from benchmarks.gpu import (
     against_transformers,
@@ -28,6 +28,7 @@ SECTIONS: tuple[PageSection, ...] = (
     cpu_attention.SECTION,
     int8_speed.SECTION,
     accuracy.SECTION,
+    request_kinds.SECTION,
     overhead.SECTION,
     scale.SECTION,
     schedule_cost.SECTION,

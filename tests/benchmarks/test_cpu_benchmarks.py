@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cpu.request_kinds import section_of
 from tests.services import ROOT
 
 
@@ -33,3 +34,16 @@ def test_int8_weights_are_compared_with_plain_ones(tmp_path: Path) -> None:
     assert [each["rows"] for each in result["figures"]] == [1, 3]
     for each in result["figures"]:
         assert each["speedup"] == pytest.approx(each["plain_ms"] / each["int8_ms"], rel=0.02)
+
+
+@pytest.mark.timeout(240)
+def test_kinds_of_requests_are_compared_with_greedy_ones(tmp_path: Path) -> None:
+    load = ("--model", "tiny", "--sequences", "8", "--requests", "8", "--rounds", "1", "--kinds", "top-p", "beams")
+    command = [sys.executable, "-m", "benchmarks.cpu.request_kinds", *load, "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    document = json.loads((tmp_path / "request_kinds.json").read_text())
+    assert [row["kind"] for row in document["rows"]] == ["greedy", "top-p", "beams"]
+    for row in document["rows"]:
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / document["rows"][0]["tokens_per_s"], rel=0.01)
+    section = section_of(document)
+    assert len(section.headlines) == 2 and section.verdict
