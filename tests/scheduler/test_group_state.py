@@ -7,7 +7,6 @@ import pytest
 from scheduler_svc.core.group_state import NEXT_STATES, GroupState
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step_plan import StepPlan
 from tests.scheduler.core_cluster import Cluster, Transition
 
 TABLE = {(state, to) for state, following in NEXT_STATES.items() for to in following}
@@ -28,11 +27,10 @@ class RandomCalls:
             )
         )
         self.scheduler = self.cluster.scheduler
-        self.failed: list[StepPlan] = []
 
     def run(self, num_calls: int) -> set[Transition]:
         often = [self.step] * 8 + [self.pause, self.end] * 2 + [self.add, self.resume]
-        faults = [self.blame, self.fail_and_blame_later, self.forgive, self.lose_worker, self.add_or_remove_worker]
+        faults = [self.blame, self.forgive, self.lose_worker, self.replace_worker]
         calls = [*often, *faults, self.drain, self.act_before_it_is_added, self.let_time_pass]
         for _ in range(num_calls):
             self.rng.choice(calls)()
@@ -77,7 +75,7 @@ class RandomCalls:
                 else:
                     self.cluster.start(worker_id)
 
-    def add_or_remove_worker(self) -> None:
+    def replace_worker(self) -> None:
         worker_id = self.rng.choice(WORKER_IDS)
         if worker_id in self.cluster.workers:
             self.cluster.remove_worker(worker_id)
@@ -106,14 +104,6 @@ class RandomCalls:
     def blame(self) -> None:
         for worker_id in self.busy():
             self.cluster.blame_step(worker_id)
-
-    def fail_and_blame_later(self) -> None:
-        plans = [plan for plan in self.failed if plan.worker_id in self.cluster.workers]
-        self.cluster.end_guilty(self.scheduler.record_failed_step(plans))
-        self.failed = []
-        for worker_id in self.busy()[:1]:
-            self.failed = list(self.cluster.plans[worker_id])
-            self.cluster.fail_steps(worker_id)
 
     def lose_worker(self) -> None:
         for worker_id in self.busy()[:1]:
