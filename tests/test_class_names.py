@@ -22,8 +22,8 @@ PLAIN_FORMS = {
 }
 # The class that admits requests, and the journal's message of an admission, which is always `journal_pb2.Admission`.
 ALLOWED = frozenset({"Admission"})
-# Clashes that are known and wait for a change of their part: of the samplers, and of the core, with messages.
-CLASHES = frozenset({"SampleOutput", "TokenLogprobs", "BeamParams", "WorkerStats"})
+# Clashes of the samplers with messages, which wait for a change of that part.
+CLASHES = frozenset({"SampleOutput", "TokenLogprobs"})
 EXCEPTIONS = ALLOWED | CLASHES
 
 

@@ -19,7 +19,7 @@ from common.slot_sampling import SlotSampling
 from common.step import Candidates
 from demo.stories import documents
 from kernels.sampling.sampling_operations import REFERENCES
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
@@ -94,7 +94,7 @@ class BeamDecoding:
         for arrival, each in enumerate(lengths):
             prompt = self._prompts.draw(each.num_input)
             beams = [new_sequence(next(seq_ids), prompt, each.num_output) for _ in range(self._beam_width)]
-            params = BeamParams(
+            params = BeamSearchParams(
                 beam_width=self._beam_width, max_tokens=each.num_output, eos_token_ids=frozenset(), early_stopping=True
             )
             search = BeamSearch(params)

@@ -20,7 +20,7 @@ from benchmarks.lengths import INDEPENDENT, PAIRED, Dataset, LengthSampler, trac
 from benchmarks.memory.saturated_pool import NoModel, PoolConfig, SaturatedPool, sampled_groups
 from benchmarks.page_section import CORE, Document, Headline, PageSection, ResultRow, Section, at_least, grid, number
 from benchmarks.report import RESULTS, table, write_result
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 
 WARM_UP_FILLINGS = 3  # so many times the requests that run at once
 GOALS: dict[Dataset, float] = {"sharegpt": 94.0, "alpaca": 89.0}  # percent, one sequence a request
@@ -75,7 +75,7 @@ class Sums:
     num_requests: int = 0  # finished, from the beginning
     num_preemptions: int = 0  # likewise
 
-    def add(self, stats: WorkerStats, block_size: int) -> None:
+    def add(self, stats: WorkerCounters, block_size: int) -> None:
         """Add one step."""
         self.num_steps += 1
         self.pool += stats.num_blocks * block_size

@@ -14,7 +14,7 @@ from benchmarks.lengths import MAX_MODEL_LEN, Lengths
 from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 
@@ -110,7 +110,7 @@ class SaturatedPool:
         self._execution.decide(self._scheduler)
         self.groups = [group for group in self.groups if not group.is_finished]
 
-    def stats(self) -> WorkerStats:
+    def stats(self) -> WorkerCounters:
         (stats,) = self._scheduler.stats().workers
         return stats
 

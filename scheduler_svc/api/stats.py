@@ -3,7 +3,7 @@
 import time
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.publisher import Delivery
@@ -75,7 +75,7 @@ def _latency_stats(summary: LatencySummary) -> pb.LatencyStats:
     )
 
 
-def _worker_stats(member: Member, stats: WorkerStats) -> pb.WorkerStats:
+def _worker_stats(member: Member, stats: WorkerCounters) -> pb.WorkerStats:
     message = pb.WorkerStats(
         worker_id=member.worker_id,
         address=member.address,
@@ -101,7 +101,7 @@ def _worker_stats(member: Member, stats: WorkerStats) -> pb.WorkerStats:
     return message
 
 
-def _block_stats(block_size: int, stats: WorkerStats) -> pb.BlockStats:
+def _block_stats(block_size: int, stats: WorkerCounters) -> pb.BlockStats:
     return pb.BlockStats(
         total=stats.num_blocks,
         used=stats.num_used_blocks,

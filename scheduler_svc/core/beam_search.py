@@ -19,7 +19,7 @@ _MAX_LOG_NORM = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeamParams:
+class BeamSearchParams:
     """Parameters of a search. Raises ValueError that says what to change."""
 
     beam_width: int  # `num_beams`; at least 2: with one beam, `transformers` decodes greedily
@@ -93,7 +93,7 @@ class BeamSearch:
     reference leaves the order open, the earlier beam comes first, then its earlier candidate.
     """
 
-    def __init__(self, params: BeamParams) -> None:
+    def __init__(self, params: BeamSearchParams) -> None:
         self._params = params
         self._live = [_Beam([], [], 0.0)]  # best first; the prompt, before the first step; empty once done
         self._finished: list[Hypothesis] = []  # best first, at most beam_width: more are never returned

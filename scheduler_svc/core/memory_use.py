@@ -6,7 +6,7 @@ sequences, not with their blocks.
 
 from dataclasses import dataclass
 
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.worker_state import WorkerState, blocks_held
 
@@ -33,12 +33,12 @@ def group_blocks(group: SequenceGroup) -> GroupBlocks:
     return GroupBlocks(len(num_holders), num_shared, num_saved, len(host_blocks))
 
 
-def worker_stats(worker: WorkerState) -> WorkerStats:
+def worker_stats(worker: WorkerState) -> WorkerCounters:
     blocks = worker.blocks
     num_allocated = blocks.num_used_blocks * worker.block_size
     num_unfilled = sum(_num_unfilled(worker, sequence) for sequence in worker.running)
     num_references, num_sequence_blocks = _sequence_blocks(worker)
-    return WorkerStats(
+    return WorkerCounters(
         worker_id=worker.worker_id,
         num_blocks=blocks.num_blocks,
         num_used_blocks=blocks.num_used_blocks,

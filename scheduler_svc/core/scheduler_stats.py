@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStats:
+class WorkerCounters:
     """Statistics of one worker. Blocks: used + cached + free = num_blocks. Counters run from the worker's arrival."""
 
     worker_id: str
@@ -53,4 +53,4 @@ class SchedulerStats:
     num_waiting: int  # sequences, preempted ones included
     num_waiting_groups: int
     num_paused_groups: int  # not among those that wait
-    workers: tuple[WorkerStats, ...]
+    workers: tuple[WorkerCounters, ...]

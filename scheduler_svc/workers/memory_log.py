@@ -6,7 +6,7 @@ It reads the scheduler's statistics and knows nothing else; who calls it brings 
 import structlog
 
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ class MemoryLog:
                 _write(worker)
 
 
-def _write(worker: WorkerStats) -> None:
+def _write(worker: WorkerCounters) -> None:
     log.info(
         "memory",
         worker_id=worker.worker_id,

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import quire
 from quire.params import GenerateParams
-from scheduler_svc.core.beam_search import BeamParams, Hypothesis
+from scheduler_svc.core.beam_search import BeamSearchParams, Hypothesis
 from tests.e2e.model_site import ModelSite
 from tests.scheduler.beam_reference import BeamReport, compare_beams, reference_beams
 
@@ -25,7 +25,7 @@ class Search:
     """One search; `edits` of its log-probabilities say to us what `options` say to `transformers`."""
 
     prompt: list[int]
-    params: BeamParams
+    params: BeamSearchParams
     edits: GenerateParams = field(default_factory=_no_edits)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Search:
 def search(prompt: list[int], beam_width: int, max_tokens: int, ends: Iterable[int], **fields: Any) -> Search:
     """One that returns all its beams, unless fields say otherwise."""
     shape = {"beam_width": beam_width, "num_return": beam_width, "max_tokens": max_tokens}
-    return Search(prompt, BeamParams(**{**shape, "eos_token_ids": frozenset(ends), **fields}))
+    return Search(prompt, BeamSearchParams(**{**shape, "eos_token_ids": frozenset(ends), **fields}))
 
 
 def all_searches(prompt: list[int], ends: Sequence[int], max_tokens: int) -> list[Search]:

@@ -15,7 +15,7 @@ import quire
 from benchmarks.lengths import Lengths
 from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from quire.params import GenerateParams
-from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.beam_search import BeamSearchParams
 from tests.scheduler.beam_reference import reference_beams
 
 MAX_BEAMS = 4
@@ -148,7 +148,7 @@ class Margins:
     def of_search(self, ask: Ask) -> float:
         """The smallest gap of scores that decided anything in the search: a nearer tie may part two right runs."""
         assert ask.beam_width is not None
-        params = BeamParams(
+        params = BeamSearchParams(
             beam_width=ask.beam_width,
             max_tokens=ask.max_tokens,
             eos_token_ids=frozenset({self._eos_token_id}),

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 import quire
 from common.slot_sampling import SlotSampling
-from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.beam_search import BeamSearchParams
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.sampled_reference import Drawing, expected_sample
 from tests.equality import compare_tokens
@@ -50,7 +50,7 @@ def model_logprobs(site: ModelSite, token_ids: list[int]) -> torch.Tensor:
 async def test_what_all_beams_agree_on_streams_before_the_end_and_never_changes(
     site: ModelSite, client: quire.AsyncClient, story: list[int]
 ) -> None:
-    params = BeamParams(beam_width=4, num_return=2, max_tokens=40, eos_token_ids=frozenset())
+    params = BeamSearchParams(beam_width=4, num_return=2, max_tokens=40, eos_token_ids=frozenset())
     stream = client.stream(story, beam_width=4, n=2, max_tokens=40, ignore_eos=True, logprobs=0)
     chunks = [chunk async for chunk in stream]
     early = [chunk for chunk in chunks if chunk.finish is None]
@@ -269,7 +269,7 @@ async def test_without_a_reader_groups_end_after_their_grace_or_go_on_as_was_ask
     site: ModelSite, story: list[int]
 ) -> None:
     kept = Drawing(story, DRAWN, 100, n=4)
-    params = BeamParams(beam_width=4, num_return=4, max_tokens=60, eos_token_ids=frozenset())
+    params = BeamSearchParams(beam_width=4, num_return=4, max_tokens=60, eos_token_ids=frozenset())
     async with site.scheduler(*GRACE) as scheduler:
         async with quire.AsyncClient(site.address) as leaver:
             await leaver.wait_ready(60)

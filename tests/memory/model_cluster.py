@@ -14,7 +14,7 @@ from kernels.sampling.sampling_operations import REFERENCES
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.worker_state import WorkerState
@@ -74,7 +74,7 @@ class ModelCluster:
         return self.scheduler._places.workers[WORKER_ID]
 
     @property
-    def stats(self) -> WorkerStats:
+    def stats(self) -> WorkerCounters:
         return self.scheduler.stats().workers[0]
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.slot_sampling import SlotSampling
 from kernels.sampling.noise import gumbel, noise_bits, row_keys
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 from tests.worker.paged_runner import PagedSequence, forward_batch
 from tests.worker.tiny_models import VOCAB_SIZE, random_prompts
 from worker_svc.memory.kv_pool import KVPool
@@ -30,7 +30,7 @@ class Request:
     prompt: tuple[int, ...]
     max_tokens: int
     num_sequences: int = 1
-    beams: BeamParams | None = None
+    beams: BeamSearchParams | None = None
     temperature: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
@@ -69,7 +69,7 @@ def random_request(rng: random.Random) -> Request:
         return Request(prompt=prompt, max_tokens=max_tokens, priority=priority)
     if kind == "beams":
         width = rng.randrange(2, 5)
-        beams = BeamParams(
+        beams = BeamSearchParams(
             beam_width=width,
             max_tokens=max_tokens,
             eos_token_ids=frozenset({EOS_TOKEN_ID}) if rng.random() < 0.5 else frozenset(),
@@ -114,7 +114,7 @@ class Reference:
             answer.margins.append(float(best.values[0] - best.values[1]))
         return answer
 
-    def _search(self, request: Request, params: BeamParams) -> list[Answer]:
+    def _search(self, request: Request, params: BeamSearchParams) -> list[Answer]:
         """The margin of every token of every answer is the smallest of the whole search."""
         search = BeamSearch(params)
         beams: list[tuple[float, list[int]]] = [(0.0, [])]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler_svc.core.beam_search import BeamParams, Hypothesis
+from scheduler_svc.core.beam_search import BeamSearchParams, Hypothesis
 from tests.equality import MAX_CUT_FRACTION, NEAR_TIE
 
 
@@ -28,7 +28,7 @@ class BeamReference:
         self.margin = min(self.margin, abs(float(better - worse)))
 
 
-def reference_beams(model: Any, prompt: Sequence[int], params: BeamParams, **options: Any) -> BeamReference:
+def reference_beams(model: Any, prompt: Sequence[int], params: BeamSearchParams, **options: Any) -> BeamReference:
     """Search with `transformers`, the prompt alone and unpadded; options are further ones of `generate`."""
     reference = BeamReference()
     ids = torch.tensor([list(prompt)])
@@ -60,7 +60,9 @@ def reference_beams(model: Any, prompt: Sequence[int], params: BeamParams, **opt
     return reference
 
 
-def _observe_decisions(model: Any, params: BeamParams, reference: BeamReference, patch: pytest.MonkeyPatch) -> None:
+def _observe_decisions(
+    model: Any, params: BeamSearchParams, reference: BeamReference, patch: pytest.MonkeyPatch
+) -> None:
     """Let the reference's own steps tell which score gaps decided."""
     choose, check_stop = model._get_top_k_continuations, model._check_early_stop_heuristic
     width, eos_token_ids = params.beam_width, torch.tensor(sorted(params.eos_token_ids), dtype=torch.int64)

@@ -10,7 +10,7 @@ from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.scheduler_stats import WorkerStats
+from scheduler_svc.core.scheduler_stats import WorkerCounters
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.worker_state import blocks_held
@@ -239,7 +239,7 @@ class Cluster:
             self.scheduler.finish_group(verdict.group)
         return [verdict.group for verdict in verdicts]
 
-    def stats(self, worker_id: str = "w") -> WorkerStats:
+    def stats(self, worker_id: str = "w") -> WorkerCounters:
         (stats,) = [w for w in self.scheduler.stats().workers if w.worker_id == worker_id]
         return stats
 

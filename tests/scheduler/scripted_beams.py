@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Literal
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypothesis
 from tests.scheduler import scripted_model as model
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import RequestSeen, sampled
@@ -18,7 +18,9 @@ from tests.scheduler.serving_site import Site, counting
 class ScriptedSearch:
     """One search behind a prompt that ends with `start`, step by step."""
 
-    def __init__(self, start: int, params: BeamParams, *, allowed: Sequence[int] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, start: int, params: BeamSearchParams, *, allowed: Sequence[int] = (), min_tokens: int = 0
+    ) -> None:
         self.search = BeamSearch(params)
         self._params = params
         self._allowed = allowed
@@ -71,7 +73,7 @@ def of_kind(kind: int, start: int, max_tokens: int, request_id: str, random_: Ra
 
 def search_of(request: pb.GenerateRequest) -> ScriptedSearch:
     early: dict[int, bool | Literal["never"]] = {pb.EARLY_STOPPING_TRUE: True, pb.EARLY_STOPPING_NEVER: "never"}
-    params = BeamParams(
+    params = BeamSearchParams(
         beam_width=request.beam.beam_width,
         max_tokens=request.stopping.max_tokens,
         eos_token_ids=frozenset(() if request.stopping.ignore_eos else (model.EOS,))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis, Survivor
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypothesis, Survivor
 
 EOS, EOS_2 = 0, 1
 EARLY_STOPPING: tuple[bool | Literal["never"], ...] = (True, False, "never")
@@ -22,8 +22,8 @@ def params(
     length_penalty: float = 1.0,
     early_stopping: bool | Literal["never"] = False,
     num_eos: int = 1,
-) -> BeamParams:
-    return BeamParams(
+) -> BeamSearchParams:
+    return BeamSearchParams(
         beam_width=beam_width,
         num_return=num_return,
         max_tokens=max_tokens,
@@ -223,7 +223,7 @@ VOCABULARY = range(9)
 
 
 @st.composite
-def searches(draw: st.DrawFn) -> tuple[BeamParams, list[list[list[Candidate]]]]:
+def searches(draw: st.DrawFn) -> tuple[BeamSearchParams, list[list[list[Candidate]]]]:
     """Parameters, and the candidates of all tokens, most likely first, for each step and each possible beam."""
     beam_width = draw(st.integers(2, 4))
     drawn = params(
@@ -258,7 +258,7 @@ def first(rows: Sequence[Sequence[Candidate]], num_beams: int, num_candidates: i
 @SAME_EVERYWHERE
 @given(searches())
 def test_what_was_streamed_begins_every_answer_however_the_search_ends(
-    drawn: tuple[BeamParams, list[list[list[Candidate]]]],
+    drawn: tuple[BeamSearchParams, list[list[list[Candidate]]]],
 ) -> None:
     search, num_live = BeamSearch(drawn[0]), 1
     streamed: tuple[int, ...] = ()
@@ -287,7 +287,7 @@ def test_what_was_streamed_begins_every_answer_however_the_search_ends(
 @SAME_EVERYWHERE
 @given(searches())
 def test_more_candidates_than_asked_for_and_less_than_mattered_decide_alike(
-    drawn: tuple[BeamParams, list[list[list[Candidate]]]],
+    drawn: tuple[BeamSearchParams, list[list[list[Candidate]]]],
 ) -> None:
     """num_candidates are enough; and survivors and ending candidates alone replay a search."""
     asked, whole, replayed = (BeamSearch(drawn[0]) for _ in range(3))
@@ -314,7 +314,7 @@ def test_more_candidates_than_asked_for_and_less_than_mattered_decide_alike(
 @SAME_EVERYWHERE
 @given(searches())
 def test_contenders_alone_decide_what_all_candidates_decide(
-    drawn: tuple[BeamParams, list[list[list[Candidate]]]],
+    drawn: tuple[BeamSearchParams, list[list[list[Candidate]]]],
 ) -> None:
     whole, narrowed = BeamSearch(drawn[0]), BeamSearch(drawn[0])
     num_live = 1

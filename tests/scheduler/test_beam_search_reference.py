@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypothesis
 from tests.scheduler.beam_reference import BeamReference, BeamReport, compare_beams, reference_beams
 from tests.services import DEMO_MODEL
 from tests.worker.tiny_models import random_prompts, write_tiny_model
@@ -44,12 +44,12 @@ class Case:
     max_tokens: int
     has_all: bool  # of the combinations
 
-    def all_params(self, num_eos: int) -> Iterator[tuple[BeamParams, bool]]:
+    def all_params(self, num_eos: int) -> Iterator[tuple[BeamSearchParams, bool]]:
         """Yield all combinations; the flag marks the third in which each two values of two parameters meet."""
         for (i, width), (j, penalty), (k, stopping) in product(
             enumerate(BEAM_WIDTHS), enumerate(LENGTH_PENALTIES), enumerate(EARLY_STOPPING)
         ):
-            params = BeamParams(
+            params = BeamSearchParams(
                 beam_width=width,
                 num_return=width,
                 max_tokens=self.max_tokens if num_eos else FREE_MAX_TOKENS,
@@ -91,7 +91,7 @@ def best_candidates(logprobs: torch.Tensor, num_candidates: int) -> list[list[Ca
     return [list(map(Candidate, *row)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 
-def search_in_step(params: BeamParams, reference: BeamReference) -> list[Hypothesis]:
+def search_in_step(params: BeamSearchParams, reference: BeamReference) -> list[Hypothesis]:
     """Search over the very numbers that the reference saw, for exactly as many steps."""
     search, num_live = BeamSearch(params), 1
     for logprobs in reference.step_logprobs:
@@ -103,7 +103,7 @@ def search_in_step(params: BeamParams, reference: BeamReference) -> list[Hypothe
 
 
 @torch.inference_mode()
-def search_alone(model: Any, prompt: Sequence[int], params: BeamParams) -> list[Hypothesis]:
+def search_alone(model: Any, prompt: Sequence[int], params: BeamSearchParams) -> list[Hypothesis]:
     """Search over the log-probabilities of all live beams, each computed anew at every step."""
     search, beams = BeamSearch(params), [list(prompt)]
     while beams:
@@ -145,7 +145,7 @@ def demo() -> tuple[Any, list[int]]:
 @pytest.mark.parametrize("num_return", [1, 3])
 def test_the_n_best_are_the_first_of_all(demo: tuple[Any, list[int]], num_return: int) -> None:
     model, prompt = demo
-    params = BeamParams(beam_width=4, num_return=num_return, max_tokens=12, eos_token_ids=frozenset({19}))
+    params = BeamSearchParams(beam_width=4, num_return=num_return, max_tokens=12, eos_token_ids=frozenset({19}))
     reference = reference_beams(model, prompt, params)
     found = search_in_step(params, reference)
     assert [each.token_ids for each in found] == reference.token_ids[:num_return]
@@ -155,7 +155,7 @@ def test_the_n_best_are_the_first_of_all(demo: tuple[Any, list[int]], num_return
 def test_forbidden_tokens_and_penalties_of_the_caller_are_kept(demo: tuple[Any, list[int]]) -> None:
     """Logits processors apply to log-probabilities, so candidates may be -inf and need not sum to one."""
     model, prompt = demo
-    params = BeamParams(beam_width=4, num_return=4, max_tokens=14, eos_token_ids=frozenset({19, 1}))
+    params = BeamSearchParams(beam_width=4, num_return=4, max_tokens=14, eos_token_ids=frozenset({19, 1}))
     reference = reference_beams(model, prompt, params, min_new_tokens=8, repetition_penalty=1.3)
     found = search_in_step(params, reference)
     assert [each.token_ids for each in found] == reference.token_ids

@@ -6,7 +6,7 @@ from common.arrays import pack_int32, pack_int64, unpack_int64
 from common.step import Candidates
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
-from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -110,7 +110,7 @@ def test_a_group_with_output_comes_back_as_one_that_was_preempted() -> None:
 
 
 def test_a_replayed_search_goes_on_as_the_one_that_was_not_interrupted() -> None:
-    params = BeamParams(beam_width=2, max_tokens=9, eos_token_ids=frozenset({0}))
+    params = BeamSearchParams(beam_width=2, max_tokens=9, eos_token_ids=frozenset({0}))
     first, again = BeamDecoding(params), BeamDecoding(params)
     scheduler = Scheduler(SchedulerConfig(pipeline_depth=1))
     scheduler.workers.add_worker("w", num_blocks=32, block_size=4, num_slots=8)
@@ -135,7 +135,7 @@ def test_a_replayed_search_goes_on_as_the_one_that_was_not_interrupted() -> None
 
 
 def test_a_step_that_is_not_of_this_search_is_refused() -> None:
-    search = BeamDecoding(BeamParams(beam_width=2, max_tokens=9, eos_token_ids=frozenset()))
+    search = BeamDecoding(BeamSearchParams(beam_width=2, max_tokens=9, eos_token_ids=frozenset()))
     step = journal_pb2.BeamStep(num_candidates=pack_int32([1, 1]), token_ids=pack_int32([5, 6]), logprobs=bytes(8))
     with pytest.raises(ValueError, match="does not fit"):
         search.replay(step)

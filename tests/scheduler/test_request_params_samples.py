@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.requests.params.request_params import settle, settle_length, validate
 from tests.scheduler.request_settling import LIMITS, refused, request_of, settled
 
@@ -140,7 +140,7 @@ def test_beam_searches_on_the_edge_of_their_range_are_taken(request_: pb.Generat
 def test_a_beam_search_settles_as_the_protocol_promises() -> None:
     request = beams(3)
     request.stopping.stop_token_ids.extend([7, 8])
-    assert settled(request).beam_params(20) == BeamParams(
+    assert settled(request).beam_params(20) == BeamSearchParams(
         beam_width=3,
         max_tokens=20,
         eos_token_ids=frozenset({2, 3, 7, 8}),
@@ -150,7 +150,7 @@ def test_a_beam_search_settles_as_the_protocol_promises() -> None:
     )
     request = beams(6, {"n": 5}, length_penalty=0, early_stopping=pb.EARLY_STOPPING_NEVER)
     request.stopping.ignore_eos = True
-    assert settled(request).beam_params(9) == BeamParams(
+    assert settled(request).beam_params(9) == BeamSearchParams(
         beam_width=6,
         max_tokens=9,
         eos_token_ids=frozenset(),

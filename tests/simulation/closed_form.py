@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 from scheduler_svc.requests.params.request_params import EARLY_STOPPING, num_sequences_of
 from tests.simulation import toy_model as model
 
@@ -141,7 +141,7 @@ class ClosedForm:
 
     def _search(self) -> "_Search":
         request = self._request
-        params = BeamParams(
+        params = BeamSearchParams(
             beam_width=request.beam.beam_width,
             max_tokens=request.stopping.max_tokens,
             eos_token_ids=frozenset(self._ends),
@@ -155,7 +155,7 @@ class ClosedForm:
 class _Search:
     """`BeamSearch` without scheduler, worker or wire."""
 
-    def __init__(self, checksum: int, params: BeamParams, min_tokens: int) -> None:
+    def __init__(self, checksum: int, params: BeamSearchParams, min_tokens: int) -> None:
         self.search = BeamSearch(params)
         self._params = params
         self._min_tokens = min_tokens

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from common.slot_sampling import SlotSampling
 from common.step import Candidates, SlotState, Step
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class BeamDriver:
     def __init__(
         self,
         prompt: Sequence[int],
-        params: BeamParams,
+        params: BeamSearchParams,
         sampling: SlotSampling,
         *,
         blocks: Sequence[int],

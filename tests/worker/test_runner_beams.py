@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from common.slot_sampling import SlotSampling
 from common.step import Step
-from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.beam_search import BeamSearchParams
 from tests.equality import assert_equal_greedy
 from tests.scheduler.beam_reference import BeamReport, compare_beams, reference_beams
 from tests.worker.beam_driver import BeamDriver
@@ -37,9 +37,9 @@ class Model:
     reference: Any
     eos_token_ids: frozenset[int]
 
-    def params(self, beam_width: int, max_tokens: int = 16, **fields: Any) -> BeamParams:
+    def params(self, beam_width: int, max_tokens: int = 16, **fields: Any) -> BeamSearchParams:
         shape = {"beam_width": beam_width, "num_return": beam_width, "max_tokens": max_tokens}
-        return BeamParams(**{**shape, "eos_token_ids": self.eos_token_ids, **fields})
+        return BeamSearchParams(**{**shape, "eos_token_ids": self.eos_token_ids, **fields})
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -71,7 +71,7 @@ def search(runner: SteppedRunner, pool: KVPool, driver: BeamDriver, *, chunk: in
     return step_id
 
 
-def new_driver(model: Model, params: BeamParams, sampling: SlotSampling = GREEDY, **places: Any) -> BeamDriver:
+def new_driver(model: Model, params: BeamSearchParams, sampling: SlotSampling = GREEDY, **places: Any) -> BeamDriver:
     places = {"blocks": range(NUM_BLOCKS), "block_size": BLOCK_SIZE, **places}
     return BeamDriver(PROMPT, params, sampling, **places)
 

@@ -12,7 +12,7 @@ from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
 from common.step import Candidates
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate, Hypothesis
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypothesis
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.live.token_logprobs import row_logprobs
@@ -21,7 +21,7 @@ from scheduler_svc.requests.live.token_logprobs import row_logprobs
 class BeamDecoding:
     """`common_token_ids` grows with what all hypotheses that may come back agree on, `common_logprobs` beside it."""
 
-    def __init__(self, params: BeamParams) -> None:
+    def __init__(self, params: BeamSearchParams) -> None:
         self.common_token_ids: list[int] = []
         self.num_steps = 0
         self._search = BeamSearch(params)

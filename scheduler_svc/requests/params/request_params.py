@@ -13,7 +13,7 @@ from typing import Literal
 from common.slot_sampling import SlotSampling
 from quire.errors import FieldViolation, InvalidRequestError, OverloadedError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
 from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
 
@@ -53,7 +53,7 @@ class ValidatedParams:
     seed: int  # uint64
     num_samples: int  # that come back
     num_sequences: int  # that are drawn, or live beams at most
-    beam: BeamParams | None  # without the bound of the output: see `beam_params`
+    beam: BeamSearchParams | None  # without the bound of the output: see `beam_params`
     max_tokens: int | None
     min_tokens: int
     stop: tuple[str, ...]
@@ -81,7 +81,7 @@ class ValidatedParams:
             sampling = replace(sampling, num_logprobs=0)
         return sampling
 
-    def beam_params(self, max_tokens: int) -> BeamParams:
+    def beam_params(self, max_tokens: int) -> BeamSearchParams:
         """Parameters of the search, with the bound of the output in force; only with `beam`."""
         assert self.beam is not None
         return replace(self.beam, max_tokens=max_tokens)
@@ -170,8 +170,8 @@ def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) 
     )
 
 
-def _beam(beam: pb.BeamParams, end_token_ids: frozenset[int], num_return: int) -> BeamParams:
-    return BeamParams(
+def _beam(beam: pb.BeamParams, end_token_ids: frozenset[int], num_return: int) -> BeamSearchParams:
+    return BeamSearchParams(
         beam_width=beam.beam_width,
         max_tokens=1,  # until `ValidatedParams.beam_params`
         eos_token_ids=end_token_ids,
