@@ -156,7 +156,7 @@ async def fail_over(address: str, leader: Process, how: str, url: str, arguments
         await asyncio.gather(*reading, watching, return_exceptions=True)
     await leaders.close()
     if leaders.has_ended != (how == TERMINATE):
-        raise RuntimeError(f"after {how} the journal of the leader ends as it should not")
+        raise RuntimeError(f"the old leader's last journal entry is not the one expected after {how}")
     return Round(longest_silence(arrivals.times_s, began_s), leaders.started_s - leaders.last_entry_s)
 
 

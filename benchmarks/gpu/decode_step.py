@@ -118,7 +118,7 @@ class Readers:
                     self.window.ended_ns, self.window.ended_tokens = time.perf_counter_ns(), self.num_tokens
                 if self.window.ended_ns:
                     return
-        raise RuntimeError("a request ended before there were steps enough")
+        raise RuntimeError("a request ended before enough steps were measured")
 
     def _begin(self) -> None:
         self.num_waiting -= 1
@@ -163,7 +163,7 @@ def cost_of(plan: Plan, window: Window, moments: Sequence[SchedulerMoments], ban
     steps = [step for step in moments if window.began_ns < step.taken_ns < window.ended_ns][WARM_UP_STEPS:]
     pairs = list(pairwise(steps))
     if not pairs:
-        raise ValueError("no two decode steps of the whole batch came one behind the other")
+        raise ValueError("no two consecutive decode steps had the whole batch; raise --steps")
     step_ns = [after.taken_ns - before.taken_ns for before, after in pairs]
     step_ms = percentile(step_ns, 50) / 1e6
     mean_context = window.mean_context(plan.batch)

@@ -88,7 +88,7 @@ def delivery_of(load: Load, worker: Sequence[WorkerMoments], received: Received)
     made = list(accumulate(step.num_samples for step in worker))
     taken = list(accumulate(received.num_tokens))
     if made[-1] != taken[-1]:
-        raise ValueError(f"{made[-1]} tokens were made and {taken[-1]} read: the k-th of both is not the same")
+        raise ValueError(f"{made[-1]} tokens were made, but {taken[-1]} read, so tokens cannot be matched by count")
     lags_ns, ends_ns = [], []
     num_tokens = 0
     for step, total in zip(worker, made, strict=True):

@@ -96,9 +96,9 @@ class Campaign:
         answers = _ask_run(peer, requests)
         for request, answer in zip(requests, answers, strict=True):
             if not request.num_output == len(answer["token_ids"]) == len(answer["token_s"]):
-                raise PeerError(f"{len(answer['token_ids'])} tokens came where {request.num_output} were asked for")
+                raise PeerError(f"got {len(answer['token_ids'])} tokens, requested {request.num_output}")
         if (num := num_echoes(requests, [each["token_ids"] for each in answers])) > MAX_ECHOES:
-            raise PeerError(f"{num} outputs begin with tokens of their prompts: they are no outputs")
+            raise PeerError(f"{num} outputs contain tokens of their prompts")
         figures = Figures.of(
             [each.arrival_s for each in requests], [each["token_s"] for each in answers], peer.peak_memory_bytes()
         )

@@ -68,7 +68,7 @@ def _sections(results: Results) -> dict[str, tuple[PageSection, Section]]:
     order: dict[str, tuple[PageSection, Section]] = {}
     for name, document in results.items():
         if "benchmark" not in document:
-            raise ValueError(f"{name} is no result of a benchmark: it does not say of which")
+            raise ValueError(f"{name} has no field `benchmark`; it is no result of a benchmark")
         section_of_kind(document["benchmark"])
     for benchmark in SECTIONS:
         for name, document in results.items():

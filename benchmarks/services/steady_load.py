@@ -49,7 +49,7 @@ class _Readers:
                     num_left -= chunk.num_tokens
                 if num_left <= 0:
                     return
-        raise RuntimeError("a request ended before there were steps enough")
+        raise RuntimeError("a request ended before enough steps were measured")
 
 
 def prompts(num_requests: int, num_tokens: int, vocab_size: int) -> list[list[int]]:

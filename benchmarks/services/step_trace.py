@@ -117,7 +117,7 @@ def steady_steps(
             start, length = index, end - index
         index = end + 1
     if length < warm_up + num_steps:
-        raise NotSteadyError(f"only {length} steps in a row had {batch} rows of one token")
+        raise NotSteadyError(f"only {length} consecutive steps had {batch} rows of one token; measure more steps")
     chosen = worker[start + warm_up : start + warm_up + num_steps]
     by_id = {step.step_id: step for step in scheduler}
     return SteadySteps(chosen, [by_id[step.step_id] for step in chosen])

@@ -48,7 +48,7 @@ def test_a_step_is_from_result_to_result_within_the_window(plan: Plan) -> None:
 
 
 def test_a_window_without_steps_is_refused(plan: Plan) -> None:
-    with pytest.raises(ValueError, match="no two decode steps"):
+    with pytest.raises(ValueError, match="no two consecutive decode steps"):
         cost_of(plan, Window(0, 1, 4, 4), [], 1e9)
 
 

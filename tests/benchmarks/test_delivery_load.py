@@ -41,7 +41,7 @@ def test_a_reader_that_falls_behind_is_seen() -> None:
 
 
 def test_tokens_that_were_never_read_are_not_passed_over() -> None:
-    with pytest.raises(ValueError, match="240 tokens were made and 238 read"):
+    with pytest.raises(ValueError, match="240 tokens were made, but 238 read"):
         delivery_of(LOAD, made(120), received([2.0] * 119))
 
 

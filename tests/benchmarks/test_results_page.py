@@ -63,7 +63,7 @@ def test_every_program_that_writes_a_result_has_its_place_on_the_page() -> None:
     [
         ({"benchmark": "a_new_one"}, "no section shows results of the kind 'a_new_one'"),
         ({"benchmark": "decode_step"}, "x.json is the first result of its kind"),
-        ({"rows": []}, "x.json is no result of a benchmark"),
+        ({"rows": []}, "x.json has no field `benchmark`"),
     ],
 )
 def test_a_result_without_a_section_is_refused(document: dict[str, Any], reason: str) -> None:

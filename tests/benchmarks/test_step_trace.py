@@ -50,7 +50,7 @@ def test_the_longest_run_of_pure_decode_steps_is_taken() -> None:
     scheduler = [scheduler_step(step_id) for step_id in range(1, len(kinds) + 1)]
     steps = steady_steps(worker, scheduler, batch=4, warm_up=1, num_steps=5)
     assert [step.step_id for step in steps.worker] == [6, 7, 8, 9, 10]
-    with pytest.raises(NotSteadyError, match="only 6 steps in a row had 4 rows of one token"):
+    with pytest.raises(NotSteadyError, match="only 6 consecutive steps had 4 rows of one token"):
         steady_steps(worker, scheduler, batch=4, warm_up=2, num_steps=5)
 
 

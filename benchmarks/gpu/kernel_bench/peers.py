@@ -41,9 +41,9 @@ class TorchSdpa:
     def attend(self, inputs: PagedInputs) -> Attend:
         num_rows, num_queries = len(inputs.contexts), inputs.query_lens[0]
         if len(set(inputs.contexts)) > 1 or len(set(inputs.query_lens)) > 1 or inputs.block_size < inputs.contexts[0]:
-            raise NotAvailable("rows are not alike, or not contiguous")
+            raise NotAvailable("rows differ in length, or are not contiguous")
         if num_queries not in (1, inputs.contexts[0]):
-            raise NotAvailable("its causal mask begins at the first key")
+            raise NotAvailable("SDPA's causal mask assumes queries from the first key on")
         num_heads, head_dim = inputs.query.shape[1:]
         key = inputs.key_cache()[:, : inputs.contexts[0]].transpose(1, 2)
         value = inputs.value_cache()[:, : inputs.contexts[0]].transpose(1, 2)

@@ -48,7 +48,7 @@ class LlamaCpp:
         )
         self._context: Any = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RuntimeError("it made no context")
+            raise RuntimeError("llama.cpp could not create a context")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(setup.step_tokens, 0, 1)
         self._step_tokens = setup.step_tokens
@@ -76,7 +76,7 @@ class LlamaCpp:
             if chunk and not sequence.new:
                 asked.append(sequence)
         if llama_cpp.llama_decode(self._context, self._batch):
-            raise RuntimeError("it did not decode")
+            raise RuntimeError("llama.cpp failed to decode a batch")
         if not asked:
             return
         logits = np.ctypeslib.as_array(
