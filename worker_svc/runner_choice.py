@@ -1,6 +1,6 @@
 """Chooses the runner, its device and the dtype of keys and values, from the settings and the machine.
 
-`look_at_machine` reads the machine; `choose_runner` decides from its result alone.
+`detect_machine` reads the machine; `choose_runner` decides from its result alone.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerWishes:
+class RequestedRunner:
     """Settings that the choice depends on, with the values of `WorkerSettings`."""
 
     device: str
@@ -53,7 +53,7 @@ class RunnerChoice:
         return self.kind == "device" and self.device.type == "cuda"
 
 
-def look_at_machine() -> Machine:
+def detect_machine() -> Machine:
     """The machine as torch sees it."""
     if not torch.cuda.is_available():
         return Machine(has_triton=has_triton())
@@ -64,18 +64,18 @@ def look_at_machine() -> Machine:
     )
 
 
-def choose_runner(wishes: RunnerWishes, machine: Machine) -> RunnerChoice:
-    """Raises DeviceError if the machine does not have what the wishes need."""
-    device = _device(wishes.device, machine)
-    kind = wishes.runner
+def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
+    """Chooses runner, device and dtype. Raises DeviceError if the machine lacks a requested device or package."""
+    device = _device(requested.device, machine)
+    kind = requested.runner
     if kind == "auto":
         kind = "device" if device.type == "cuda" else "cpu"
-    choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[wishes.kv_dtype])
+    choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))
-    if wishes.kv_dtype == "fp8":
+    if requested.kv_dtype == "fp8":
         _check_fp8(choice, machine)
-    if wishes.kv_dtype == "int8" and (choice.kind != "cpu" or device.type != "cpu"):
+    if requested.kv_dtype == "int8" and (choice.kind != "cpu" or device.type != "cpu"):
         raise DeviceError(int8_refused("--kv-dtype"))
     return choice
 

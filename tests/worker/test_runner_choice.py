@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worker_svc.runner_choice import DeviceError, Machine, RunnerChoice, RunnerWishes, choose_runner, look_at_machine
+from worker_svc.runner_choice import DeviceError, Machine, RequestedRunner, RunnerChoice, choose_runner, detect_machine
 
-NOTHING_ASKED = RunnerWishes(device="auto", runner="auto", kv_dtype="auto")
+NOTHING_ASKED = RequestedRunner(device="auto", runner="auto", kv_dtype="auto")
 NO_GPU = Machine()
 HOPPERS = Machine(cuda_capabilities=((9, 0), (9, 0)), current_cuda_device=1, has_triton=True)
 CPU, CUDA_1 = torch.device("cpu"), torch.device("cuda:1")
@@ -35,8 +35,8 @@ def test_either_runner_can_be_had_on_either_device() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_keys_and_values_can_be_fp8_with_the_accelerators_runner(device: str) -> None:
-    wishes = replace(NOTHING_ASKED, device=device, runner="device", kv_dtype="fp8")
-    choice = choose_runner(wishes, HOPPERS)
+    requested = replace(NOTHING_ASKED, device=device, runner="device", kv_dtype="fp8")
+    choice = choose_runner(requested, HOPPERS)
     assert choice.kv_dtype == torch.float8_e4m3fn
 
 
@@ -46,7 +46,7 @@ def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "machine", "message"),
+    ("requested", "machine", "message"),
     [
         (replace(NOTHING_ASKED, device="cuda"), NO_GPU, "torch sees no CUDA device: use --device cpu"),
         (replace(NOTHING_ASKED, device="cuda:2"), HOPPERS, "the last CUDA device is cuda:1"),
@@ -71,11 +71,13 @@ def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
         ),
     ],
 )
-def test_what_the_machine_lacks_is_said_with_what_to_do(wishes: RunnerWishes, machine: Machine, message: str) -> None:
+def test_what_the_machine_lacks_is_said_with_what_to_do(
+    requested: RequestedRunner, machine: Machine, message: str
+) -> None:
     with pytest.raises(DeviceError, match=re.escape(message)):
-        choose_runner(wishes, machine)
+        choose_runner(requested, machine)
 
 
 def test_the_machine_at_hand_can_be_looked_at() -> None:
-    machine = look_at_machine()
+    machine = detect_machine()
     assert bool(machine.cuda_capabilities) == torch.cuda.is_available()

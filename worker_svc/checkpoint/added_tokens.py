@@ -95,7 +95,7 @@ def _decoder(config: JsonTable) -> list[AddedToken]:
 def _added_file(folder: Path, special: set[str]) -> list[AddedToken]:
     """Tokens of added_tokens.json, which has an id for each, in the order of their ids."""
     table = read_optional_table(folder, "added_tokens.json")
-    by_id = sorted((table.whole(token, least=0, most=_MOST_ID), token) for token in table.keys)
+    by_id = sorted((table.integer(token, least=0, most=_MOST_ID), token) for token in table.keys)
     return [AddedToken(token, special=token in special, normalized=token not in special) for _, token in by_id]
 
 

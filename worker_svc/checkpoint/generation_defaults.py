@@ -46,4 +46,4 @@ def _top_k(table: JsonTable) -> int | None:
     """None for 0 too: both mean all tokens."""
     if "top_k" not in table:
         return None
-    return table.whole("top_k", least=0, most=_MOST_TOP_K) or None
+    return table.integer("top_k", least=0, most=_MOST_TOP_K) or None

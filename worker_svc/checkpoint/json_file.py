@@ -44,8 +44,8 @@ class JsonTable:
         """Keys in the order of the file."""
         return tuple(self._values)
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int) -> int:
-        """A whole number from `least` to `most`."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int) -> int:
+        """An integer from `least` to `most`."""
         value = self._value(key, default)
         if key in self._values and (type(value) is not int or not least <= value <= most):
             self.refuse(key, f"must be a whole number from {least} to {most}")

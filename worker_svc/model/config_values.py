@@ -46,10 +46,10 @@ def read_size(
     heads: str = "num_attention_heads",
 ) -> ModelSize:
     return ModelSize(
-        vocab=raw.whole("vocab_size", most=MOST_VOCAB),
-        hidden=raw.whole(hidden, most=MOST_WIDTH),
-        layers=raw.whole(layers, most=MOST_LAYERS),
-        heads=raw.whole(heads, most=MOST_HEADS),
+        vocab=raw.integer("vocab_size", most=MOST_VOCAB),
+        hidden=raw.integer(hidden, most=MOST_WIDTH),
+        layers=raw.integer(layers, most=MOST_LAYERS),
+        heads=raw.integer(heads, most=MOST_HEADS),
     )
 
 

@@ -58,7 +58,7 @@ def _parse_opt(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
     norm_before = raw.flag("do_layer_norm_before", True)
     embed_dim = size.hidden
     if "word_embed_proj_dim" in raw:
-        embed_dim = raw.whole("word_embed_proj_dim", most=MOST_WIDTH)
+        embed_dim = raw.integer("word_embed_proj_dim", most=MOST_WIDTH)
     return ModelConfig(
         **common,
         family=Family.OPT,
@@ -69,8 +69,8 @@ def _parse_opt(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
         num_heads=size.heads,
         num_kv_heads=size.heads,
         head_dim=equal_head_dim(raw, "hidden_size", size),
-        intermediate_size=raw.whole("ffn_dim", most=MOST_WIDTH),
-        max_model_len=raw.whole("max_position_embeddings", 2048, most=MOST_POSITIONS),
+        intermediate_size=raw.integer("ffn_dim", most=MOST_WIDTH),
+        max_model_len=raw.integer("max_position_embeddings", 2048, most=MOST_POSITIONS),
         activation=read_activation(raw, "activation_function", "relu"),
         gated_mlp=False,
         rms_norm=False,
@@ -108,7 +108,7 @@ def _parse_gpt2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
             raw.refuse(key, f"is supported as {str(computed).lower()} only", CHOOSE)
     inner = 4 * size.hidden
     if "n_inner" in raw:
-        inner = raw.whole("n_inner", most=MOST_WIDTH)
+        inner = raw.integer("n_inner", most=MOST_WIDTH)
     return ModelConfig(
         **common,
         family=Family.GPT2,
@@ -120,7 +120,7 @@ def _parse_gpt2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
         num_kv_heads=size.heads,
         head_dim=equal_head_dim(raw, hidden_key, size),
         intermediate_size=inner,
-        max_model_len=raw.whole(positions_key, 1024, most=MOST_POSITIONS),
+        max_model_len=raw.integer(positions_key, 1024, most=MOST_POSITIONS),
         activation=read_activation(raw, "activation_function", "gelu_new"),
         gated_mlp=False,
         rms_norm=False,

@@ -40,7 +40,7 @@ def parse_mistral(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
         raw.refuse("layer_types", "all layers of a Mistral model have the same type", "leave it out")
     if raw.is_null("num_key_value_heads"):
         raw.refuse("num_key_value_heads", "must be a whole number")
-    window = None if raw.is_null("sliding_window") else raw.whole("sliding_window", 4096, most=MOST_POSITIONS)
+    window = None if raw.is_null("sliding_window") else raw.integer("sliding_window", 4096, most=MOST_POSITIONS)
     windows = (window,) * read_size(raw).layers
     return _llama_like(raw, common, _Defaults(4096 * 32, num_kv_heads=8), sliding_windows=windows)
 
@@ -59,7 +59,7 @@ def parse_qwen3(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
 
 def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **differences: Any) -> ModelConfig:
     size = read_size(raw)
-    max_positions = raw.whole("max_position_embeddings", defaults.max_positions, most=MOST_POSITIONS)
+    max_positions = raw.integer("max_position_embeddings", defaults.max_positions, most=MOST_POSITIONS)
     shape = {
         "family": Family.LLAMA,
         "vocab_size": size.vocab,
@@ -69,7 +69,7 @@ def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **d
         "num_heads": size.heads,
         "num_kv_heads": _num_kv_heads(raw, size.heads, defaults.num_kv_heads),
         "head_dim": _head_dim(raw, size, defaults.head_dim),
-        "intermediate_size": raw.whole("intermediate_size", most=MOST_WIDTH),
+        "intermediate_size": raw.integer("intermediate_size", most=MOST_WIDTH),
         "max_model_len": max_positions,
         "activation": read_activation(raw, "hidden_act", "silu"),
         "gated_mlp": True,
@@ -87,7 +87,7 @@ def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **d
 
 def _num_kv_heads(raw: JsonTable, num_heads: int, default: int | None) -> int:
     key = "num_key_value_heads"
-    found = num_heads if raw.is_null(key) else raw.whole(key, default or num_heads, most=MOST_HEADS)
+    found = num_heads if raw.is_null(key) else raw.integer(key, default or num_heads, most=MOST_HEADS)
     if num_heads % found:
         raw.refuse(key, f"{num_heads} num_attention_heads cannot share {found} key-value heads evenly")
     return found
@@ -97,7 +97,7 @@ def _head_dim(raw: JsonTable, size: ModelSize, default: int | None) -> int:
     """The size of a head; must be even, since rotary embeddings rotate pairs of dimensions."""
     found = default or size.hidden // size.heads
     if "head_dim" in raw:
-        found = raw.whole("head_dim", most=MOST_HEAD_DIM)
+        found = raw.integer("head_dim", most=MOST_HEAD_DIM)
     if found % 2 or not found:
         raw.refuse("head_dim", f"must be even, and hidden_size / num_attention_heads is {size.hidden} / {size.heads}")
     return found
@@ -108,8 +108,8 @@ def _qwen_windows(raw: JsonTable) -> tuple[int | None, ...]:
     num_layers = read_size(raw).layers
     window: int | None = None
     if raw.flag("use_sliding_window", False) and not raw.is_null("sliding_window"):
-        window = raw.whole("sliding_window", 4096, most=MOST_POSITIONS)
-    first = raw.whole("max_window_layers", 28, least=0, most=MOST_LAYERS)
+        window = raw.integer("sliding_window", 4096, most=MOST_POSITIONS)
+    first = raw.integer("max_window_layers", 28, least=0, most=MOST_LAYERS)
     types = raw.texts("layer_types")
     if not types:
         types = tuple(_LAYER_TYPES[window is not None and layer >= first] for layer in range(num_layers))

@@ -33,8 +33,8 @@ def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeCo
         return RopeConfig(theta=theta, linear_factor=_factor(spelled))
     if kind not in _KINDS:
         spelled.refuse(kind_key, f"only {', '.join(_KINDS)} are supported", "choose another checkpoint")
-    original = spelled.whole("original_max_position_embeddings", max_positions, most=most_positions)
-    original = raw.whole("original_max_position_embeddings", original, most=most_positions)
+    original = spelled.integer("original_max_position_embeddings", max_positions, most=most_positions)
+    original = raw.integer("original_max_position_embeddings", original, most=most_positions)
     if kind == "llama3":
         return RopeConfig(theta=theta, llama3=_llama3(spelled, original))
     if theta <= 1.0:

@@ -26,7 +26,7 @@ from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear
 from worker_svc.option_check import CheckedOptions, int8_refused
-from worker_svc.runner_choice import DeviceError, RunnerWishes, choose_runner, look_at_machine
+from worker_svc.runner_choice import DeviceError, RequestedRunner, choose_runner, detect_machine
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_device_runner, start_plain_runner
 from worker_svc.start.start_notices import notices
@@ -38,7 +38,7 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     clock = PhaseClock(status.phase)
-    choice = choose_runner(_wishes(settings), look_at_machine())
+    choice = choose_runner(_requested_runner(settings), detect_machine())
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # for this thread, which launches all kernels
     with clock.phase("checkpoint"):
@@ -99,8 +99,8 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
     return LoadedModel(started.runner, description)
 
 
-def _wishes(settings: WorkerSettings) -> RunnerWishes:
-    return RunnerWishes(device=settings.device, runner=settings.runner, kv_dtype=settings.kv_dtype)
+def _requested_runner(settings: WorkerSettings) -> RequestedRunner:
+    return RequestedRunner(device=settings.device, runner=settings.runner, kv_dtype=settings.kv_dtype)
 
 
 def _describe_model(
