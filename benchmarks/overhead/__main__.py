@@ -145,7 +145,9 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Defaults are those of the kept result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], choices=(1, 2))

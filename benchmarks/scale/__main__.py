@@ -136,7 +136,9 @@ def main() -> None:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Defaults are those of the kept result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 64, 256, 1024, 4096])
     parser.add_argument("--steps", type=int, default=60, help="steady steps at each batch")
