@@ -94,6 +94,7 @@ class NormRule(NamedTuple):
     bias: Tensor | None
     eps: float
     rms: bool
+    then_add: bool = False  # normalize x alone, then add the residual
 
 
 class GreedyTokens(NamedTuple):
@@ -152,7 +153,9 @@ class CpuKernels(Protocol):
         """
 
     def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
-        """Adds x to the residual in place, rounded to its dtype; out = norm(residual). Without residual, norm(x).
+        """Residual addition and norm: residual += x, rounded to its dtype; out = norm(residual). Without one: norm(x).
+
+        With `then_add`, out = residual + norm(x), and the residual stays as it is.
 
         x, residual, out: [T, size]; out may be x
         """

@@ -128,7 +128,7 @@ class NativeKernels:
             NORM,
             x,
             out,
-            choice=norm.rms,
+            choice=norm.rms | norm.then_add << 1,
             number=norm.eps,
             num_outputs=x.shape[1],
             first=address(residual),

@@ -65,11 +65,10 @@ class TorchKernels:
 
     def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
         """See CpuKernels.add_norm."""
-        x = x if residual is None else residual.add_(x)
-        if norm.rms:
-            out.copy_(F.rms_norm(x, (x.shape[1],), norm.weight, norm.eps))
+        if norm.then_add and residual is not None:  # rounded once, as native code does
+            out.copy_(residual.float() + _norm(x.float(), norm))
         else:
-            out.copy_(F.layer_norm(x, (x.shape[1],), norm.weight, norm.bias, norm.eps))
+            out.copy_(_norm(x if residual is None else residual.add_(x), norm))
 
     def gated_activation(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
         """See CpuKernels.gated_activation."""
@@ -110,3 +109,10 @@ def _tokens(plan: AttentionPlan) -> list[Tensor | slice]:
     """Where the plan's queries are."""
     chunks = [slice(row.start, row.end) for row in plan.prefill_rows]
     return [*(group.tokens for group in plan.decode_groups), *chunks]
+
+
+def _norm(x: Tensor, norm: NormRule) -> Tensor:
+    weight = None if norm.weight is None else norm.weight.to(x.dtype)
+    if norm.rms:
+        return F.rms_norm(x, (x.shape[1],), weight, norm.eps)
+    return F.layer_norm(x, (x.shape[1],), weight, None if norm.bias is None else norm.bias.to(x.dtype), norm.eps)

@@ -93,7 +93,7 @@ def test_answers_are_the_same_from_two_workers(site: Site) -> None:
     assert len([line for line in scheduler.lines if line["event"] == "worker ready"]) == 2
 
 
-@pytest.mark.parametrize("family", ["opt", "gpt2", "llama_gqa", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["opt", "gpt2", "llama_gqa", "mistral", "qwen2", "qwen3", "olmo2"])
 def test_every_family_answers_as_transformers_does(family: str, tmp_path: Path) -> None:
     model = write_tiny_model(family, tmp_path / family)
     site = Site(model, vocab_size=211)

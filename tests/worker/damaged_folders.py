@@ -18,7 +18,7 @@ from typing import Any
 from tests.scheduler.text_tokenizers import byte_level_json
 from tests.worker.tiny_models import write_tiny_model
 
-FAMILIES = ("opt", "gpt2", "llama_gqa", "mistral", "qwen2_window", "qwen3")
+FAMILIES = ("opt", "gpt2", "llama_gqa", "mistral", "qwen2_window", "qwen3", "olmo2")
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 JSON_FILES = (

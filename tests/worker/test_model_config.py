@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
-from worker_svc.model.config import Family, ModelConfig
+from worker_svc.model.config import Family, ModelConfig, NormPlace
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import inverse_frequencies, rotation
 
@@ -120,11 +120,11 @@ def test_opt_says_where_it_normalises_and_projects(tmp_path: Path) -> None:
     raw = {**LLAMA, "architectures": ["OPTForCausalLM"], "ffn_dim": 96}
     usual = _read(tmp_path, raw)
     assert (usual.family, usual.position_offset, usual.embed_dim) == (Family.OPT, 2, 64)
-    assert usual.norm_before
+    assert usual.norm_place is NormPlace.BEFORE
     assert usual.final_norm
     other = _read(tmp_path, {**raw, "do_layer_norm_before": False, "word_embed_proj_dim": 32})
     assert other.embed_dim == 32
-    assert not other.norm_before
+    assert other.norm_place is NormPlace.AFTER_SUM
     assert not other.final_norm
 
 

@@ -18,7 +18,7 @@ from worker_svc.model.decoder import load_decoder
 from worker_svc.model.families import read_model_config
 
 CPU = torch.device("cpu")
-FAMILIES = ("opt_350m_style", "gpt2", "llama_gqa", "mistral", "qwen2_window", "qwen3")
+FAMILIES = ("opt_350m_style", "gpt2", "llama_gqa", "mistral", "qwen2_window", "qwen3", "olmo2")
 NUM_TOKENS = 70
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -116,7 +116,7 @@ GPT2: list[dict[str, Any]] = [
 ODD = {
     "opt_350m_style": OPT,
     "gpt2": GPT2,
-    **dict.fromkeys(("llama_gqa",), ROPE),
+    **dict.fromkeys(("llama_gqa", "olmo2"), ROPE),
     **dict.fromkeys(("mistral", "qwen2_window", "qwen3"), ROPE + WINDOWS),
 }
 # Keys without which `transformers` reads no config, or that it does not read itself.

@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -87,6 +89,7 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         )
     ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_LLAMA_SHAPE, num_key_value_heads=2, head_dim=32)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_LLAMA_SHAPE, num_key_value_heads=2)),
 }
 
 

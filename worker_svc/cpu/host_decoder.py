@@ -17,7 +17,6 @@ from kernels.native.cpu_kernels import (
     CpuKernels,
     CpuPlan,
     GreedyTokens,
-    HeadNorms,
     LayerCache,
     NormRule,
     layer_caches,
@@ -30,7 +29,7 @@ from worker_svc.cpu.layer_rules import LayerRules, norm_rule
 from worker_svc.cpu.row_buffers import RowBuffers
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
-from worker_svc.model.config import ModelConfig
+from worker_svc.model.config import ModelConfig, NormPlace
 from worker_svc.model.decoder import Decoder
 from worker_svc.model.forward_pass import GreedyChoice
 from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp
@@ -176,7 +175,7 @@ class HostDecoder:
                 batch.slot_mapping,
                 wanted if index == last else None,
             )
-            step = self._norm_before if layer.norm_before else self._norm_after
+            step = self._norm_before if layer.norm_place is NormPlace.BEFORE else self._norm_after
             x, residual = step(layer, self._layers[index], x, residual, tokens)
         if self._final_norm is not None:
             return self._norm(self._final_norm, x, residual, "final")
@@ -228,7 +227,7 @@ class HostDecoder:
         """What the layer gives, and the sum of all before it, which it is still to be added to."""
         normed = self._norm(rules.attention_norm, x, residual, "normed")
         residual = x if residual is None else residual
-        x = self._attend(layer.attention, rules.head_norms, normed, tokens)
+        x = self._attend(layer.attention, rules, normed, tokens)
         if tokens.wanted is not None:
             residual = self._gather(residual, tokens.wanted, "wanted_residual")
         normed = self._norm(rules.mlp_norm, x, residual, "normed")
@@ -238,17 +237,23 @@ class HostDecoder:
         self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, None]:
         assert residual is None, "layers of one decoder normalise all before or all after"
-        attended = self._attend(layer.attention, rules.head_norms, x, tokens)
+        attended = self._attend(layer.attention, rules, x, tokens)
         if tokens.wanted is not None:
             x = self._gather(x, tokens.wanted, "wanted_residual")
         middle = self._norm(rules.attention_norm, attended, x, "normed")
         return self._norm(rules.mlp_norm, self._mlp(layer.mlp, middle), middle, "layer_out"), None
 
-    def _attend(self, attention: Attention, norms: HeadNorms | None, x: Tensor, tokens: "_LayerTokens") -> Tensor:
+    def _attend(self, attention: Attention, rules: LayerRules, x: Tensor, tokens: "_LayerTokens") -> Tensor:
         """Attention of all tokens, and its output product of those that are wanted."""
         num_tokens, config, kernels = len(x), self.config, self._kernels
         qkv = attention.qkv(x, self._buffers.of("qkv", num_tokens, config.query_size + 2 * config.kv_size))
-        kernels.rotate_and_write(qkv, self._rotary, tokens.positions, tokens.slot_mapping, tokens.cache, norms)
+        if rules.projection_norms is not None:
+            heads = qkv[:, : config.query_size], qkv[:, config.query_size : config.query_size + config.kv_size]
+            for part, norm in zip(heads, rules.projection_norms, strict=True):
+                kernels.add_norm(part, None, norm, part)
+        kernels.rotate_and_write(
+            qkv, self._rotary, tokens.positions, tokens.slot_mapping, tokens.cache, rules.head_norms
+        )
         out = self._buffers.of("attended", num_tokens, config.query_size)
         kernels.attend(qkv[:, : config.query_size], tokens.cache, tokens.plan, config.attention_scale, out)
         if tokens.wanted is not None:
@@ -296,7 +301,9 @@ def _is_native(decoder: Decoder) -> bool:
         for layer in decoder.layers
         for each in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
     )
-    sums_at_the_end = decoder.final_norm is None and any(layer.norm_before for layer in decoder.layers)
+    sums_at_the_end = decoder.final_norm is None and any(
+        layer.norm_place is NormPlace.BEFORE for layer in decoder.layers
+    )
     return not sums_at_the_end and all(isinstance(each, PackedProduct) for each in products)
 
 

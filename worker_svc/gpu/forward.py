@@ -16,6 +16,7 @@ from kernels.layers.layer_ops import Rotary
 from kernels.layers.step_inputs_reference import StepInputs
 from worker_svc.gpu.attention_plans import BatchAttention
 from worker_svc.memory.kv_pool import KVPool
+from worker_svc.model.config import NormPlace
 from worker_svc.model.decoder import Decoder
 from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, Mlp, Norm
 from worker_svc.operations import Operations
@@ -59,11 +60,15 @@ class DeviceForward:
         state = ForwardState(self._embed(inputs), None)
         for index, layer in enumerate(self._decoder.layers):
             tokens = _LayerTokens(index, rotary, inputs.slot_mapping, attention)
-            if layer.norm_before:
+            if layer.norm_place is NormPlace.BEFORE:
                 hidden, residual = self._add_and_norm(layer.attention_norm, state)
                 state = ForwardState(self._attend(layer.attention, hidden, tokens), residual)
                 hidden, residual = self._add_and_norm(layer.mlp_norm, state)
                 state = ForwardState(self._mlp(layer.mlp, hidden), residual)
+            elif layer.norm_place is NormPlace.ON_OUTPUT:
+                hidden = self._attend(layer.attention, state.hidden, tokens)
+                hidden = state.hidden + self._norm(layer.attention_norm, hidden, None)
+                state = ForwardState(hidden + self._norm(layer.mlp_norm, self._mlp(layer.mlp, hidden), None), None)
             else:
                 hidden = self._attend(layer.attention, state.hidden, tokens)
                 hidden = self._norm(layer.attention_norm, hidden, state.hidden)
@@ -114,7 +119,7 @@ class DeviceForward:
         num_kv_heads = attention.num_kv_heads
         query, key, value = torch.split(heads, [attention.num_heads, num_kv_heads, num_kv_heads], dim=1)
         if attention.q_norm is not None and attention.k_norm is not None:
-            query, key = self._norm(attention.q_norm, query, None), self._norm(attention.k_norm, key, None)
+            query, key = self._norm_heads(attention.q_norm, query), self._norm_heads(attention.k_norm, key)
         self._operations.rotate_and_write(query, key, value, tokens.rotary, key_cache, value_cache, tokens.slot_mapping)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if num_decode:
@@ -129,6 +134,10 @@ class DeviceForward:
                 query[num_decode:], key_cache, value_cache, rows, self._rule, False, out[num_decode:]
             )
         return attention.out(out.view(num_tokens, -1))
+
+    def _norm_heads(self, norm: Norm, heads: Tensor) -> Tensor:
+        """Norm as `Norm.of_heads`. heads: [T, heads, head_dim]"""
+        return self._norm(norm, heads.view(len(heads), -1, norm.size), None).view(heads.shape)
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
         x = mlp.up(x)

@@ -15,6 +15,7 @@ class Family(Enum):
     LLAMA = "llama"  # and Mistral, Qwen2, Qwen3
     OPT = "opt"
     GPT2 = "gpt2"
+    OLMO2 = "olmo2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,21 @@ class RopeConfig:
     yarn: YarnScaling | None = None
 
 
+class NormPlace(Enum):
+    """Place of a layer's norms beside the residual addition."""
+
+    BEFORE = "before"  # x + f(norm(x))
+    AFTER_SUM = "after_sum"  # norm(x + f(x))
+    ON_OUTPUT = "on_output"  # x + norm(f(x))
+
+
+class QkNorm(Enum):
+    """Vectors of queries and of keys that are normalized before rotation."""
+
+    HEADS = "heads"  # each head by itself, all with the same weights
+    PROJECTIONS = "projections"  # all heads of a token as one vector
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The shape of a decoder and the special ids of its tokenizer."""
@@ -72,9 +88,9 @@ class ModelConfig:
     rms_norm: bool  # else layer norm
     norm_eps: float
     norm_weights: bool = True  # false: normalise without scale and shift
-    norm_before: bool = True  # false: after the residual addition
+    norm_place: NormPlace = NormPlace.BEFORE
     final_norm: bool = True
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
@@ -90,6 +106,13 @@ class ModelConfig:
         """Scale of scores. Includes the factor that YaRN applies to both queries and keys."""
         yarn = self.rope.yarn if self.rope is not None else None
         return (yarn.attention_factor**2 if yarn is not None else 1.0) / math.sqrt(self.head_dim)
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Sizes of the norms of queries and of keys, where there are any."""
+        if self.qk_norm is QkNorm.PROJECTIONS:
+            return self.query_size, self.kv_size
+        return self.head_dim, self.head_dim
 
     @property
     def query_size(self) -> int:

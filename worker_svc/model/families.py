@@ -14,7 +14,7 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.generation_defaults import GENERATION_FILE
 from worker_svc.checkpoint.json_file import JsonTable, read_optional_table, read_table, shown
 from worker_svc.checkpoint.model_folder import CONFIG_FILE
-from worker_svc.model.config import Family, ModelConfig
+from worker_svc.model.config import Family, ModelConfig, NormPlace
 from worker_svc.model.config_values import (
     CHOOSE,
     MOST_POSITIONS,
@@ -25,7 +25,7 @@ from worker_svc.model.config_values import (
     read_dtype,
     read_size,
 )
-from worker_svc.model.llama_families import parse_llama, parse_mistral, parse_qwen2, parse_qwen3
+from worker_svc.model.llama_families import parse_llama, parse_mistral, parse_olmo2, parse_qwen2, parse_qwen3
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -76,7 +76,7 @@ def _parse_opt(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
         rms_norm=False,
         norm_eps=1e-5,
         norm_weights=raw.flag("layer_norm_elementwise_affine", True),
-        norm_before=norm_before,
+        norm_place=NormPlace.BEFORE if norm_before else NormPlace.AFTER_SUM,
         final_norm=norm_before and not raw.flag("_remove_final_layer_norm", False),
         qkv_bias=bias,
         out_bias=bias,
@@ -142,6 +142,7 @@ _FAMILIES: dict[str, tuple[Callable[[JsonTable, dict[str, Any]], ModelConfig], i
     "MistralForCausalLM": (parse_mistral, 2),
     "Qwen2ForCausalLM": (parse_qwen2, None),
     "Qwen3ForCausalLM": (parse_qwen3, None),
+    "Olmo2ForCausalLM": (parse_olmo2, 50_279),
 }
 _ARCHITECTURE_OF_TYPE = {
     "opt": "OPTForCausalLM",
@@ -150,6 +151,7 @@ _ARCHITECTURE_OF_TYPE = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
 }
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.layers import layer_ops
-from worker_svc.model.config import Llama3Scaling, RopeConfig, YarnScaling
+from worker_svc.model.config import Llama3Scaling, NormPlace, RopeConfig, YarnScaling
 
 Activation = Callable[[Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -79,6 +79,10 @@ class Norm:
         if self.rms:
             return F.rms_norm(x, (self.size,), self.weight, self.eps)
         return F.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)
+
+    def of_heads(self, heads: Tensor) -> Tensor:
+        """Norm of each head, or of all heads of a token as one vector, as the size says. heads: [T, heads, head_dim]"""
+        return self(heads.reshape(len(heads), -1, self.size)).view(heads.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class Attention:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
         if rotate is not None:
             q, k = rotate(q), rotate(k)
         return self.out(attend(q, k, v).reshape(x.shape[0], -1))
@@ -177,17 +181,22 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention, then MLP, each added to its input and normalised before or after."""
+    """Attention, then MLP, each added to its input and normalized where `norm_place` says."""
 
     attention: Attention
     mlp: Mlp
     attention_norm: Norm
     mlp_norm: Norm
-    norm_before: bool
+    norm_place: NormPlace
 
     def __call__(self, x: Tensor, rotate: Rotation | None, attend: Attend) -> Tensor:
-        if self.norm_before:
-            x = x + self.attention(self.attention_norm(x), rotate, attend)
-            return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + self.attention(x, rotate, attend))
-        return self.mlp_norm(x + self.mlp(x))
+        match self.norm_place:
+            case NormPlace.BEFORE:
+                x = x + self.attention(self.attention_norm(x), rotate, attend)
+                return x + self.mlp(self.mlp_norm(x))
+            case NormPlace.AFTER_SUM:
+                x = self.attention_norm(x + self.attention(x, rotate, attend))
+                return self.mlp_norm(x + self.mlp(x))
+            case NormPlace.ON_OUTPUT:
+                x = x + self.attention_norm(self.attention(x, rotate, attend))
+                return x + self.mlp_norm(self.mlp(x))

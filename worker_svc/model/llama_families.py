@@ -1,9 +1,9 @@
-"""Reads config.json of LLaMA and the families with its layout: Mistral, Qwen2, Qwen3."""
+"""Reads config.json of LLaMA and the families with its layout: Mistral, Qwen2, Qwen3, OLMo-2."""
 
 from typing import Any, NamedTuple
 
 from worker_svc.checkpoint.json_file import JsonTable
-from worker_svc.model.config import Family, ModelConfig
+from worker_svc.model.config import Family, ModelConfig, NormPlace, QkNorm
 from worker_svc.model.config_values import (
     MOST_HEAD_DIM,
     MOST_HEADS,
@@ -54,7 +54,24 @@ def parse_qwen3(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
     bias = raw.flag("attention_bias", False)
     defaults = _Defaults(32_768, num_kv_heads=32, head_dim=128)
     windows = _qwen_windows(raw)
-    return _llama_like(raw, common, defaults, qkv_bias=bias, out_bias=bias, qk_norm=True, sliding_windows=windows)
+    return _llama_like(
+        raw, common, defaults, qkv_bias=bias, out_bias=bias, qk_norm=QkNorm.HEADS, sliding_windows=windows
+    )
+
+
+def parse_olmo2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
+    bias = raw.flag("attention_bias", False)
+    return _llama_like(
+        raw,
+        common,
+        _Defaults(2048),
+        family=Family.OLMO2,
+        norm_place=NormPlace.ON_OUTPUT,
+        norm_eps=raw.number("rms_norm_eps", 1e-5, above=0.0, most=1.0),
+        qk_norm=QkNorm.PROJECTIONS,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
 
 
 def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **differences: Any) -> ModelConfig:

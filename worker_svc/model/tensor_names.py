@@ -4,7 +4,7 @@ Needs no torch: a tensor that is missing or has another shape is refused before 
 """
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +73,9 @@ NAMES = {
         transposed=True,
     ),
 }
+NAMES[Family.OLMO2] = replace(
+    NAMES[Family.LLAMA], attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"
+)
 
 
 class NeededTensor(NamedTuple):
@@ -140,8 +143,8 @@ def _layer(config: ModelConfig, layer: str) -> Iterator[NeededTensor]:
     for name in (names.attention_norm, names.mlp_norm):
         yield from _norm(config, layer + name, hidden)
     if config.qk_norm:
-        for name in ("self_attn.q_norm", "self_attn.k_norm"):
-            yield from _norm(config, layer + name, config.head_dim)
+        for name, size in zip(("self_attn.q_norm", "self_attn.k_norm"), config.qk_norm_sizes, strict=True):
+            yield from _norm(config, layer + name, size)
 
 
 def _norm(config: ModelConfig, name: str, size: int) -> Iterator[NeededTensor]:

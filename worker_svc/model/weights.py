@@ -109,7 +109,7 @@ class WeightLoader:
             mlp=Mlp(up, down, ACTIVATIONS[config.activation], config.gated_mlp),
             attention_norm=self._norm(prefix + names.attention_norm, hidden),
             mlp_norm=self._norm(prefix + names.mlp_norm, hidden),
-            norm_before=config.norm_before,
+            norm_place=config.norm_place,
         )
 
     def _attention(self, prefix: str) -> Attention:
@@ -117,11 +117,12 @@ class WeightLoader:
         sizes: tuple[int, ...] = (config.query_size, config.kv_size, config.kv_size)
         if len(names.qkv) == 1:
             sizes = (sum(sizes),)
+        query_norm, key_norm = config.qk_norm_sizes
         return Attention(
             qkv=self._linear(prefix, names.qkv, config.hidden_size, sizes, bias=config.qkv_bias),
             out=self._linear(prefix, (names.out,), config.query_size, (config.hidden_size,), bias=config.out_bias),
-            q_norm=self._norm(f"{prefix}self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-            k_norm=self._norm(f"{prefix}self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+            q_norm=self._norm(f"{prefix}self_attn.q_norm", query_norm) if config.qk_norm else None,
+            k_norm=self._norm(f"{prefix}self_attn.k_norm", key_norm) if config.qk_norm else None,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,

@@ -14,7 +14,7 @@ void quire_choose(const void* x, int64_t x_stride, int64_t num_rows, int64_t num
                   const float* scales, const void* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int half,
                   int num_threads);
 void quire_add_norm(const void* x, int64_t x_stride, void* residual, int64_t residual_stride, const void* weight,
-                    const void* bias, float eps, int rms, void* out, int64_t out_stride, int64_t num_rows,
+                    const void* bias, float eps, int rule, void* out, int64_t out_stride, int64_t num_rows,
                     int64_t size, int half, int num_threads);
 void quire_activate(int kind, const void* x, int64_t stride, int gated, void* out, int64_t out_stride,
                     int64_t num_rows, int64_t size, int half, int num_threads);

@@ -38,9 +38,15 @@ QUIRE_INLINE vfloat inside(vfloat x, int64_t i, int64_t size) {
   return lane_numbers() < static_cast<int32_t>(size - i) ? x : vfloat{};
 }
 
+// How a row is normalized: bits of `rule`.
+enum NormBits { RMS = 1, THEN_ADD = 2 };
+
 template <class S>
-void norm_row(const S* x, S* residual, const S* weight, const S* bias, float eps, bool rms, S* out, int64_t size) {
+void norm_row(const S* x, S* residual, const S* weight, const S* bias, float eps, int rule, S* out, int64_t size) {
   typedef Row<S> R;
+  bool rms = rule & RMS;
+  const S* added = rule & THEN_ADD ? residual : nullptr;
+  if (added) residual = nullptr;
   vfloat sums = {}, squares = {};
   const S* source = residual ? residual : x;
   for (int64_t i = 0; i < size; i += LANES) {
@@ -65,6 +71,7 @@ void norm_row(const S* x, S* residual, const S* weight, const S* bias, float eps
     vfloat v = (R::at(source, i, size) - mean) * factor;
     if (weight) v *= R::at(weight, i, size);
     if (bias) v += R::at(bias, i, size);
+    if (added) v += R::at(added, i, size);
     R::put(out, i, size, v);
   }
 }
@@ -119,8 +126,9 @@ void activate_by(int kind, const void* x, int64_t stride, bool gated, void* out,
 
 extern "C" {
 
+// rule: NormBits. Without THEN_ADD x is added to the residual, and their sum is normalized
 void quire_add_norm(const void* x, int64_t x_stride, void* residual, int64_t residual_stride, const void* weight,
-                    const void* bias, float eps, int rms, void* out, int64_t out_stride, int64_t num_rows,
+                    const void* bias, float eps, int rule, void* out, int64_t out_stride, int64_t num_rows,
                     int64_t size, int half, int num_threads) {
   auto run = [&](auto zero) {
     typedef decltype(zero) S;
@@ -128,7 +136,7 @@ void quire_add_norm(const void* x, int64_t x_stride, void* residual, int64_t res
       for (int64_t row = begin; row < end; ++row)
         quire::norm_row<S>(static_cast<const S*>(x) + row * x_stride,
                            residual ? static_cast<S*>(residual) + row * residual_stride : nullptr,
-                           static_cast<const S*>(weight), static_cast<const S*>(bias), eps, rms,
+                           static_cast<const S*>(weight), static_cast<const S*>(bias), eps, rule,
                            static_cast<S*>(out) + row * out_stride, size);
     });
   };

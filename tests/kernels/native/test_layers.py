@@ -48,6 +48,17 @@ def test_a_residual_is_added_and_normalised(kernels: CpuKernels, num_rows: int, 
 
 @DTYPES
 @pytest.mark.parametrize("rms", [True, False])
+def test_a_residual_is_added_to_normalised_rows(kernels: CpuKernels, rms: bool, dtype: torch.dtype) -> None:
+    for size in SIZES:
+        x, residual = _rows(3, size, dtype), _rows(3, size, dtype)
+        before, out = residual.clone(), torch.full_like(x, math.nan)
+        kernels.add_norm(x, residual, NormRule(None, None, 1e-5, rms, then_add=True), out)
+        assert torch.equal(residual, before)
+        _close(out, before.float() + _norm(x, None, None, rms).float())
+
+
+@DTYPES
+@pytest.mark.parametrize("rms", [True, False])
 def test_without_residual_rows_are_normalised_even_in_place(kernels: CpuKernels, rms: bool, dtype: torch.dtype) -> None:
     x = _rows(5, 33, dtype)
     expected = _norm(x, None, None, rms)

@@ -18,7 +18,7 @@ from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.operations import Operations
 
 BUNDLES = (torch_operations.OPERATIONS, triton_operations.OPERATIONS)
-MODELS = list(TINY_MODELS) if HAS_GPU else ["llama_gqa", "opt"]  # the interpreter is slow
+MODELS = list(TINY_MODELS) if HAS_GPU else ["llama_gqa", "opt", "olmo2"]  # the interpreter is slow
 E4M3 = torch.float8_e4m3fn
 gpu_only = pytest.mark.skipif(not HAS_GPU, reason="only a GPU shows it")
 
