@@ -5,6 +5,7 @@ import hashlib
 import pytest
 
 from scheduler_svc.core.block_hash import extend_block_hashes, hash_block, root_hash
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.core_cluster import single
@@ -134,8 +135,9 @@ def test_a_group_that_is_taken_out_and_pushed_again_is_served_once_at_its_place(
     groups = [make_group(seq_id) for seq_id in range(3)]
     for group in groups:
         queue.push(group)
-    for _ in range(50):  # entries that count no more are more than those that do
+    for _ in range(50):  # more stale entries than valid ones
         queue.discard(groups[1])
+        groups[1].move_to(GroupState.PAUSED)
         queue.push(groups[1])
     queue.discard(groups[0])
     assert len(queue) == queue.num_ahead(0, None) == 2
