@@ -20,7 +20,7 @@ from scheduler_svc.journal.store import (
     StoredEntry,
     StoreUnavailableError,
 )
-from scheduler_svc.requests.recovery.journal_reading import settled_records
+from scheduler_svc.requests.recovery.journal_reading import recorded_request_ids
 from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournalReplay
 
 log = structlog.get_logger()
@@ -202,11 +202,11 @@ class HotJournal:
         requests = self.replay.requests.values()
         open_ids = {each.request_id for each in requests if each.finish is None}  # one of them must stay the later
         ended = [each for each in requests if each.finish is not None and each.request_id not in open_ids]
-        recorded = await settled_records(ended, self._store)
+        recorded = await recorded_request_ids(ended, self._store)
         self._ended_s = {each.number: self._ended_s.get(each.number, now_s) for each in ended}
         for each in ended:
             if each.request_id in recorded or self._ended_s[each.number] + self._record_ttl_s <= now_s:
-                self.replay.forget(each.number)
+                self.replay.forget_request(each.number)
 
 
 def _begins_again(stored: StoredEntry) -> bool:

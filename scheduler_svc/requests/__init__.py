@@ -1,1 +1,1 @@
-"""Requests: what may come in, what is live, what readers see of it."""
+"""Requests: admission, live requests, their output for readers, recovery, pinned prefixes."""

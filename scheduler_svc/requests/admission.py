@@ -298,7 +298,7 @@ class Admission:
             self._engine.withdraw(live)
 
     def _start(self, live: LiveRequest) -> None:
-        self.readers.watch(live)
+        self.readers.start_grace_period(live)
         self._engine.start(live)
         log.debug(
             "request accepted",

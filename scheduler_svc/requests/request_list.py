@@ -1,6 +1,6 @@
-"""ListRequests: the requests that have not ended, in the order of their arrival, in pages of bounded size.
+"""ListRequests: requests that have not ended, in the order of their arrival, in pages of bounded size.
 
-It reads what the engine, the door and the recovery hold, and changes nothing.
+Reads the requests of engine, admission and recovery, and changes nothing.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from scheduler_svc.requests.recovery.recovery import Waiting
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 _PAGE_TOKEN = re.compile(r"[0-9]{0,19}")  # the number of the last request listed
-_SLICE = 100  # requests looked at before others have their turn on the event loop
+_SLICE = 100  # requests looked at before the event loop has its turn
 
 FOR_JOURNAL = "the journal"
 FOR_ITS_MODEL = "a worker of the model that it was accepted for"
@@ -53,14 +53,14 @@ class RequestList:
         return page
 
     def waiting_for(self, request_id: str) -> str:
-        """What a request waits for, in words; empty while it runs, and for one that is not live."""
+        """Reason why a request waits, for people; empty while it runs, and if it is not live."""
         live = self._engine.live.get(request_id)
         if live is not None:
             return self._reason(live, _state(live))
         return FOR_ITS_MODEL if self._admission.recovery.find(request_id) is not None else ""
 
     def _in_order(self, after: int, tenant: str | None) -> list[LiveRequest | Waiting]:
-        """Those with a number above `after`, by number."""
+        """Requests with a number above `after`, by number."""
         live = [*self._engine.live.values(), *self._admission.entering]
         found: list[LiveRequest | Waiting] = [
             each for each in live if each.number > after and (tenant is None or each.params.tenant == tenant)
@@ -73,7 +73,7 @@ class RequestList:
         return sorted(found, key=lambda each: each.number)
 
     def _of_live(self, live: LiveRequest) -> pb.RequestSummary | None:
-        """None if it has ended since it was found."""
+        """Summary of a live request; None if it has ended since it was found."""
         is_entering = live.times.accepted_ns is None
         if is_entering and live not in self._admission.entering:
             return None
@@ -100,7 +100,7 @@ class RequestList:
         if state != pb.LIVE_STATE_PAUSED and self._engine.is_journal_behind:
             return FOR_JOURNAL
         if state == pb.LIVE_STATE_RUNNING and self._engine.journal.health.is_degraded:
-            return FOR_JOURNAL  # it is computed, and its output waits
+            return FOR_JOURNAL  # its tokens are computed, and its output waits
         reason = self._engine.scheduler.waiting_reason(live.group)
         return "" if reason is None else reason.value
 
@@ -120,7 +120,7 @@ def _state(live: LiveRequest) -> pb.LiveState.ValueType:
 
 
 def _of_waiting(waiting: Waiting) -> pb.RequestSummary | None:
-    """Of a request of an earlier scheduler, whose output has no text yet; None if it has been taken up since."""
+    """Summary of a request that waits for its model; None if it waits no more."""
     if waiting.gone.is_set():
         return None
     admission, request = waiting.journaled.admission, waiting.journaled.admission.request

@@ -387,7 +387,7 @@ class Workers:
         lost_by: str | None = None
         try:
             self._refusals.reconsider()
-            self._prefixes.worker_came(member.worker_id, block_size=member.block_size, fingerprint=fingerprint)
+            self._prefixes.add_worker(member.worker_id, block_size=member.block_size, fingerprint=fingerprint)
             self._on_change(True)
             self._engine.wake_workers()
             lost_by = await member.loop.run()
@@ -402,7 +402,7 @@ class Workers:
             moved = self._remove_from_scheduler(member, lost_by or member.given_up)
             if moved:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
-            self._prefixes.worker_went(member.worker_id)
+            self._prefixes.remove_worker(member.worker_id)
             if self._admission.model is not None:
                 self._admission.serve_model(with_shortest_context(self._admission.model, self._max_model_lens()))
             self._refusals.reconsider()

@@ -158,7 +158,7 @@ async def test_a_place_beyond_what_can_ever_be_sent_is_refused(patient_site: Sit
         patient_site.readers.subscribe(stream, [4], lambda _: None)
     worker.may_answer.set()
     await running
-    with pytest.raises(Exception, match="of a sample that the request does not have: 1 come back"):
+    with pytest.raises(Exception, match="of a sample that the request does not have: it returns 1"):
         patient_site.readers.subscribe(stream, [0, 1], lambda _: None)
     place = patient_site.readers.subscribe(stream, [3], lambda _: None)
     chunk = pb.Chunk()

@@ -14,7 +14,7 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.record_ledger import RecordLedger
 from scheduler_svc.journal.store import RECORD_OVERHEAD, EntryId, Record, RecordLimits, Store
-from scheduler_svc.requests.recovery.journal_reading import settled_records
+from scheduler_svc.requests.recovery.journal_reading import recorded_request_ids
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.serving_site import counting, running_site
@@ -133,7 +133,7 @@ async def test_who_reads_the_journal_waits_for_no_record_that_was_dropped(store:
         entry.admissions[0].request.request_id, entry.admissions[0].request.tenant = request_id, tenant
         entry.finishes.add(sequence=number, finished_unix_ns=NOW_NS + ended_s * SECOND_NS)
         replay.apply(EntryId(1, number), entry)
-    assert await settled_records(list(replay.requests.values()), store) == {"m1", "m2"}
+    assert await recorded_request_ids(list(replay.requests.values()), store) == {"m1", "m2"}
 
 
 async def test_what_was_dropped_by_a_clock_that_was_ahead_says_nothing_of_what_ends_now(store: Store) -> None:
@@ -143,7 +143,7 @@ async def test_what_was_dropped_by_a_clock_that_was_ahead_says_nothing_of_what_e
     entry.admissions[0].request.tenant = "one"
     entry.finishes.add(sequence=1, finished_unix_ns=NOW_NS)
     replay.apply(EntryId(1, 1), entry)
-    assert await settled_records(list(replay.requests.values()), store) == set()
+    assert await recorded_request_ids(list(replay.requests.values()), store) == set()
 
 
 async def test_a_request_that_ended_by_a_clock_ahead_ended_now() -> None:

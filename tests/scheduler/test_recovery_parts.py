@@ -127,7 +127,7 @@ def test_a_replayed_search_goes_on_as_the_one_that_was_not_interrupted() -> None
             first.store_candidates(plan.sequences[row], Candidates(token_ids=tokens, logprobs=logprobs))
         again.replay(first.advance(scheduler, group))
     restored = group_of([], [], awaits_host=True)
-    again.seat(restored)
+    again.assign_beams(restored)
     assert again.common_token_ids == first.common_token_ids
     assert again.hypotheses() == first.hypotheses()
     assert sorted(each.token_ids for each in restored.live) == sorted(each.token_ids for each in group.live)

@@ -1,7 +1,7 @@
-"""One request's beam search, between the worker's candidates and the sequences that are its live beams.
+"""Beam search of one request: from the worker's candidates to the sequences that are its live beams.
 
-Which beams live on is decided in `core.beam_search`, which blocks they hold in `core.beam_groups`; here the two are
-held together, and what a reader may already see is known. It knows no journal, no text and no reader.
+`core.beam_search` decides which beams live on, `core.beam_groups` which blocks they hold; here the two are kept in
+step, and the tokens that a reader may already see are collected. Knows no journal, no text and no reader.
 """
 
 from collections.abc import Sequence as Seq
@@ -19,7 +19,7 @@ from scheduler_svc.requests.live.token_logprobs import row_logprobs
 
 
 class BeamDecoding:
-    """`common_token_ids` grows with what all hypotheses that may come back agree on, `common_logprobs` beside it."""
+    """Search of one request. `common_token_ids` grows with the prefix that all possible hypotheses share."""
 
     def __init__(self, params: BeamSearchParams) -> None:
         self.common_token_ids: list[int] = []
@@ -30,7 +30,7 @@ class BeamDecoding:
 
     @property
     def num_candidates(self) -> int:
-        """That are needed of each live beam."""
+        """Number of candidates needed from each live beam."""
         return self._search.num_candidates
 
     @property
@@ -38,13 +38,13 @@ class BeamDecoding:
         return self._search.is_done
 
     def store_candidates(self, sequence: Sequence, candidates: Candidates) -> None:
-        """Takes the candidates of one live beam; those that came before a preemption are replaced."""
+        """Store the candidates of one live beam, in place of those from before a preemption."""
         self._candidates[sequence] = candidates
 
     def advance(self, scheduler: Scheduler, group: SequenceGroup) -> journal_pb2.BeamStep:
-        """Takes one step, which the group awaits. Returns what it was decided from, for the journal.
+        """Advance the search by one step, which the group awaits. Returns its candidates, for the journal.
 
-        When the search is done the group is as it was, for the caller to end.
+        When the search is done the group is unchanged, and the caller ends it.
         """
         beams = self._beams or group.live
         given = self._contenders([self._candidates[beam] for beam in beams])
@@ -60,40 +60,40 @@ class BeamDecoding:
         return step
 
     def replay(self, step: journal_pb2.BeamStep) -> None:
-        """Takes a step that was decided in an earlier life; `seat` comes behind the last.
+        """Replay a step of an earlier scheduler. After the last one call `assign_beams`.
 
         Raises ValueError if it is not the next step of this search.
         """
         if self._search.is_done:
-            raise ValueError("a step of a beam search that was over")
+            raise ValueError("a beam search has a step after its end")
         start = len(self.common_token_ids)
         self._search.advance(_given(step, self._search.num_live))
         self.num_steps += 1
         self.common_token_ids.extend(self._search.common_prefix(start))
 
-    def seat(self, group: SequenceGroup) -> None:
-        """After replaying: the live beams take the first places of the group."""
+    def assign_beams(self, group: SequenceGroup) -> None:
+        """Give the live beams, after replaying, the first sequences of the group."""
         outputs = self._search.live_outputs() if self.num_steps else []
         self._beams = group.sequences[: len(outputs)]
         for sequence, output in zip(self._beams, outputs, strict=True):
             sequence.token_ids.extend(output)
 
     def common_logprobs(self, start: int) -> list[pb.TokenLogprobs]:
-        """Of the common tokens from `start` on; none if they were not asked for."""
+        """Log-probabilities of the common tokens from `start` on; empty if they were not asked for."""
         return _logprobs(self._search.common_details(start))
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The best, best first; before the search is done, the best so far."""
+        """Best hypotheses, best first; before the search is done, the best so far."""
         return self._search.finish()
 
     def _contenders(self, answers: Seq[Candidates]) -> list[list[Candidate]]:
-        """Those that can matter, by beam: of what is answered, and would have to be written, they are a small part."""
+        """Candidates that can matter, by beam: a small part of the answers, and only they have to be journaled."""
         places = self._search.contenders([each.token_ids for each in answers], [each.logprobs for each in answers])
         return [[_candidate(answer, i) for i in chosen] for answer, chosen in zip(answers, places, strict=True)]
 
 
 def hypothesis_logprobs(hypothesis: Hypothesis) -> list[pb.TokenLogprobs]:
-    """Of its tokens; none if they were not asked for."""
+    """Log-probabilities of its tokens; empty if they were not asked for."""
     return _logprobs(hypothesis.details)
 
 
@@ -107,14 +107,14 @@ def _candidate(answer: Candidates, place: int) -> Candidate:
 
 
 def _given(step: journal_pb2.BeamStep, num_live: int) -> list[list[Candidate]]:
-    """What the step was decided from; the other way round than `_beam_step`."""
+    """Candidates that decided a journaled step; the inverse of `_beam_step`."""
     token_ids, counts = unpack_int32(step.token_ids), unpack_int32(step.num_candidates)
     details: Seq[object] = step.token_logprobs or [None] * len(token_ids)
     columns = zip(token_ids, unpack_float32(step.logprobs), details, strict=True)
     flat = (Candidate(*each) for each in columns)
     given = [list(islice(flat, count)) for count in counts]
     if len(given) != num_live or sum(counts) != len(token_ids):
-        raise ValueError("a step of a beam search does not fit the search")
+        raise ValueError("a step of a beam search does not fit its live beams")
     return given
 
 

@@ -1,4 +1,4 @@
-"""What the log says of a request that has ended: how long it took, how much it was, and why it ended."""
+"""Log line of a request that has ended: its durations, token counts, memory and reason."""
 
 import structlog
 
@@ -9,13 +9,13 @@ log = structlog.get_logger()
 
 
 def first_token_ns(request: LiveRequest) -> int | None:
-    """From its arrival to its first token; None without output."""
+    """Time from arrival to first token; None without output."""
     times = request.times
     return None if times.first_token_ns is None else times.first_token_ns - times.arrived_ns
 
 
 def mean_token_ns(request: LiveRequest) -> int | None:
-    """From one token of a sample to the next, by its longest sample; None where none had a second token."""
+    """Mean time between tokens of the longest sample; None if no sample had a second token."""
     times = request.times
     num_intervals = max((sample.num_released for sample in request.stream.samples), default=0) - 1
     if times.first_token_ns is None or times.finished_ns is None or num_intervals < 1:
@@ -24,7 +24,7 @@ def mean_token_ns(request: LiveRequest) -> int | None:
 
 
 def report_end(request: LiveRequest) -> None:
-    """Writes the line `request ended`. What is not known, or zero, is left out."""
+    """Write the line `request ended`. Fields that are unknown or zero are left out."""
     usage, times = request.usage(), request.times
     queued_ns = None if times.first_scheduled_ns is None else times.first_scheduled_ns - times.arrived_ns
     reasons = dict.fromkeys(

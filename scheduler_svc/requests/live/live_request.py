@@ -1,7 +1,6 @@
-"""A request from its admission to its end, as the engine holds it.
+"""Live request: state of a request from its admission to its end, as the engine holds it.
 
-Knows its samples, and how to describe itself to readers and to the journal; decides nothing but which of its samples
-come back.
+Knows its samples, and its forms for readers and for the journal; decides only which of its samples come back.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class DurableState:
-    """What the journal has acknowledged of a request, besides the tokens of samples that are drawn."""
+    """Part of a request that the journal has acknowledged, besides the tokens of samples that are drawn."""
 
     beam_steps: list[journal_pb2.BeamStep] = field(default_factory=list)
     has_prompt_logprobs: bool = False
@@ -62,7 +61,7 @@ class DurableState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
-    """One request. Its samples are those that are drawn, or of a beam search the one that streams, at the end all."""
+    """One request. `samples`: those that are drawn; for beams the one that streams, and at the end every hypothesis."""
 
     params: ValidatedParams
     digest: bytes
@@ -72,9 +71,9 @@ class LiveRequest:
     beams: BeamDecoding | None
     stream: OutputStream
     times: RequestTimes
-    ended_state: pb.RequestState.ValueType | None = None  # decided, though perhaps not yet durable
+    ended_state: pb.RequestState.ValueType | None = None  # decided, perhaps not yet durable
     error: str = ""
-    last_worker_id: str | None = None  # on which it ran last; None: it never ran here
+    last_worker_id: str | None = None  # of the last worker that ran it; None: none did
     outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     deadline: asyncio.TimerHandle | None = None
@@ -92,7 +91,7 @@ class LiveRequest:
 
     @property
     def number(self) -> int:
-        """By which the journal names it: that of its first sequence."""
+        """Number of its first sequence, by which the journal names the request."""
         return self.group.arrival
 
     @property
@@ -101,17 +100,17 @@ class LiveRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Of its prompt, and of all of its samples."""
+        """Tokens of its prompt and of its samples."""
         return self.num_prompt_tokens + sum(len(sample.token_ids) for sample in self.samples)
 
     @property
     def max_tokens(self) -> int:
-        """The bound of the output in force."""
+        """Bound of the output in force, in tokens."""
         return self.group.sequences[0].max_tokens
 
     @property
     def state(self) -> pb.RequestState.ValueType:
-        """The state that clients may know of: an end counts once it is durable."""
+        """State that clients may see: an end counts once it is durable."""
         if self.stream.finished is not None:
             return self.stream.finished.state
         if self.ended_state is not None and self.times.first_scheduled_ns is not None:
@@ -122,9 +121,9 @@ class LiveRequest:
         return pb.REQUEST_STATE_RUNNING if running else pb.REQUEST_STATE_WAITING
 
     def make_hypotheses_samples(self, ended_by: pb.SampleFinish | None) -> None:
-        """The search is over: its hypotheses are the samples.
+        """Turn the hypotheses of a search that is over into samples.
 
-        `ended_by`: what cut it short, if anything did; hypotheses that had ended by themselves keep their ends.
+        `ended_by`: cause that cut the search short, if any; hypotheses that had ended by themselves keep their ends.
         """
         assert self.beams is not None
         hypotheses = self.beams.hypotheses()
@@ -147,7 +146,7 @@ class LiveRequest:
             self.samples[0].finish = ended_by or pb.SampleFinish(reason=pb.FINISH_REASON_FAILED)
 
     def choose_samples(self) -> list[SampleStream]:
-        """Those that come back; every sample has ended and is settled."""
+        """Choose the samples that come back. Every sample must have ended and be settled."""
         if self.params.is_ranked:
             for sample in self.samples:
                 if sample.finish is not None and sample.stream.logprobs:
@@ -165,7 +164,7 @@ class LiveRequest:
         )
 
     def memory(self) -> pb.RequestMemory:
-        """What it takes now; after the first end of a sample, what it took then."""
+        """Memory that it takes now; after the first end of a sample, as it was then."""
         blocks, group = self.blocks_at_end or group_blocks(self.group), self.group
         return pb.RequestMemory(
             blocks=blocks.num_blocks,
@@ -179,7 +178,7 @@ class LiveRequest:
         )
 
     def settle_outcome(self) -> pb.Finished:
-        """The end as readers will see it; `ended_state` must be decided, and every sample settled."""
+        """Settle the end as readers will see it. `ended_state` must be decided, and every sample settled."""
         assert self.ended_state is not None and self.outcome is None
         usage = self.usage()
         usage.completion_tokens = sum(len(sample.token_ids) for sample in self.choose_samples())
@@ -195,7 +194,7 @@ class LiveRequest:
         return self.outcome
 
     def to_finish_entry(self) -> journal_pb2.Finish:
-        """The end as the journal keeps it; its outcome must be settled."""
+        """Journal entry of the end; the outcome must be settled."""
         assert self.outcome is not None
         times = self.times
         finished_unix_ns = times.arrived_unix_ns + (times.finished_ns or times.arrived_ns) - times.arrived_ns
@@ -208,17 +207,17 @@ class LiveRequest:
         )
 
     async def until_closed(self) -> None:
-        """Returns when its end is durable."""
+        """Return when its end is durable."""
         if self.stream.finished is None:
             self.closed = self.closed or asyncio.Event()
             await self.closed.wait()
 
     def set_durable_pause(self, is_paused: bool) -> None:
-        """The journal has acknowledged that it is paused, or goes on."""
+        """Record that the journal has acknowledged a pause, or its end."""
         self.durable.is_paused = is_paused
 
     def restate(self, entry: journal_pb2.JournalEntry) -> None:
-        """Says again all that is durable of it, and nothing more."""
+        """Add its durable state, and nothing more, to an entry that restates requests."""
         assert self.admission is not None
         drawn = self.samples if self.beams is None else ()
         entry.restatements.add(
@@ -233,7 +232,7 @@ class LiveRequest:
             entry.finishes.append(self.durable.finish)
 
     def to_response(self) -> pb.GetRequestResponse:
-        """What readers may know by now."""
+        """Answer of GetRequest: the released part of the output, and the state."""
         finished = self.stream.finished
         return pb.GetRequestResponse(
             request_id=self.request_id,
@@ -267,7 +266,7 @@ def _restated(sample: LiveSample) -> journal_pb2.RestatedSample:
 
 
 def set_token_stop(finish: pb.SampleFinish, params: ValidatedParams, token_id: int) -> None:
-    """Makes it the finish of a sample that ended with this token."""
+    """Set a finish to that of a sample that ended with this token."""
     finish.reason = pb.FINISH_REASON_STOP
     if token_id in params.eos_token_ids:
         finish.eos_token_id = token_id

@@ -1,6 +1,6 @@
-"""One sample of a live request: its tokens, the text that they make, and what of both was settled.
+"""One sample of a live request: its tokens, their text, and how much of both is settled.
 
-Settled means: the text is made and the tokens are handed to the journal. Decides nothing.
+Settled means that the text is made and the tokens are handed to the journal. Decides nothing.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,14 +15,14 @@ from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 _CONTEXT_TOKENS = 16  # with text, before the first output token
-_MOST_LOOKED_AT = 1024  # tokens of the prompt, of which those without text are passed over
+_MOST_LOOKED_AT = 1024  # tokens of the prompt, if many of the last ones have no text
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveSample:
-    """`stream.token_ids` holds the tokens that were settled."""
+    """One sample. `stream.token_ids` holds the settled tokens."""
 
-    token_ids: list[int]  # somebody else's, who appends to it: a sequence's, or those that beams have agreed on
+    token_ids: list[int]  # shared with its sequence, or with the beams' common tokens: they append
     num_prompt_tokens: int  # at the head of token_ids, not of the output
     text: OutputText
     stream: SampleStream
@@ -41,13 +41,13 @@ class LiveSample:
 
     @property
     def mean_logprob(self) -> float:
-        """Per token, of those that are settled; -inf without tokens."""
+        """Mean log-probability of the settled tokens; -inf without tokens."""
         return fmean(each.logprob for each in self.stream.logprobs) if self.stream.logprobs else float("-inf")
 
     def push_text(self, *, is_last: bool = False) -> str | None:
-        """Brings the text up to the tokens. Returns the stop string that the last one completed.
+        """Make the text of the new tokens. Returns the stop string that the last one completed.
 
-        is_last: no token comes after these, so that nothing is held back.
+        `is_last`: no token follows, so no text is held back.
         """
         text = self.text
         fresh = self.token_ids[self.num_prompt_tokens + len(text.released_ends) :]
@@ -63,21 +63,21 @@ class LiveSample:
         return stop
 
     def settle_tokens(self) -> list[int]:
-        """Moves what is new to the stream, where it waits for its release, and returns it."""
+        """Move new tokens to the stream, where they wait for their release, and return them."""
         stream = self.stream
         fresh = self.token_ids[self.num_prompt_tokens + len(stream.token_ids) :]
         stream.token_ids.extend(fresh)
         return fresh
 
     def settle_logprobs(self) -> Seq[pb.TokenLogprobs]:
-        """As `settle_tokens`."""
+        """Move new log-probabilities to the stream, as `settle_tokens` does tokens."""
         fresh, self.pending_logprobs = self.pending_logprobs, ()
         if fresh:
             self.stream.add_logprobs(fresh)
         return fresh
 
     def drop_tokens_without_text(self) -> None:
-        """Forgets tokens behind the last one that has its text; the sample must have ended."""
+        """Drop the tokens behind the last one that has text. The sample must have ended."""
         assert self.finish is not None
         del self.token_ids[self.num_prompt_tokens + len(self.text.released_ends) :]
         self.pending_logprobs = self.pending_logprobs[: self.num_tokens - len(self.stream.token_ids)]
@@ -110,7 +110,7 @@ def new_sample(
 
 
 def context_of(prompt: Seq[int], tokenizer: ModelTokenizer, *, keep_special_tokens: bool) -> list[int]:
-    """The last tokens of a prompt that have text, which decide how the first word of the output is spelled."""
+    """Last tokens of a prompt that have text: they decide how the first word of the output is spelled."""
     looked_at = prompt[-_CONTEXT_TOKENS:]
     context = tokenizer.with_text(looked_at, keep_special_tokens)
     if len(context) < len(looked_at) < len(prompt):  # seldom, as behind a long row of special tokens

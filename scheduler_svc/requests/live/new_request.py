@@ -1,6 +1,6 @@
-"""From settled parameters and a tokenised prompt to a live request: its sequences, samples and streams, all empty.
+"""Construction of a live request from validated parameters and a tokenised prompt: its sequences, samples and streams.
 
-It admits nothing: whether there is room was decided before.
+Admits nothing: admission has checked before that there is room.
 """
 
 from quire.v1 import inference_pb2 as pb
@@ -25,7 +25,7 @@ def new_live_request(
     wanted: pb.OutputParams,
     times: RequestTimes,
 ) -> LiveRequest:
-    """A request about to be admitted.
+    """New live request, without output.
 
     `token_ids` is its prompt, `max_tokens` the bound of its output in force, `deadline_s` by the monotonic clock;
     its sequences are numbered from `seq_id` on.
@@ -66,7 +66,7 @@ def new_live_request(
 
 
 def _sequences(params: ValidatedParams, token_ids: list[int], seq_id: int, max_tokens: int) -> list[Sequence]:
-    """As many as the request has. Beams end by the search's decision, the others by their own tokens."""
+    """Sequences of the request. Beams end by the decision of the search, other sequences by their own tokens."""
     ends: frozenset[int] = frozenset()
     if params.beam is None:  # where there is nothing to unite, the set is the one of all requests
         ends = params.stop_token_ids | params.eos_token_ids if params.stop_token_ids else params.eos_token_ids
@@ -86,5 +86,5 @@ def _sequences(params: ValidatedParams, token_ids: list[int], seq_id: int, max_t
 
 
 def prefix_hash_seed(tenant: str, cache_salt: str) -> bytes:
-    """The root of the hash chains of a tenant's blocks."""
+    """Root of the hash chains of a tenant's blocks."""
     return f"{len(tenant)}:{tenant}{cache_salt}".encode()

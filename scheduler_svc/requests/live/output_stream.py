@@ -1,8 +1,8 @@
-"""What the readers of one request can see: samples whose outputs only grow, and the readers' places in them.
+"""Output of one request as its readers see it: samples that only grow, and each reader's position in them.
 
-Readers pull: a subscription is a position in each sample, so a slow reader costs no memory and loses nothing, and
-what it missed comes in one piece. The engine releases what the journal has acknowledged; this file does not know why
-or when.
+Readers pull: a subscription is a position in each sample, so a slow reader costs no memory and loses nothing; the part
+that it missed comes in one piece. The engine releases tokens that the journal has acknowledged; this file does not know
+why or when.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,24 +42,24 @@ class SampleStream:
     finish: pb.SampleFinish | None = None  # set when its end may be seen; the last token is then released
 
     def add_logprobs(self, fresh: Sequence[pb.TokenLogprobs]) -> None:
-        """Those of the newest tokens."""
+        """Append the log-probabilities of the newest tokens."""
         if isinstance(self.logprobs, list):
             self.logprobs.extend(fresh)
         else:
             self.logprobs = [*self.logprobs, *fresh]
 
     def close(self, finish: pb.SampleFinish) -> None:
-        """Lets readers see everything, and the end."""
+        """Release every token, and the end."""
         self.num_released = len(self.token_ids)
         self.finish = finish
 
     @property
     def released_text(self) -> str:
-        """The text that readers may see."""
+        """Text that readers may see."""
         return self.text_log.text[: self.text_end(self.num_released)]
 
     def text_end(self, position: int) -> int:
-        """How many characters a reader has seen with the first `position` tokens."""
+        """Number of characters released with the first `position` tokens."""
         if self.finish is not None and position == len(self.token_ids):
             return len(self.text_log.text)
         return self.text_log.released_ends[position - 1] if position else 0
@@ -67,9 +67,9 @@ class SampleStream:
 
 @dataclass(slots=True, eq=False)
 class OutputStream:
-    """One request's output. Written by the engine alone.
+    """Output of one request. Only the engine writes it.
 
-    `samples` are those that readers may see, in the order of their index; it grows at its end only.
+    `samples` are those that readers may see, in the order of their index; the list grows at its end only.
     """
 
     accepted: pb.Accepted
@@ -80,18 +80,18 @@ class OutputStream:
     subscriptions: "set[Subscription]" = field(default_factory=set)
 
     def is_behind(self, positions: Sequence[int]) -> bool:
-        """Whether one of these, by sample, lies beyond what is released."""
+        """True if one of these positions, by sample, lies beyond the released tokens."""
         released = [sample.num_released for sample in self.samples]
         released.extend([0] * (len(positions) - len(released)))
         return any(position > num for position, num in zip(positions, released, strict=False))
 
     def notify(self) -> None:
-        """Tells the readers that more is released."""
+        """Notify the readers that more is released."""
         for subscription in self.subscriptions:
             subscription.notify()
 
     def close(self, finished: pb.Finished) -> None:
-        """Lets readers see the end."""
+        """Release the end of the request."""
         self.finished = finished
         self.notify()
 
@@ -116,9 +116,9 @@ class _Place:
 
 
 class Subscription:
-    """One reader's places in an output.
+    """Places of one reader in an output.
 
-    Close it when the reader is gone: the request's fate may hang on its having readers.
+    Close it when the reader is gone: a request without readers may be cancelled.
     """
 
     __slots__ = (
@@ -133,9 +133,9 @@ class Subscription:
         notify: "Callable[[Subscription], None]",
         on_close: Callable[[OutputStream], None],
     ) -> None:
-        """Raises InvalidRequestError if one of `from_positions` lies beyond all that its sample can have.
+        """Raise InvalidRequestError if one of `from_positions` lies beyond the bound of its sample.
 
-        A reader that is beyond what was released waits there.
+        A reader whose position lies beyond the released tokens waits there.
         """
         self.stream = stream
         self._from_positions = from_positions
@@ -149,22 +149,22 @@ class Subscription:
         beyond = next((i for i, each in enumerate(from_positions) if each and i >= num_samples), None)
         if beyond is not None:
             raise InvalidRequestError(
-                f"from_positions[{beyond}] is of a sample that the request does not have: {num_samples} come back"
+                f"from_positions[{beyond}] is of a sample that the request does not have: it returns {num_samples}"
             )
         stream.subscriptions.add(self)
 
     def notify(self) -> None:
-        """There is something to take."""
+        """Notify the reader that there are chunks to take."""
         self._notify(self)
 
     @property
     def done(self) -> bool:
-        """Whether this reader has taken everything, and `stream.finished` is all that is left to say."""
+        """True if this reader has taken every chunk, and only `stream.finished` is left to send."""
         return self.stream.finished is not None and not self._open and self._num_known == len(self.stream.samples)
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to take: tokens, or the end of a sample or of all."""
+        """True if there are tokens to take, or the end of a sample or of the request."""
         if self._num_known < len(self.stream.samples):
             self._learn_samples()
         for place in self._open:
@@ -173,11 +173,11 @@ class Subscription:
         return self.stream.finished is not None
 
     def take_chunks(self, add_chunk: Callable[[], pb.Chunk], max_tokens: int) -> int:
-        """Writes what is new to this reader, a chunk for each sample, up to `max_tokens` or a little more.
+        """Write the new tokens for this reader, one chunk per sample, up to `max_tokens` or a little more.
 
-        Chunks are written where `add_chunk` makes them: one that lies in a larger message costs a third of one that
-        is made and copied there. Returns how many tokens that were, those with prompt_logprobs included: fewer than
-        `max_tokens` only if nothing is left to take.
+        `add_chunk` makes each chunk in place: a chunk made inside a larger message costs a third of one that is copied
+        there. Returns the number of tokens, those with prompt_logprobs included: fewer than `max_tokens` only if none
+        is left to take.
         """
         if self._num_known < len(self.stream.samples):
             self._learn_samples()
@@ -195,7 +195,7 @@ class Subscription:
         return num_taken
 
     def close(self) -> None:
-        """Gives up the place."""
+        """Leave the output."""
         self.stream.subscriptions.discard(self)
         self._on_close(self.stream)
 

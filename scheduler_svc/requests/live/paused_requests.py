@@ -1,4 +1,4 @@
-"""The requests that are paused, counted by tenant with the tokens that they had when they were paused."""
+"""Paused requests, counted by tenant with the tokens that they had when they were paused."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ class PausedRequests:
         return request in self._num_tokens
 
     def size(self) -> tuple[int, int]:
-        """Requests and tokens."""
+        """Number of requests, and of their tokens."""
         return len(self._num_tokens), self._num_tokens_of.total()
 
     def size_of(self, tenant: str) -> tuple[int, int]:

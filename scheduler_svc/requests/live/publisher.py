@@ -1,7 +1,7 @@
-"""From decided tokens to durable output: text, one journal record for all that is new, release on its acknowledgement.
+"""Publisher: make the text of new tokens, journal them in one record, release them when it is acknowledged.
 
-It decides nothing: which samples have news comes from the engine, and so does what becomes of a text that cannot be
-made. Knows no scheduler and no worker.
+Decides nothing: the engine says which samples have news, and handles text that cannot be made. Knows no scheduler and
+no worker.
 """
 
 import time
@@ -22,7 +22,7 @@ Delivery = Literal["durable", "relaxed"]
 
 @dataclass(slots=True)
 class _News:
-    """What readers may see once its journal entry is durable."""
+    """News of one journal entry, released once that is durable."""
 
     requests: dict[LiveRequest, None] = field(default_factory=dict)  # that have any
     num_tokens: dict[LiveSample, int] = field(default_factory=dict)  # settled, of samples that gained some
@@ -34,9 +34,9 @@ class _News:
 
 
 class Publisher:
-    """`push_text` brings a sample's text up to its tokens. `on_durable` is called with each acknowledgement, and
-    `on_closed` of each request whose end is durable. `delivery`: whether readers wait for the acknowledgement, or for
-    that of ends alone.
+    """One per engine. `push_text` makes the text of a sample's new tokens. `on_durable` is called at each
+    acknowledgement, `on_closed` for each request whose end is durable. `delivery`: "durable" if readers wait for the
+    acknowledgement of each token, "relaxed" if only for that of ends.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class Publisher:
         self._ended: list[LiveRequest] = []
 
     def add_news(self, samples: Mapping[LiveSample, LiveRequest]) -> None:
-        """These samples, of these requests, may have tokens, or an end, that are not settled."""
+        """Add samples, with their requests, that may have unsettled tokens or an unsettled end."""
         self._unsettled.update(samples)
 
     def add_end(self, request: LiveRequest) -> None:
-        """Its end is decided; every sample of it has been noted."""
+        """Add a request whose end is decided. Each of its samples must have been added."""
         self._ended.append(request)
 
     @property
     def has_news(self) -> bool:
-        """Whether anything that was noted is not settled."""
+        """True if anything added is not settled."""
         return bool(self._unsettled or self._ended)
 
     def settle(self) -> int:
-        """Hands all that is new to the journal. Returns of how many samples that is."""
+        """Hand the news to the journal. Returns the number of samples that had any."""
         if not self.has_news:
             return 0
         sequences: list[int] = []
@@ -94,7 +94,7 @@ class Publisher:
             if request.group.num_preemptions != request.num_settled_preemptions:
                 preemptions += _preemptions(request)
                 news.preempted.append((request, request.num_settled_preemptions))
-            if sequence is not None:  # beams are written as what they were decided from
+            if sequence is not None:  # beams are journaled as the candidates that decided them
                 if fresh_logprobs:
                     logprobs += [
                         journal_pb2.DeltaLogprobs(delta=len(tokens) + i, logprobs=each)
@@ -133,7 +133,7 @@ class Publisher:
         return len(news.num_tokens)
 
     def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
-        """Those noted meanwhile, as one whose text cannot be made ends all of its request, come too."""
+        """Unsettled samples, those added meanwhile included: text that cannot be made ends its whole request."""
         while self._unsettled:
             unsettled, self._unsettled = self._unsettled, {}
             for sample, request in unsettled.items():
@@ -142,7 +142,7 @@ class Publisher:
 
     def _release(self, news: _News) -> None:
         self._on_durable()
-        _note_durable(news)
+        _record_durable(news)
         for sample in news.ended_samples:
             assert sample.finish is not None
             sample.stream.close(sample.finish)
@@ -177,7 +177,7 @@ def _show_tokens(news: _News) -> None:
         request.stream.notify()
 
 
-def _note_durable(news: _News) -> None:
+def _record_durable(news: _News) -> None:
     for sample, num_tokens in news.num_tokens.items():
         sample.num_durable = num_tokens
     for sample in news.ended_samples:

@@ -1,16 +1,16 @@
-"""How long a newcomer would wait for a worker, from how fast groups left the queue lately. Pure: it is told the time.
+"""Expected wait for a worker, from the rate at which groups left the queue lately. Pure: the caller gives the time.
 
-Only time in which somebody was left behind counts: a queue that everybody leaves at once says nothing of what could
-leave it. When somebody is left behind again, what was seen before counts little: it may have been another load. It
-knows no request, and not what makes the others wait: slots, memory, or the length of prompts.
+Only time in which groups were left waiting counts: a queue that is emptied at once does not show its possible rate.
+When groups wait again after an empty queue, the earlier rate counts little: the load may have been another. Knows no
+request, and not the reason of the wait: slots, memory, or the length of prompts.
 """
 
 from collections import deque
 from typing import NamedTuple
 
-MIN_SERVED = 32  # the rate is taken over so many at least, in a slow service
+MIN_SERVED = 32  # groups over which the rate is taken at least, in a slow service
 MIN_BUSY_S = 5.0  # and over so much time at least, in a fast one
-PRIOR_SERVED = 2.0  # what earlier busy times count for
+PRIOR_SERVED = 2.0  # weight of earlier busy times, in groups
 
 
 class _Departure(NamedTuple):
@@ -19,7 +19,7 @@ class _Departure(NamedTuple):
 
 
 class QueueWait:
-    """Told of each step that is planned; asked at the door."""
+    """One per engine. Steps are recorded as they are planned; admission asks."""
 
     def __init__(self) -> None:
         self._recent: deque[_Departure] = deque()  # since the queue was last empty
@@ -29,16 +29,16 @@ class QueueWait:
         self._busy_s = 0.0  # up to `_seen_s`
         self._seen_s = 0.0
         self._num_served = 0
-        self._is_busy = False  # somebody was left behind by the last step
+        self._is_busy = False  # the last step left groups waiting
 
     def record_step(self, now_s: float, num_served: int, num_waiting: int) -> None:
-        """A step has been planned: so many have left the queue by now, in all, and so many still wait."""
+        """Record a planned step. `num_served`: groups that have left the queue, in all; `num_waiting`: still there."""
         if self._is_busy:
             self._busy_s += now_s - self._seen_s
             if num_served > self._num_served:
                 self._recent.append(_Departure(self._busy_s, num_served - self._num_served))
                 self._num_recent += num_served - self._num_served
-                self._forget()
+                self._drop_oldest()
         elif num_waiting:
             self._begin()
         self._is_busy = num_waiting > 0
@@ -46,15 +46,15 @@ class QueueWait:
         self._seen_s = now_s
 
     def expected_s(self, now_s: float, num_ahead: int) -> float:
-        """Seconds until a group with so many ahead of it would be taken; 0 if nothing says that it has to wait."""
+        """Seconds until a group with so many ahead of it would be started; 0 if no wait is foreseen."""
         if not self._is_busy:
             return 0.0
         busy_s = self._prior_s + self._busy_s - self._start_s + now_s - self._seen_s
-        # One more than was seen: with the first steps nobody may have left yet.
+        # One more than was seen: no group may have left with the first steps.
         return num_ahead * busy_s / (self._prior_served + self._num_recent + 1)
 
     def _begin(self) -> None:
-        """Somebody is left behind, for the first time since the queue was empty."""
+        """Begin a busy time: groups wait for the first time since the queue was empty."""
         served = self._prior_served + self._num_recent
         weight = PRIOR_SERVED / max(PRIOR_SERVED, served)
         self._prior_served = served * weight
@@ -63,8 +63,8 @@ class QueueWait:
         self._num_recent = 0
         self._start_s = self._busy_s
 
-    def _forget(self) -> None:
-        """Drops the oldest while what is left says enough."""
+    def _drop_oldest(self) -> None:
+        """Drop the oldest departures while the rest is enough for a rate."""
         while (
             self._num_recent - self._recent[0].num_served >= MIN_SERVED
             and self._busy_s - self._recent[0].busy_s >= MIN_BUSY_S

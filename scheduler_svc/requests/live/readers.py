@@ -1,7 +1,7 @@
-"""Who reads a request's output, and what becomes of a request that nobody reads any more.
+"""Readers of outputs, and cancellation of requests that have lost their readers.
 
-A reader that leaves decides nothing: the request may be cancelled only after a grace period without any reader, and
-only if its client wanted that.
+A request is cancelled only after a grace period without any reader, and only if its client asked for that
+(`on_disconnect`).
 """
 
 import asyncio
@@ -18,10 +18,10 @@ log = structlog.get_logger()
 
 
 class Readers:
-    """Opens places in outputs. Once `closed`, as in our own shutdown, no grace period is started.
+    """Opens subscriptions. Once `closed`, as in our own shutdown, no grace period is started.
 
-    Readers may come back from a scheduler that let them see what the journal does not have: by relaxed delivery, or
-    since the store has lost it. They get nothing twice, and wait where they are for what is computed again.
+    A reader may come back from a scheduler that showed it more than the journal has: by relaxed delivery, or since the
+    store has lost entries. It gets no token twice, and waits at its position for the tokens that are computed again.
     """
 
     def __init__(self, engine: Engine, *, grace_s: float) -> None:
@@ -32,7 +32,7 @@ class Readers:
     def subscribe(
         self, stream: OutputStream, from_positions: Sequence[int], notify: Callable[[Subscription], None]
     ) -> Subscription:
-        """Opens a reader's place in an output, by sample. Raises InvalidRequestError for one that it cannot have."""
+        """Open a reader's subscription, at a position per sample. Raises InvalidRequestError for an impossible one."""
         subscription = Subscription(stream, from_positions, notify, self._left)
         live = self._engine.live.get(stream.accepted.request_id)
         if live is not None and live.abandonment is not None:
@@ -40,8 +40,8 @@ class Readers:
             live.abandonment = None
         return subscription
 
-    def watch(self, live: LiveRequest, *, at_least_s: float = 0.0) -> None:
-        """Starts the grace period of a request without readers."""
+    def start_grace_period(self, live: LiveRequest, *, at_least_s: float = 0.0) -> None:
+        """Start the grace period of a request without readers."""
         if live.params.cancel_on_disconnect and live.ended_state is None and not self.closed:
             live.abandonment = asyncio.get_running_loop().call_later(
                 max(self._grace_s, at_least_s), self._abandon, live
@@ -50,10 +50,10 @@ class Readers:
     def _left(self, stream: OutputStream) -> None:
         live = self._engine.live.get(stream.accepted.request_id)
         if live is not None and not live.stream.subscriptions:
-            self.watch(live)
+            self.start_grace_period(live)
 
     def _abandon(self, live: LiveRequest) -> None:
         if self.closed:
             return
-        log.info("request abandoned by its readers", request_id=live.request_id)
+        log.info("request cancelled: no reader came back", request_id=live.request_id)
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)

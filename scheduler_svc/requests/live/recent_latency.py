@@ -1,4 +1,4 @@
-"""How quick output was lately: first tokens, and time between tokens, of ended requests. Pure: told the time."""
+"""Latency of recently ended requests: time to first token, and between tokens. Pure: the caller gives the time."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class _Ended(NamedTuple):
 
 
 class LatencySummary(NamedTuple):
-    """Percentiles in nanoseconds; None where nothing counts."""
+    """Percentiles in nanoseconds; None without values."""
 
     num_requests: int
     first_token_p50_ns: int | None
@@ -25,13 +25,13 @@ class LatencySummary(NamedTuple):
 
 
 class RecentLatency:
-    """Told of each request that ends; asked for GetStats."""
+    """One per engine: the latencies behind GetStats."""
 
     def __init__(self) -> None:
         self._ended: deque[_Ended] = deque(maxlen=MAX_KEPT)
 
     def record_end(self, now_s: float, first_token_ns: int | None, token_ns: int | None) -> None:
-        """A request has ended, with the time to its first token and the mean time between tokens, where it had them."""
+        """Record an ended request: time to its first token and mean time between tokens; None where it had none."""
         if first_token_ns is not None:
             self._ended.append(_Ended(now_s, first_token_ns, token_ns))
 
@@ -47,7 +47,7 @@ class RecentLatency:
 
 
 def percentile(in_order: Sequence[int], percent: int) -> int | None:
-    """The least value that so many percent of them do not exceed; None of nothing."""
+    """Least value that so many percent of the values do not exceed; None if there are no values."""
     if not in_order:
         return None
     return in_order[max(0, -(-len(in_order) * percent // 100) - 1)]

@@ -1,6 +1,6 @@
-"""What is kept of a request after its end: made from the live one, and read again as an output that has ended.
+"""Record of an ended request: made from the live request, and read back as an output that has ended.
 
-Knows no store; when a record is written, and for how long it is kept, is not its business.
+Knows no store, and not when a record is written or how long it is kept.
 """
 
 from common.arrays import pack_int32, unpack_int32
@@ -11,7 +11,7 @@ from scheduler_svc.requests.live.output_stream import OutputStream, RecordedText
 
 
 def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
-    """All that a later reader may ask for; the end must be visible."""
+    """Record with everything that a later reader may ask for. The end must be visible."""
     stream = request.stream
     has_logprobs = stream.wanted.HasField("logprobs")  # else they were computed to rank the samples
     return journal_pb2.RequestRecord(
@@ -32,7 +32,7 @@ def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
 
 
 def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
-    """The output of a request that has ended, from its record."""
+    """Output of an ended request, from its record."""
     response = record.response
     accepted = pb.Accepted(
         request_id=response.request_id,

@@ -1,4 +1,4 @@
-"""Whether an answer of a worker can be the answer to a step: seen before any of it is believed. Pure."""
+"""Check of a worker's answer against its step, before any of it is used. Pure."""
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -16,13 +16,13 @@ _ROUNDING = 1e-3  # by which a log-probability of float32 may exceed 0
 
 
 class ImpossibleAnswerError(QuireError):
-    """A worker's answer cannot be that to its step: nothing of it is believed, and the worker is given up."""
+    """Answer of a worker that cannot be the answer to its step: it is dropped, and the worker is given up."""
 
     reason = "IMPOSSIBLE_ANSWER"
 
 
 class NotFiniteError(QuireError):
-    """Logits of some requests were not finite: nothing of the answer is believed, and they are computed elsewhere."""
+    """Logits of some requests were not finite: the answer is dropped, and the requests are computed elsewhere."""
 
     reason = "NOT_FINITE"
 
@@ -40,14 +40,14 @@ def check_result(
     sampling_of: Mapping[int, SlotSampling],
     asked: Mapping[int, SlotSampling],
 ) -> None:
-    """Raises ImpossibleAnswerError if the result does not fit the plan, NotFiniteError if it says so of logits.
+    """Raise ImpossibleAnswerError if the result does not fit the plan, NotFiniteError if it reports such logits.
 
     Args:
-        plan: what the worker was told.
-        result: what it answered; its epoch and step are the plan's.
+        plan: the step that the worker got.
+        result: its answer, with the epoch and step of the plan.
         vocab_size: of the model being served.
         sampling_of: by seq_id, of all sequences.
-        asked: the same, of those that asked for log-probabilities.
+        asked: the same, for sequences that asked for log-probabilities.
     """
     _check_samples(plan, result, vocab_size)
     if asked or result.logprobs or result.prompt_logprobs:
@@ -90,7 +90,7 @@ def _check_samples(plan: StepPlan, result: StepResult, vocab_size: int) -> None:
 
 
 def _check_logprobs(plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SlotSampling]) -> None:
-    """One row for each sample that asked, and none for others; of logits that are not finite there may be none."""
+    """Require one row for each sample that asked, and none for others; logits that are not finite may have none."""
     invalid = set(result.invalid_samples)
     for sample, sequence in enumerate(plan.sampled_sequences):
         sampling = asked.get(sequence.seq_id)
@@ -109,7 +109,7 @@ def _check_logprobs(plan: StepPlan, result: StepResult, vocab_size: int, asked: 
 def _check_prompt_logprobs(
     plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SlotSampling]
 ) -> None:
-    """At most one answer for each row within a prompt, for exactly the prompt tokens that it predicts."""
+    """Require at most one answer for each row within a prompt, for exactly the prompt tokens that it predicts."""
     row_of = {slot: row for row, slot in enumerate(plan.slots)}
     for item in result.prompt_logprobs:
         row = row_of.pop(item.slot, None)
@@ -146,7 +146,7 @@ def _num_predicted(plan: StepPlan, row: int) -> int:
 def _check_candidates(
     plan: StepPlan, row: int, candidates: Candidates, vocab_size: int, sampling_of: Mapping[int, SlotSampling]
 ) -> None:
-    """None at all are an answer: the logits were not finite. So are fewer than asked for: a small vocabulary."""
+    """Check candidates of a row. None: the logits were not finite. Fewer than asked for: a small vocabulary."""
     sequence = plan.sequences[row]
     num_candidates, num_wanted = len(candidates.token_ids), sequence.group.num_candidates
     if num_candidates > num_wanted:
@@ -170,7 +170,7 @@ def _check_candidates(
 
 
 def _may_bar_all(sampling: SlotSampling | None, vocab_size: int) -> bool:
-    """Whether what the request allows and holds back may leave no token at all."""
+    """True if the request's allowed and suppressed tokens may leave no token at all."""
     if sampling is None:
         return True
     is_edited = sampling.allowed_token_ids is not None or bool(sampling.logit_bias)

@@ -1,6 +1,6 @@
-"""Log-probabilities that came with a step's result, to the samples and requests that asked for them.
+"""Log-probabilities of a step's result, given to the samples and requests that asked for them.
 
-Decides nothing about tokens; whose result it is was checked before.
+Decides nothing about tokens; the result was checked before.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from scheduler_svc.requests.live.token_logprobs import token_logprobs
 def store_logprobs(
     plan: StepPlan, result: StepResult, sample_of: Mapping[int, LiveSample], seq_ids: Collection[int]
 ) -> None:
-    """Those of sampled tokens, for the sequences in `seq_ids`, whose tokens count."""
+    """Store the log-probabilities of sampled tokens, for the sequences in `seq_ids`, whose tokens count."""
     for index, rows in result.logprobs.items():
         seq_id = plan.sampled_sequences[index].seq_id
         if seq_id in seq_ids:
@@ -24,7 +24,7 @@ def store_logprobs(
 
 
 def store_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping[SequenceGroup, LiveRequest]) -> None:
-    """Those of prompt tokens; what is computed again, after a preemption or on another worker, is known."""
+    """Store the log-probabilities of prompt tokens. Those computed again, on another worker or so, are known."""
     by_slot = dict(zip(plan.slots, plan.sequences, strict=True))
     for item in result.prompt_logprobs:
         sequence = by_slot.get(item.slot)

@@ -1,10 +1,10 @@
-"""When what results brought is settled: at once if somebody waits for it, else, under load, with what follows.
+"""Pace of settling: at once if a reader waits for a first token or an end, else, under load, several steps together.
 
-To journal a token and to bring it to its reader costs the same whether it comes alone or with others of its sample.
-Where many sequences take quick steps that is more than the steps cost: the tokens of several go together then, so many
-that deliveries stay within a rate, and no token waits longer than a limit.
+A delivery, which is a journal record and a message to the reader, costs the same for one token of a sample as for many.
+Where many sequences take quick steps, deliveries would cost more than the steps: the tokens of several steps go
+together then, so that deliveries stay within a rate and no token waits longer than a limit.
 
-Knows no results: who settles asks, and says what is urgent.
+Knows no results: the engine asks, and reports urgent news.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 # A delivery costs the scheduler some 40 microseconds and its reader 30: a fifth of one core at this rate.
 SECONDS_PER_DELIVERY = 1 / 3000
-MAX_HELD_TOKENS = 256  # to settle more at once would hold up the next step
+MAX_HELD_TOKENS = 256  # settling more at once would delay the next step
 
 
 class SettlePace:
-    """`wake` is called when something has been held back for as long as it may be: `longest_s` at most."""
+    """One per engine. `wake` is called when tokens have been held back for `longest_s`, the longest allowed wait."""
 
     def __init__(self, longest_s: float, wake: Callable[[], None]) -> None:
         self._longest_s = longest_s
@@ -28,11 +28,11 @@ class SettlePace:
         self._timer: asyncio.TimerHandle | None = None
 
     def hasten(self) -> None:
-        """Somebody waits for what is not settled: a first token, or an end."""
+        """Make the next settling due at once: a reader waits for a first token, or for an end."""
         self._is_urgent = True
 
     def is_due(self, num_tokens: int) -> bool:
-        """Whether to settle now, so many tokens. They are held back otherwise, until `wake` at the latest."""
+        """True if so many tokens are to be settled now. Else they are held back, until `wake` at the latest."""
         if self._is_urgent or num_tokens >= MAX_HELD_TOKENS:
             return True
         if time.monotonic() - self._settled_s >= self._interval_s:
@@ -42,7 +42,7 @@ class SettlePace:
         return False
 
     def record_settled(self, num_deliveries: int) -> None:
-        """All is settled: news of so many samples, each of which goes to its reader."""
+        """Record a settling, with one delivery for each sample that had news."""
         self._is_urgent = False
         self._settled_s = time.monotonic()
         self._interval_s = min(self._longest_s, num_deliveries * SECONDS_PER_DELIVERY)

@@ -1,10 +1,10 @@
-"""How long until running groups leave slots to newcomers, from what they have still to put out.
+"""Expected time until running groups free their slots, from the tokens that they still have to generate.
 
-Groups that were begun together end together: nobody is served for as long as they run, and then all who wait at
-once. How fast the queue was left lately does not show that; what runs does. A group is expected to put out the part
-of its `max_tokens` that ended ones have used, a token a step.
+Groups that start together end together: no waiting group starts while they run, and then all start at once. The recent
+rate of the queue does not show that; the running groups do. A group is expected to generate the part of its
+`max_tokens` that ended groups have used, one token a step.
 
-Pure: it is told the time. It knows no queue, and neither prompts nor memory.
+Pure: the caller gives the time. Knows no queue, no prompts and no memory.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ END_WEIGHT = 0.05  # of the newest end, in the part of max_tokens that is used
 
 @dataclass(slots=True)
 class _Pace:
-    """Of one worker."""
+    """Step times of one worker."""
 
     stepped_s: float  # when its latest step was planned
     between_s: float = 0.0  # steps while groups went on running; 0: not seen yet
 
 
 class SlotReleases:
-    """Told of each step that is planned, and of each group's end; asked at the door."""
+    """One per engine. Planned steps and ends of groups are recorded; admission asks."""
 
     def __init__(self, slot_use: Callable[[], list[SlotUse]]) -> None:
         self._slot_use = slot_use
@@ -37,7 +37,7 @@ class SlotReleases:
         self._releases_s: list[float] | None = None  # when running groups will end, in order; None: to be found
 
     def record_step(self, now_s: float, worker_id: str, *, goes_on: bool) -> None:
-        """A step of a worker has been planned; `goes_on`: with a row of who was in the step before."""
+        """Record a planned step of a worker. `goes_on`: it has a row of a sequence of the step before."""
         pace = self._paces.get(worker_id)
         if pace is None:
             self._paces[worker_id] = _Pace(now_s)
@@ -49,16 +49,16 @@ class SlotReleases:
         self._releases_s = None
 
     def record_end(self, num_output_tokens: int, max_tokens: int) -> None:
-        """A group has ended, with so many output tokens of its longest member."""
+        """Record the end of a group, with the output tokens of its longest member."""
         weight = END_WEIGHT if self._used_part else 1.0
         self._used_part += (num_output_tokens / max_tokens - self._used_part) * weight
         self._output_tokens += (num_output_tokens - self._output_tokens) * weight
         self._releases_s = None
 
     def expected_s(self, now_s: float, num_ahead: int) -> float:
-        """Seconds until a slot is free for a group with so many ahead of it, at least; 0 if nothing is known of it."""
+        """Least number of seconds until a slot is free for a group with so many ahead of it; 0 if unknown."""
         if self._releases_s is None:
-            self._find()
+            self._find_releases()
         assert self._releases_s is not None
         place = num_ahead - self._num_free
         if place < 0 or not self._releases_s:
@@ -66,8 +66,8 @@ class SlotReleases:
         rounds, place = divmod(place, len(self._releases_s))
         return max(0.0, self._releases_s[place] - now_s) + rounds * self._service_s
 
-    def _find(self) -> None:
-        """Free slots are those ahead's, for a whole service each."""
+    def _find_releases(self) -> None:
+        """Find when slots become free. Free slots go to the groups ahead, each for a whole service."""
         self._num_free, self._service_s, self._releases_s = 0, 0.0, []
         slot_use = self._slot_use()
         for gone in self._paces.keys() - {use.worker_id for use in slot_use}:

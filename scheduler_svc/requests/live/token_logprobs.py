@@ -1,4 +1,4 @@
-"""Log-probabilities from a worker's rows, as clients see them. Pure."""
+"""Log-probabilities in the form for clients, from a worker's rows. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,12 @@ from quire.v1 import inference_pb2 as pb
 
 
 def token_logprobs(token_ids: Iterable[int], rows: LogprobRows) -> list[pb.TokenLogprobs]:
-    """The rows as clients see them, one beside each token."""
+    """Log-probabilities in the form for clients, one for each token."""
     return [row_logprobs(token_id, rows, i) for i, token_id in enumerate(token_ids)]
 
 
 def row_logprobs(token_id: int, rows: LogprobRows, i: int) -> pb.TokenLogprobs:
-    """Row `i` of them, that of this token."""
+    """Log-probability of one token, from row `i`."""
     k = rows.num_top
     return pb.TokenLogprobs(
         token_id=token_id,

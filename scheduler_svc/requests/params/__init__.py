@@ -1,1 +1,1 @@
-"""What a client asks for: checked, completed with defaults, tokenized."""
+"""Parameters of requests: checked, completed with defaults; prompts tokenised."""

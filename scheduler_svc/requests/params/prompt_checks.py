@@ -1,6 +1,6 @@
-"""What can be a prompt of a model: checked before anything is tokenised, so that what can never fit costs nothing.
+"""Checks of prompts before they are tokenised, so that a prompt that can never fit costs nothing.
 
-It reads the request and changes nothing; what goes with the prompt is checked in `request_checks`.
+Reads the request and changes nothing; `request_checks` checks the parameters beside the prompt.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LOGPROB_BYTES, _TOP_BYTES = 24, 8  # on the wire at most, of one token and of e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a request must know of the model."""
+    """Limits of the served model, for checks of requests."""
 
     vocab_size: int
     max_model_len: int  # prompt and output together, in tokens
@@ -33,10 +33,10 @@ class ModelLimits:
 
     @property
     def max_text_chars(self) -> int:
-        """Text beyond it is refused without being tokenised, since that takes a microsecond or two a character.
+        """Longest text that is tokenised: longer text is refused, since tokenising takes 1 or 2 µs a character.
 
-        It would have more tokens than the context holds, unless the tokenizer drops most of it, or it is little but
-        runs of spaces or signs, of which a vocabulary may have a hundred in one token.
+        It would have more tokens than the context holds, unless the tokenizer drops most of it, or it consists of runs
+        of spaces or signs, of which a vocabulary may have a hundred in one token.
         """
         return max(_SHORT_TEXT_CHARS, self.max_model_len * min(self.longest_token_chars, _MOST_CHARS_A_TOKEN))
 
@@ -44,7 +44,7 @@ class ModelLimits:
 def check_prompt(
     request: pb.GenerateRequest | pb.PinPrefixRequest, kind: str | None, limits: ModelLimits, violations: Violations
 ) -> None:
-    """Notes what is wrong with a prompt or prefix of this kind."""
+    """Add the violations of a prompt or prefix of this kind."""
     if kind == "text":
         _check_text("text", len(request.text), limits, violations)
     elif kind == "chat":
@@ -54,7 +54,7 @@ def check_prompt(
 
 
 def check_tokenize(request: pb.TokenizeRequest, limits: ModelLimits) -> None:
-    """Raises InvalidRequestError: what no prompt can be is not tokenised either."""
+    """Raise InvalidRequestError for an input that could be no prompt."""
     violations = Violations()
     kind = request.WhichOneof("input")
     if kind == "text":
@@ -67,7 +67,7 @@ def check_tokenize(request: pb.TokenizeRequest, limits: ModelLimits) -> None:
 
 
 def check_detokenize(request: pb.DetokenizeRequest, limits: ModelLimits) -> None:
-    """Raises InvalidRequestError."""
+    """Raise InvalidRequestError for ids that are no tokens, or too many."""
     violations = Violations()
     most = max(_SHORT_TEXT_CHARS, limits.max_model_len)
     if len(request.token_ids) > most:
@@ -78,7 +78,7 @@ def check_detokenize(request: pb.DetokenizeRequest, limits: ModelLimits) -> None
 
 
 def check_prompt_logprobs(num_tokens: int, num_top: int) -> None:
-    """Raises InvalidRequestError if those of a prompt, with so many likely tokens each, fit into no message."""
+    """Raise InvalidRequestError if the prompt's log-probabilities, `num_top` tokens each, fit into no message."""
     most = _MOST_LOGPROB_BYTES // (_LOGPROB_BYTES + _TOP_BYTES * num_top)
     if num_tokens > most:
         violations = Violations()
@@ -131,7 +131,7 @@ def _check_prompt_ids(ids: Sequence[int], limits: ModelLimits, violations: Viola
 
 
 def check_can_tokenize(kind: str | None, limits: ModelLimits) -> None:
-    """Raises FailedPreconditionError if the model lacks what a prompt of this kind needs."""
+    """Raise FailedPreconditionError if the model lacks what a prompt of this kind needs."""
     if not limits.has_tokenizer and kind != "token_ids":
         raise FailedPreconditionError("the model has no tokenizer: send the prompt as token_ids")
     if kind == "chat" and not limits.has_chat_template:
@@ -139,7 +139,7 @@ def check_can_tokenize(kind: str | None, limits: ModelLimits) -> None:
 
 
 def check_ids(field: str, ids: Sequence[int], limits: ModelLimits, violations: Violations) -> None:
-    """Notes ids that are no tokens. The list has been measured."""
+    """Add violations for ids that are no tokens. The length of the list was checked before."""
     if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
         violations.add_each(
             (f"{field}[{i}]", f"is {token_id}: give a token id from 0 to {limits.vocab_size - 1}")

@@ -1,7 +1,7 @@
-"""Prompts to token ids, off the event loop: one prompt after another, and long ones apart from short ones.
+"""Tokenisation of prompts off the event loop: one after another, long ones in another thread than short ones.
 
-So are texts and token ids that are only looked up, beside the prompts. It knows which forms a prompt can have; what may
-be asked was checked before.
+Texts and token ids of Tokenize and Detokenize have threads of their own. Knows the forms of a prompt; its contents were
+checked before.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ _LONG = 16_384  # characters of a text, bytes of a chat, or token ids
 
 
 class _Threads:
-    """One for each kind of work: more would take the interpreter from the event loop, whoever waits for it."""
+    """One thread for each kind of work: more would take the interpreter from the event loop."""
 
     def __init__(self, name: str) -> None:
         self._short = ThreadPoolExecutor(1, name)
-        self._long = ThreadPoolExecutor(1, f"long-{name}")  # so that nobody waits behind a whole book
-        # Chats have threads of their own: their template is a program of the model's, and may take its time.
+        self._long = ThreadPoolExecutor(1, f"long-{name}")  # so that no short text waits behind a long one
+        # Chats have threads of their own: their template is a program of the model, and may be slow.
         self._chat = ThreadPoolExecutor(1, f"chat-{name}")
         self._long_chat = ThreadPoolExecutor(1, f"long-chat-{name}")
 
@@ -41,14 +41,14 @@ class _Threads:
 
 
 class PromptTokenizer:
-    """One per process. It is at work only while a model is served that has a tokenizer."""
+    """One per process. Used only while the served model has a tokenizer."""
 
     def __init__(self) -> None:
         self._prompts = _Threads("tokenizer")
         self._lookups = _Threads("lookup")  # so that no request waits behind them
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
-        """Text with the model's special tokens added, a chat by its template, token ids as they are."""
+        """Token ids of a prompt: text with special tokens, a chat by its template, token ids as they are."""
         if not isinstance(prompt, str | pb.ChatPrompt):
             return list(prompt)
         tokenizer = model.tokenizer
@@ -58,13 +58,13 @@ class PromptTokenizer:
         return await self._prompts.run_chat(prompt, encode_chat, tokenizer, prompt)
 
     async def tokenized(self, request: pb.TokenizeRequest, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
-        """What Tokenize answers."""
+        """Answer of Tokenize."""
         if request.HasField("chat"):
             return await self._lookups.run_chat(request.chat, _tokenized_chat, request.chat, tokenizer)
         return await self._lookups.run(len(request.text), _tokenized_text, request, tokenizer)
 
     async def detokenized(self, request: pb.DetokenizeRequest, tokenizer: ModelTokenizer) -> pb.DetokenizeResponse:
-        """What Detokenize answers."""
+        """Answer of Detokenize."""
         return await self._lookups.run(len(request.token_ids), _detokenized, request, tokenizer)
 
 
@@ -86,13 +86,13 @@ def _detokenized(request: pb.DetokenizeRequest, tokenizer: ModelTokenizer) -> pb
 
 
 def prompt_of(request: pb.GenerateRequest) -> Prompt:
-    """What a request is to go on from; it has been checked."""
+    """Prompt of a request that has been checked."""
     kind = request.WhichOneof("prompt")
     return request.text if kind == "text" else request.chat if kind == "chat" else request.token_ids.ids
 
 
 def prefix_of(request: pb.PinPrefixRequest) -> Prompt:
-    """What is to be pinned; it has been checked. A chat opens no answer unless it says so."""
+    """Prefix to be pinned, which has been checked. A chat gets no generation prompt unless it asks for one."""
     kind = request.WhichOneof("prefix")
     if kind != "chat":
         return request.text if kind == "text" else request.token_ids.ids

@@ -1,7 +1,7 @@
-"""What may be asked of a model: the values that the comments of inference.proto promise, checked field by field.
+"""Checks of a request, field by field, against the ranges that the comments of inference.proto state.
 
-It reads the request and changes nothing, and nothing of a bad request but short numbers is repeated in what is said
-about it. How long strings and lists may be was checked before, at the edge: see `common.bounds`.
+Reads the request and changes nothing; error messages repeat nothing of a bad request but short numbers. Lengths of
+strings and lists were checked before, at the edge: see `common.bounds`.
 """
 
 import re
@@ -24,7 +24,7 @@ _MOST_SAMPLE_INDEX = 2**32 - 1
 
 
 class _Range(NamedTuple):
-    """Of a float in SamplingParams. NaN is in none."""
+    """Range of a float in SamplingParams. NaN is in none."""
 
     field: str
     low: float
@@ -49,7 +49,7 @@ _RANGES = (
 
 
 def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
-    """Raises InvalidRequestError with all that is wrong, else FailedPreconditionError if the model lacks a part."""
+    """Raise InvalidRequestError with every violation, else FailedPreconditionError if the model lacks a part."""
     violations = Violations()
     _check_names(request, violations)
     kind = request.WhichOneof("prompt")
@@ -71,14 +71,14 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
 
 
 def check_sampling_ranges(sampling: pb.SamplingParams) -> None:
-    """Raises InvalidRequestError for what no model could be asked for."""
+    """Raise InvalidRequestError for values that no model accepts."""
     violations = Violations()
     _check_ranges(sampling, violations)
     violations.raise_if_any()
 
 
 def check_prefix(request: pb.PinPrefixRequest, limits: ModelLimits) -> None:
-    """As `check_request`."""
+    """Check a prefix as `check_request` does a request."""
     violations = Violations()
     if not _PIN_NAME.fullmatch(request.name):
         violations.add("name", "is no name of a pin: give 1 to 128 characters of A-Z a-z 0-9 . _ : -")
@@ -91,7 +91,7 @@ def check_prefix(request: pb.PinPrefixRequest, limits: ModelLimits) -> None:
 
 
 def suppressed_token_ids(stopping: pb.StoppingParams, limits: ModelLimits) -> frozenset[int]:
-    """Tokens that min_tokens holds back."""
+    """Tokens that `min_tokens` suppresses."""
     if not stopping.min_tokens:
         return frozenset()
     ends = frozenset(stopping.stop_token_ids)
@@ -110,7 +110,7 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
     if request.HasField("timeout_ms") and request.timeout_ms < 1:
         violations.add("timeout_ms", f"is {request.timeout_ms}: give at least 1, or leave it out for no bound")
     if request.on_disconnect not in pb.OnDisconnect.values():
-        violations.add("on_disconnect", f"is {request.on_disconnect}, which means nothing: CANCEL is 1, CONTINUE 2")
+        violations.add("on_disconnect", f"is {request.on_disconnect}, which is unknown: CANCEL is 1, CONTINUE 2")
 
 
 def _check_ranges(sampling: pb.SamplingParams, violations: Violations) -> None:
@@ -210,7 +210,7 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
 
 
 def _check_choice_is_left(request: pb.GenerateRequest, limits: ModelLimits, violations: Violations) -> None:
-    """While min_tokens holds back the tokens that end the output, another one must be allowed."""
+    """Require a token that is allowed while `min_tokens` suppresses those that end the output."""
     suppressed = suppressed_token_ids(request.stopping, limits)
     allowed = set(request.sampling.allowed_token_ids)
     if allowed and allowed <= suppressed:

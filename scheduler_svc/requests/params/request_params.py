@@ -1,7 +1,7 @@
-"""What a client asked for, settled: every default filled in, in plain data.
+"""Parameters of a request in plain data, with every default filled in.
 
-Here the public request message ends; nothing behind it imports its stubs for parameters. What may be asked is
-checked in `request_checks`; lengths are settled once the prompt's tokens are counted. No clock, no randomness.
+The public request message ends here; no later module imports its stubs for parameters. `request_checks` checks the
+values; lengths are settled once the prompt's tokens are counted. No clock, no randomness.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_TRUE: True,
     pb.EARLY_STOPPING_NEVER: "never",
 }
-_PINNED_RETRY_S = 5.0  # nothing says when somebody unpins
+_PINNED_RETRY_S = 5.0  # when a client unpins is not known
 MOST_TIMEOUT_S = 100 * 365 * 24 * 3600  # as good as none, and its deadline still fits int64 nanoseconds
 _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedParams:
-    """A valid request but for its prompt. `stop_token_ids` and `eos_token_ids` (empty for ignore_eos) end it."""
+    """Valid request without its prompt. `stop_token_ids` and `eos_token_ids` (empty for ignore_eos) end it."""
 
     request_id: str
     tenant: str
@@ -67,11 +67,11 @@ class ValidatedParams:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether more samples are drawn than come back."""
+        """True if more samples are drawn than come back."""
         return self.beam is None and self.num_sequences > self.num_samples
 
     def slot_sampling(self, num_prompt_tokens: int, index: int = 0) -> SlotSampling:
-        """How sample `index` is drawn, with the position until which end and stop tokens are held back."""
+        """Sampling of sample `index`, with the position until which end and stop tokens are suppressed."""
         sampling = self.sampling
         if self.min_tokens:
             sampling = replace(sampling, suppressed_until=num_prompt_tokens + self.min_tokens)
@@ -94,7 +94,7 @@ def validate(
     draw_seed: Callable[[], int],
     make_id: Callable[[], str],
 ) -> ValidatedParams:
-    """Checks and settles a request. `draw_seed` and `make_id` are asked only for what the request leaves open.
+    """Check and settle a request. `draw_seed` and `make_id` are called only for fields that the request leaves out.
 
     Raises:
         InvalidRequestError: With everything that is wrong with the request, by field.
@@ -111,7 +111,7 @@ def settle(
     draw_seed: Callable[[], int],
     make_id: Callable[[], str],
 ) -> ValidatedParams:
-    """As `validate`, for a request that was found valid before."""
+    """Settle a request that was found valid before, as `validate` does."""
     seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     stopping, output = request.stopping, request.output
     sampling = _slot_sampling(request, limits, seed)
@@ -144,7 +144,7 @@ def settle(
 
 
 def num_sequences_of(request: pb.GenerateRequest) -> int:
-    """How many are drawn, or live beams at most."""
+    """Number of sequences that are drawn, or of live beams at most."""
     return request.beam.beam_width or request.sampling.best_of or request.sampling.n or 1
 
 
@@ -191,7 +191,7 @@ def settle_length(
     num_pinned_blocks: int = 0,
     max_tokens_without_pins: int = 0,
 ) -> int:
-    """The bound of the output in force, in tokens.
+    """Bound of the output in force, in tokens.
 
     `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of
     the request, which share the prompt; 0 if it cannot hold so many, but `max_sequences_that_fit`. Both are what is
@@ -238,7 +238,7 @@ def settle_length(
 
 
 def request_digest(request: pb.GenerateRequest) -> bytes:
-    """Equal for two submissions of the same request: all of it counts but its id and its timeout."""
+    """Digest of a request, equal for two submissions of it: every field counts but its id and its timeout."""
     body = pb.GenerateRequest()
     body.CopyFrom(request)
     body.ClearField("request_id")
@@ -247,7 +247,7 @@ def request_digest(request: pb.GenerateRequest) -> bytes:
 
 
 def _width(params: ValidatedParams) -> tuple[str, int]:
-    """The field that says how many sequences the request has, and how many."""
+    """Field that sets the number of sequences of the request, and the number."""
     if params.beam is not None:
         return "beam.beam_width", params.num_sequences
     return ("sampling.best_of" if params.is_ranked else "sampling.n"), params.num_sequences

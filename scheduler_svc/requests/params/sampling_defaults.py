@@ -1,7 +1,7 @@
-"""Sampling parameters that a model recommends: a request that leaves them out has these.
+"""Sampling parameters that a model recommends, for requests that leave them out.
 
-They are filled in when a request is admitted, and journalled with it, so that a request keeps what it was admitted
-with whatever is served later.
+They are filled in when a request is admitted, and journaled with it, so that a request keeps them whatever is served
+later.
 """
 
 from quire.errors import InvalidRequestError
@@ -14,7 +14,7 @@ _OF_DRAWING = ("top_k", "top_p", "min_p")
 
 
 def check_defaults(defaults: pb.SamplingDefaults) -> None:
-    """Raises ValueError for what no request could ask for."""
+    """Raise ValueError for defaults that a request could not give itself."""
     params = pb.SamplingParams()
     _fill(params, defaults, _FIELDS)
     try:
@@ -24,7 +24,7 @@ def check_defaults(defaults: pb.SamplingDefaults) -> None:
 
 
 def with_defaults(request: pb.GenerateRequest, defaults: pb.SamplingDefaults) -> pb.GenerateRequest:
-    """The request with what it leaves out, as a copy; the request itself if it leaves nothing out."""
+    """Copy of the request with the defaults filled in; the request itself if no default is missing."""
     fields: tuple[str, ...] = _FIELDS
     if request.HasField("beam"):
         fields = _OF_BEAMS

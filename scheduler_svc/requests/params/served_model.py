@@ -1,4 +1,4 @@
-"""The model being served, as the first worker described it: limits, tokenizer, names.
+"""Served model, as the first worker described it: limits, tokenizer, names.
 
 One scheduler serves one model at a time; workers of another fingerprint are refused.
 """
@@ -15,7 +15,7 @@ from scheduler_svc.text.tokenizer import ModelTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What every request of this model shares."""
+    """Properties of the model that all its requests share."""
 
     name: str
     fingerprint: str
@@ -27,7 +27,7 @@ class ServedModel:
     sampling_defaults: pb.SamplingDefaults = field(default_factory=pb.SamplingDefaults)
 
     def to_pb(self) -> pb.GetModelResponse:
-        """The model as clients see it."""
+        """Answer of GetModel."""
         return pb.GetModelResponse(
             name=self.name,
             fingerprint=self.fingerprint,
@@ -45,10 +45,10 @@ class ServedModel:
 def served_model(
     description: worker_pb2.DescribeResponse, known: ServedModel | None, tokenizer: ModelTokenizer | None
 ) -> ServedModel:
-    """The model that a worker brings, or `known` if it is the same; a tokenizer that one of them lacks is the other's.
+    """Model of a worker, or `known` if it is the same; a tokenizer that one of them lacks is the other's.
 
-    `tokenizer` is what was made of the worker's files. Raises ValueError if its sampling defaults are out of range, or
-    with the difference if a worker says otherwise of the known model than whoever brought it.
+    `tokenizer`: made of the worker's files. Raises ValueError if the sampling defaults are out of range, or, with the
+    difference, if the worker describes the known model otherwise than the worker that brought it.
     """
     info = description.model
     check_defaults(info.sampling_defaults)
@@ -81,7 +81,7 @@ def served_model(
 
 
 def with_shortest_context(model: ServedModel, max_model_lens: Iterable[int]) -> ServedModel:
-    """The same with the longest context that every worker in service can keep; without any, as it was."""
+    """Same model with the longest context that every worker in service can hold; unchanged without workers."""
     shortest = min(max_model_lens, default=model.limits.max_model_len)
     if shortest == model.limits.max_model_len:
         return model
@@ -89,7 +89,7 @@ def with_shortest_context(model: ServedModel, max_model_lens: Iterable[int]) -> 
 
 
 def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) -> None:
-    """Raises ValueError with every difference from what is served."""
+    """Raise ValueError with every difference from the served model."""
     info = description.model
     pairs: dict[str, tuple[object, object]] = {
         "architecture": (info.architecture, known.architecture),
@@ -101,7 +101,7 @@ def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) ->
     wrong = [f"{name} is {said}, and {served} is served" for name, (said, served) in pairs.items() if said != served]
     if wrong:
         raise ValueError(
-            f"worker {description.worker_id!r} says otherwise of the model {known.name!r}: {'; '.join(wrong)}; "
+            f"worker {description.worker_id!r} describes the model {known.name!r} otherwise: {'; '.join(wrong)}; "
             "start it with the same model folder"
         )
 

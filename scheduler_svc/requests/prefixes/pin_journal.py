@@ -1,6 +1,6 @@
-"""Pins in the journal: written when a worker first has the prefix, taken back when it is unpinned, said again between.
+"""Pins in the journal: written when a worker first has the prefix, restated, and removed when it is unpinned.
 
-Knows no worker and no client; when a pin counts is the keeper's decision.
+Knows no worker and no client; `PrefixKeeper` decides when to write and remove a pin.
 """
 
 import asyncio
@@ -9,22 +9,22 @@ from typing import Any
 from quire.errors import UnavailableError
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin, pinned_again
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin, restored_pin
 from scheduler_svc.requests.recovery.journal_replay import JournaledPin
 
 TIMEOUT_S = 5.0
-UNSURE_S = 60.0  # so long a client may take to ask again whether its pin is gone
+UNSURE_S = 60.0  # in which a client may ask again whether its pin is gone
 
 
 class PinJournal:
-    """Each pin is a key of the journal."""
+    """One per scheduler. Each pin is a key of the journal's needed entries."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._leaving: dict[tuple[str, str], PrefixPin] = {}  # by tenant and name: taken back, perhaps not durably
+        self._leaving: dict[tuple[str, str], PrefixPin] = {}  # by tenant and name: removed, perhaps not durably
 
     def write(self, prefix: PrefixPin) -> None:
-        """From now on it is kept; `prefix.durable` is set when the journal has it."""
+        """Write a pin; `prefix.durable` is set when the journal has it."""
         self._journal.append(
             sequences=(),
             tokens=(),
@@ -33,25 +33,25 @@ class PinJournal:
             on_durable=prefix.durable.set,
         )
 
-    def take_back(self, prefix: PrefixPin) -> None:
-        """It is kept no more; `prefix.gone` is set when the journal has that."""
+    def remove_pin(self, prefix: PrefixPin) -> None:
+        """Write that a pin is removed; `prefix.gone` is set when the journal has that."""
         self._leaving[prefix.tenant, prefix.name] = prefix
 
         def gone() -> None:
             self._journal.forget(prefix)
             prefix.gone.set()
             if prefix.is_unsure:
-                asyncio.get_running_loop().call_later(UNSURE_S, self._forget, prefix)
+                asyncio.get_running_loop().call_later(UNSURE_S, self._forget_removed, prefix)
             else:
-                self._forget(prefix)
+                self._forget_removed(prefix)
 
         change = journal_pb2.PinChange(tenant=prefix.tenant, name=prefix.name, unpinned=True)
         self._journal.append(sequences=(), tokens=(), pins=[change], on_durable=gone)
 
     async def until_gone(self, tenant: str, name: str) -> bool:
-        """Returns when the journal has that the pin was taken back. False: none of this name is on its way out.
+        """Return when the removal of a pin is durable. False: no pin of this name is being removed.
 
-        Raises UnavailableError if the store is silent; who asks again is told what became of it.
+        Raises UnavailableError if the store does not answer; a client that asks again learns what happened.
         """
         prefix = self._leaving.get((tenant, name))
         if prefix is None:
@@ -61,22 +61,22 @@ class PinJournal:
         except UnavailableError:
             prefix.is_unsure = True
             raise
-        self._forget(prefix)
+        self._forget_removed(prefix)
         return True
 
-    def _forget(self, prefix: PrefixPin) -> None:
+    def _forget_removed(self, prefix: PrefixPin) -> None:
         key = (prefix.tenant, prefix.name)
         if self._leaving.get(key) is prefix:
             del self._leaving[key]
 
     def read(self, journaled: JournaledPin) -> PrefixPin:
-        """A pin of an earlier leader, before the journal runs."""
-        prefix = pinned_again(journaled.change)
+        """Pin of an earlier leader. Call it before the journal runs."""
+        prefix = restored_pin(journaled.change)
         self._journal.keep(prefix, journaled.entry_id, prefix.restate)
         return prefix
 
     async def until(self, durable: asyncio.Event) -> None:
-        """Raises UnavailableError if the store is silent; what was written may become durable later."""
+        """Wait for an entry. Raises UnavailableError if the store does not answer; it may become durable later."""
         if durable.is_set():
             return
         waiting: asyncio.Future[Any] = asyncio.ensure_future(durable.wait())

@@ -1,10 +1,10 @@
-"""Keeps pinned prefixes on workers: computes them, pins them where they were computed, and again after a loss.
+"""Keeper of pinned prefixes: compute them, pin them where they were computed, and again after a loss.
 
 A prefix is computed once; any other worker pins it as soon as a request has computed it there. When no worker has it
-any more it is computed again, with no client's doing.
-Requests come first: a pin takes no memory that was promised to one, nor is memory kept for a prefix that no worker
-has; that one is tried again until it fits. Pins of earlier schedulers wait for a worker of their model.
-It knows nothing of clients and their words.
+any more, it is computed again without a client's call.
+Requests come first: a pin takes no memory promised to a request, and no memory is reserved for a prefix that no worker
+has; such a prefix is tried again until it fits. Pins of earlier schedulers wait for a worker of their model.
+Knows nothing of clients and their messages.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ MAX_ATTEMPTS = 3  # to compute it, where it is evicted before it can be pinned
 
 
 class PrefixKeeper:
-    """All pins of all tenants. `keeps_word` says whether everything that is being admitted still fits."""
+    """Pins of all tenants. `admissions_still_fit`: True if each request that is being admitted still fits."""
 
-    def __init__(self, engine: Engine, keeps_word: Callable[[], bool], *, retry_s: float = RETRY_S) -> None:
+    def __init__(self, engine: Engine, admissions_still_fit: Callable[[], bool], *, retry_s: float = RETRY_S) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
         self.pins = PinJournal(engine.journal)
-        self._keeps_word = keeps_word
+        self._admissions_still_fit = admissions_still_fit
         self._retry_s = retry_s
         self._prefixes: dict[tuple[str, str], PrefixPin] = {}  # by tenant and name; the oldest first
         self._worker_ids: dict[str, None] = {}  # of present workers
@@ -54,27 +54,27 @@ class PrefixKeeper:
         return self._prefixes.get((tenant, name))
 
     def add(self, prefix: PrefixPin) -> None:
-        """A new one; `establish` makes something of it."""
+        """Add a new pin; `establish` brings it onto a worker."""
         self._prefixes[prefix.tenant, prefix.name] = prefix
-        self._engine.on_result = self._pin_what_was_used
+        self._engine.on_result = self._pin_computed_prefixes
 
     def restore(self, journaled: Iterable[JournaledPin]) -> None:
-        """Takes over what earlier schedulers had pinned; before the journal runs."""
+        """Restore the pins of earlier schedulers. Call it before the journal runs."""
         for each in journaled:
             self.add(self.pins.read(each))
 
     def measure(self, prefix: PrefixPin) -> None:
-        """Cuts it into blocks of the present workers' size."""
-        prefix.cut(self._block_size)
+        """Cut a prefix into blocks of the present workers' size."""
+        prefix.cut_into_blocks(self._block_size)
 
     def num_blocks(self) -> int:
-        """Of the smallest worker, pinned or not."""
+        """Blocks of the smallest worker, pinned or not."""
         return self._scheduler.workers.max_tokens_that_fit(with_pins=False) // self._block_size
 
     def num_blocks_too_many(self, prefix: PrefixPin, *, with_pins: bool = False) -> int:
-        """By how many blocks it is too long for the workers, alone or beside the present pins.
+        """Number of blocks by which a prefix is too long for the workers, alone or beside the present pins.
 
-        A request that begins with it must fit, too: what is pinned is not counted as its own.
+        A request that begins with it must fit, too: pinned blocks are not counted as the request's own.
         """
         num_blocks = self._scheduler.workers.max_tokens_that_fit() // self._block_size
         if not with_pins:
@@ -82,11 +82,11 @@ class PrefixKeeper:
         return max(0, prefix.num_blocks - max(0, num_blocks - 1) // 2)
 
     def establish(self, prefix: PrefixPin) -> None:
-        """Pins it where its blocks are; if they are nowhere, has them computed. There must be a worker."""
-        self._rest(prefix)
+        """Pin a prefix on each worker that has its blocks; compute it if none has. There must be a worker."""
+        self._stop_trying(prefix)
         prefix.has_failed = False
         if self._closed:
-            prefix.settle(_shutting_down())
+            prefix.resolve_waiters(_shutting_down())
             return
         if self.num_blocks_too_many(prefix, with_pins=True):
             reason = "with the present pins, a request that begins with the prefix would not fit: unpin something"
@@ -95,7 +95,7 @@ class PrefixKeeper:
         refusal: PinRefusedError | None = None
         for worker_id in self._worker_ids:
             try:
-                self._try(prefix, worker_id)
+                self._try_to_pin(prefix, worker_id)
             except PinRefusedError as error:
                 refusal = error
         if prefix.worker_ids:
@@ -107,31 +107,31 @@ class PrefixKeeper:
             self._fail(prefix, OverloadedError(str(refusal)))
 
     def drop(self, prefix: PrefixPin, error: QuireError | None) -> None:
-        """Forgets it; harmless if it is forgotten. Who waits for it is told of the error."""
+        """Drop a pin, and resolve its waiters with the error. Harmless if it was dropped before."""
         if self.find(prefix.tenant, prefix.name) is not prefix:
             return
         del self._prefixes[prefix.tenant, prefix.name]
         if not self._prefixes:
             self._engine.on_result = None
-        self._rest(prefix)
+        self._stop_trying(prefix)
         for worker_id in prefix.worker_ids:
             self._scheduler.workers.unpin_blocks(worker_id, prefix.key)
         prefix.worker_ids.clear()
-        prefix.settle(error)
+        prefix.resolve_waiters(error)
         if prefix.is_kept:
-            self.pins.take_back(prefix)
+            self.pins.remove_pin(prefix)
             log.info("prefix unpinned", name=prefix.name, tenant=prefix.tenant)
         self._engine.wake_workers()
 
     def close(self) -> None:
-        """Computes nothing any more. What is pinned stays so, for the requests that are left."""
+        """Stop computing prefixes. Present pins stay, for the requests that still run."""
         self._closed = True
         for prefix in self:
-            self._rest(prefix)
-            prefix.settle(_shutting_down())
+            self._stop_trying(prefix)
+            prefix.resolve_waiters(_shutting_down())
 
-    def worker_came(self, worker_id: str, *, block_size: int, fingerprint: str) -> None:
-        """It has nothing cached. To be told before its first step is scheduled. `fingerprint`: its model's."""
+    def add_worker(self, worker_id: str, *, block_size: int, fingerprint: str) -> None:
+        """Add a worker, which has nothing cached, before its first step is scheduled. `fingerprint`: its model's."""
         self._worker_ids[worker_id] = None
         self._block_size = block_size
         for prefix in list(self):
@@ -140,31 +140,31 @@ class PrefixKeeper:
                     self.drop(prefix, UnavailableError("another model is served now", 1.0))
                 continue
             if prefix.block_size != block_size:  # all workers are new
-                self._rest(prefix)
+                self._stop_trying(prefix)
                 self.measure(prefix)
             if not prefix.worker_ids and prefix.group is None and not prefix.has_failed:
                 self.establish(prefix)
 
-    def worker_went(self, worker_id: str) -> None:
-        """To be told when the scheduler has let go of it."""
+    def remove_worker(self, worker_id: str) -> None:
+        """Remove a worker after the scheduler has removed it."""
         del self._worker_ids[worker_id]
         for prefix in self:
             prefix.worker_ids.discard(worker_id)
-        self._renew()
+        self._try_pins_again()
         for prefix in list(self):
             is_nowhere = prefix.block_size and not prefix.worker_ids and prefix.group is None
             if is_nowhere and not prefix.has_failed and self._worker_ids:
                 self.establish(prefix)
 
-    def _renew(self) -> None:
-        """Puts every pin to the question again: a request that only the lost worker could hold may need its memory."""
+    def _try_pins_again(self) -> None:
+        """Try every pin again: a request that only the lost worker could hold may need its memory."""
         pinned = [(prefix, worker_id) for prefix in self for worker_id in sorted(prefix.worker_ids)]
         for prefix, worker_id in pinned:
             self._scheduler.workers.unpin_blocks(worker_id, prefix.key)
             prefix.worker_ids.discard(worker_id)
         for prefix, worker_id in pinned:
             with suppress(PinRefusedError):
-                self._try(prefix, worker_id)
+                self._try_to_pin(prefix, worker_id)
 
     def _compute(self, prefix: PrefixPin) -> None:
         prefix.num_attempts += 1
@@ -175,14 +175,14 @@ class PrefixKeeper:
     def _on_computed(self, prefix: PrefixPin, worker_id: str) -> None:
         prefix.group = None
         try:
-            is_pinned = self._try(prefix, worker_id)
+            is_pinned = self._try_to_pin(prefix, worker_id)
         except PinRefusedError as refusal:
             self._fail(prefix, OverloadedError(str(refusal)))
             return
         if not is_pinned and prefix.num_attempts < MAX_ATTEMPTS:
             self._compute(prefix)
         elif not is_pinned:
-            reason = "memory is so short that the prefix was evicted as soon as it was computed: come back later"
+            reason = "memory is so short that the prefix was evicted as soon as it was computed: try again later"
             self._fail(prefix, OverloadedError(reason))
 
     def _on_failed(self, prefix: PrefixPin, reason: str) -> None:
@@ -191,9 +191,9 @@ class PrefixKeeper:
         self._fail(prefix, RequestFailedError(reason))
 
     def _fail(self, prefix: PrefixPin, error: OverloadedError | RequestFailedError) -> None:
-        """No worker has it, and none computes it. One that was kept is tried again, later if memory was short.
+        """Handle a prefix that no worker has and none computes. If memory was short, a kept pin is tried again later.
 
-        One that cannot be computed waits for its next use: by itself it would end worker after worker.
+        A prefix that cannot be computed waits for its next use, lest it crash worker after worker.
         """
         if not prefix.is_kept:
             self.drop(prefix, error)
@@ -201,7 +201,7 @@ class PrefixKeeper:
         if not prefix.is_missed:
             prefix.is_missed = True
             log.warning("prefix lost", name=prefix.name, tenant=prefix.tenant, reason=error.message)
-        prefix.settle(error)
+        prefix.resolve_waiters(error)
         if isinstance(error, OverloadedError):
             prefix.retry = asyncio.get_running_loop().call_later(self._retry_s, self._try_again, prefix)
 
@@ -210,20 +210,20 @@ class PrefixKeeper:
         if self._worker_ids:
             self.establish(prefix)
 
-    def _try(self, prefix: PrefixPin, worker_id: str) -> bool:
-        """Pins it on one worker that does not have it. False: not all of its blocks are there.
+    def _try_to_pin(self, prefix: PrefixPin, worker_id: str) -> bool:
+        """Pin a prefix on a worker that does not have it. False: not all of its blocks are there.
 
-        Raises PinRefusedError if the memory is promised to requests, be they in the queue or on their way to it.
+        Raises PinRefusedError if the memory is promised to requests, in the queue or on their way to it.
         """
         if not self._scheduler.workers.pin_blocks(worker_id, prefix.key, prefix.block_hashes):
             return False
-        if not self._keeps_word():
+        if not self._admissions_still_fit():
             self._scheduler.workers.unpin_blocks(worker_id, prefix.key)
             raise PinRefusedError(
                 f"the pin would leave worker {worker_id} too few blocks for a request that is being admitted: "
                 "come back when it has finished"
             )
-        self._rest(prefix)
+        self._stop_trying(prefix)
         prefix.worker_ids.add(worker_id)
         if not prefix.is_kept:
             prefix.is_kept = True
@@ -237,13 +237,13 @@ class PrefixKeeper:
             num_tokens=prefix.num_tokens,
             num_blocks=prefix.num_blocks,
         )
-        prefix.settle(None)
+        prefix.resolve_waiters(None)
         return True
 
-    def _pin_what_was_used(self, plan: StepPlan) -> None:
-        """After every result while there are prefixes: a prompt may have brought one to a worker that lacked it.
+    def _pin_computed_prefixes(self, plan: StepPlan) -> None:
+        """Pin prefixes that a prompt has just computed on a worker that lacked them. Called after every result.
 
-        Looks at sequences that have just sampled for the first time in their stay on the worker.
+        Looks at sequences that have just sampled for the first time since they were started on the worker.
         """
         missing = [prefix for prefix in self if plan.worker_id not in prefix.worker_ids]
         if not missing or self._closed:
@@ -251,12 +251,12 @@ class PrefixKeeper:
         sampled = [*plan.sampled_sequences, *(plan.sequences[row] for row in plan.candidate_rows)]
         fresh = [each for each in sampled if len(each.token_ids) - each.num_tokens_at_start <= 1]
         for prefix in missing:
-            if any(prefix.begins(sequence) for sequence in fresh):
+            if any(prefix.is_prefix_of(sequence) for sequence in fresh):
                 with suppress(PinRefusedError):
-                    self._try(prefix, plan.worker_id)
+                    self._try_to_pin(prefix, plan.worker_id)
 
-    def _rest(self, prefix: PrefixPin) -> None:
-        """Neither computes it nor tries it again."""
+    def _stop_trying(self, prefix: PrefixPin) -> None:
+        """Cancel the computation of a prefix and its next trial."""
         if prefix.group is not None:
             group, prefix.group = prefix.group, None
             self._engine.computations.cancel(group)

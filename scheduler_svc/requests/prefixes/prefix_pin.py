@@ -1,6 +1,6 @@
-"""One pinned prefix: what it is, which workers have it, who waits for it. Decides nothing.
+"""Pin of one prefix: its tokens and blocks, the workers that have it, its waiters. Decides nothing.
 
-Of its tokens those of full blocks are kept, so their number depends on the workers' block size.
+Only the tokens of full blocks are kept, so their number depends on the workers' block size.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from scheduler_svc.requests.live.new_request import prefix_hash_seed
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PrefixPin:
-    """Known from the first PinPrefix on; `is_kept` once a worker has had it, and then until it is unpinned."""
+    """Pin from the first PinPrefix on. `is_kept` once a worker has had the prefix, until it is unpinned."""
 
     name: str
     tenant: str
@@ -29,18 +29,18 @@ class PrefixPin:
     worker_ids: set[str] = field(default_factory=set)  # of workers that have it
     is_kept: bool = False
     durable: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has it
-    gone: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has that it was taken back
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its removal
     is_unsure: bool = False  # a client was not told whether it is gone
-    is_missed: bool = False  # no worker has it, and that was said
+    is_missed: bool = False  # no worker has it, and that was logged
     group: SequenceGroup | None = None  # that computes it now
-    has_failed: bool = False  # its computation did, so that it may be what ends workers
+    has_failed: bool = False  # its computation failed: it may be what crashes workers
     num_attempts: int = 0  # to compute it, since it was last wanted
     retry: asyncio.TimerHandle | None = None
     waiters: "set[asyncio.Future[QuireError | None]]" = field(default_factory=set)  # None: it is there
 
     @property
     def key(self) -> str:
-        """By which the scheduler's core knows it; names have no slash."""
+        """Key by which the scheduler's core knows it; names have no slash."""
         return f"{self.name}/{self.tenant}"
 
     @property
@@ -49,23 +49,23 @@ class PrefixPin:
 
     @property
     def num_tokens(self) -> int:
-        """That are kept."""
+        """Number of tokens kept: those of full blocks."""
         return self.num_blocks * self.block_size
 
-    def cut(self, block_size: int) -> None:
-        """Into blocks of this size."""
+    def cut_into_blocks(self, block_size: int) -> None:
+        """Cut the tokens into blocks of this size."""
         self.block_size = block_size
         self.block_hashes = []
         num_blocks = len(self.token_ids) // block_size
         extend_block_hashes(self.block_hashes, self._hash_seed, self.token_ids, block_size, num_blocks)
 
-    def begins(self, sequence: Sequence) -> bool:
-        """Whether the sequence begins with it, as far as its blocks are hashed."""
+    def is_prefix_of(self, sequence: Sequence) -> bool:
+        """True if the sequence begins with it, as far as its blocks are hashed."""
         num_blocks, hashes = len(self.block_hashes), sequence.block_hashes
         return 0 < num_blocks <= len(hashes) and hashes[num_blocks - 1] == self.block_hashes[-1]
 
     def new_group(self, seq_id: int) -> SequenceGroup:
-        """Its tokens, to be computed where they are not cached."""
+        """Group of one sequence that computes the tokens where they are not cached."""
         sequence = Sequence(
             seq_id=seq_id,
             token_ids=self.token_ids[: self.num_tokens],
@@ -76,8 +76,8 @@ class PrefixPin:
         )
         return SequenceGroup([sequence], arrival=seq_id)
 
-    def settle(self, error: QuireError | None) -> None:
-        """Tells all who wait for it."""
+    def resolve_waiters(self, error: QuireError | None) -> None:
+        """Resolve all waiters, with an error or None."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(error)
@@ -93,7 +93,7 @@ class PrefixPin:
         )
 
     def to_change(self) -> journal_pb2.PinChange:
-        """What the journal keeps of it."""
+        """Journal entry of the pin."""
         return journal_pb2.PinChange(
             tenant=self.tenant,
             name=self.name,
@@ -103,7 +103,7 @@ class PrefixPin:
         )
 
     def restate(self, entry: journal_pb2.JournalEntry) -> None:
-        """Says it again in the journal."""
+        """Add the pin to an entry that restates pins."""
         entry.pins.append(self.to_change())
 
     @property
@@ -111,8 +111,8 @@ class PrefixPin:
         return prefix_hash_seed(self.tenant, self.cache_salt)
 
 
-def pinned_again(change: journal_pb2.PinChange) -> PrefixPin:
-    """One of an earlier scheduler. No worker has it yet; it is cut into blocks when the first of its model comes."""
+def restored_pin(change: journal_pb2.PinChange) -> PrefixPin:
+    """Pin of an earlier scheduler. No worker has it yet; the first worker of its model decides the block size."""
     prefix = PrefixPin(
         name=change.name,
         tenant=change.tenant,

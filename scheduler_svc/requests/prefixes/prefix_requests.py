@@ -1,6 +1,6 @@
-"""The door for pins: what clients ask to be kept is checked and tokenised here, and waited for.
+"""Calls of clients on pins: check and tokenise a prefix, wait until a worker has it, unpin it, list pins.
 
-Which worker has which prefix is the keeper's. What a client is told of a pin is in the journal before that.
+`PrefixKeeper` decides which worker has which prefix. A client's answer waits for the journal.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 
-_RETRY_S = 5.0  # nothing says when somebody unpins
+_RETRY_S = 5.0  # when a client unpins is not known
 
 
 class NameInUseError(AlreadyExistsError):
@@ -37,7 +37,7 @@ class NameInUseError(AlreadyExistsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinLimits:
-    """What may be pinned, in pins and as part of a worker's blocks."""
+    """Limits of pins: their number, and their share of a worker's blocks."""
 
     max_per_tenant: int = 64
     max_share: float = 1.0  # of all tenants together
@@ -48,7 +48,7 @@ _NO_LIMITS = PinLimits()
 
 
 class Prefixes:
-    """`is_enabled`: whether there is a prefix cache, of which pins are blocks."""
+    """One per scheduler. `is_enabled`: True with a prefix cache, in which pins are kept."""
 
     def __init__(
         self, admission: Admission, keeper: PrefixKeeper, limits: PinLimits = _NO_LIMITS, *, is_enabled: bool
@@ -59,7 +59,7 @@ class Prefixes:
         self._is_enabled = is_enabled
 
     async def pin(self, request: pb.PinPrefixRequest) -> pb.PinPrefixResponse:
-        """Returns once a worker has the prefix. A new one is forgotten if all who wait for it give up.
+        """Pin a prefix; returns once a worker has it. A new pin is dropped if all its waiters give up.
 
         Raises InvalidRequestError, FailedPreconditionError, NameInUseError, OverloadedError if its memory is promised
         to requests, UnavailableError, RequestCancelledError if it is unpinned meanwhile, RequestFailedError.
@@ -77,7 +77,7 @@ class Prefixes:
         return pb.PinPrefixResponse(prefix=prefix.to_pb(), created=is_new)
 
     async def unpin(self, request: pb.UnpinPrefixRequest) -> None:
-        """Lets it go on all workers, also while it is being computed. Raises NotFoundError, UnavailableError."""
+        """Unpin a prefix on all workers, also while it is being computed. Raises NotFoundError, UnavailableError."""
         prefix = self._keeper.find(request.tenant, request.name)
         if prefix is not None:
             self._keeper.drop(prefix, RequestCancelledError("the prefix was unpinned before it was computed"))
@@ -87,7 +87,7 @@ class Prefixes:
             raise NotFoundError(f"no prefix is pinned as {request.name!r}{of_whom}")
 
     def of_tenant(self, tenant: str) -> pb.ListPrefixesResponse:
-        """By name; those, too, that no worker has at the moment."""
+        """Pins of a tenant, by name, those included that no worker has at the moment."""
         mine = sorted((each for each in self._keeper if each.tenant == tenant), key=lambda each: each.name)
         return pb.ListPrefixesResponse(prefixes=[each.to_pb() for each in mine])
 
@@ -139,7 +139,7 @@ class Prefixes:
         return prefix, True
 
     def _check_limits(self, prefix: PrefixPin) -> None:
-        """Blocks that two prefixes share count for both. Raises OverloadedError; InvalidRequestError if it is alone."""
+        """Raise OverloadedError above a limit, InvalidRequestError if it alone is. Shared blocks count for each pin."""
         limits = self._limits
         mine = [each for each in self._keeper if each.tenant == prefix.tenant]
         if len(mine) >= limits.max_per_tenant:

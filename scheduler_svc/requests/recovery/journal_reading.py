@@ -1,4 +1,4 @@
-"""What a new leader makes of the journal: reads it to its end, and sorts out what of it is needed."""
+"""Reading of the journal by a new leader: replay it to its end, and find the requests that are still needed."""
 
 import asyncio
 import time
@@ -15,8 +15,8 @@ from scheduler_svc.requests.recovery.journal_replay import BegunReplay, Journale
 log = structlog.get_logger()
 
 
-async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
-    """Reads the rest onto what has begun, or all if it does not go on with that. Counts the entries, too.
+async def replay_journal(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
+    """Replay the journal behind `begun`, or all of it if it does not continue that. Returns the number of entries, too.
 
     Raises JournalDamagedError if an entry is damaged, JournalLostError if it is lost meanwhile, FencedError,
     StoreUnavailableError.
@@ -33,21 +33,21 @@ async def replayed(journal: Journal, begun: BegunReplay | None) -> tuple[Journal
     except JournalDamagedError as error:
         if begun is None:
             raise
-        log.error("the journal does not go on with what was followed; reading it anew", reason=str(error))
-        return await replayed(journal, None)
+        log.error("the journal does not continue what was followed; reading it from its start", reason=str(error))
+        return await replay_journal(journal, None)
     return replay, num_entries
 
 
-async def sorted_out(replay: JournalReplay, store: Store) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
-    """Those that are needed, in order, and the ends of those that are over though the journal does not say so.
+async def find_needed(replay: JournalReplay, store: Store) -> tuple[list[JournaledRequest], list[journal_pb2.Finish]]:
+    """Find the needed requests, in order, and the ends that the journal lacks.
 
-    Needed are those without an end, and those whose end came so late that their record was not written; not those
-    whose record was dropped for want of room. How long ago an end was is not asked: clocks of two leaders may be hours
-    apart, and a record that had expired is only there again. A record without an end in the journal is of a request
-    whose end the store has lost: it ended as its record says.
+    Needed are requests without an end, and those whose end came so late that their record was not written; not those
+    whose record was dropped for want of room. The age of an end does not count: clocks of two leaders may be hours
+    apart, and the cost is only a record that had expired. If a request has a record but no end in the journal, the
+    store has lost the end: the record says what it was.
     """
     owners = list(replay.owners())
-    recorded = await settled_records(owners, store)
+    recorded = await recorded_request_ids(owners, store)
     needed = []
     ends = [withdrawal(each.number) for each in replay.disowned()]
     for each in owners:
@@ -66,10 +66,10 @@ async def sorted_out(replay: JournalReplay, store: Store) -> tuple[list[Journale
     return needed, ends
 
 
-async def settled_records(requests: Collection[JournaledRequest], store: Store) -> set[str]:
-    """The request_ids of those that have a record, or had one that was dropped for want of room.
+async def recorded_request_ids(requests: Collection[JournaledRequest], store: Store) -> set[str]:
+    """Ids of requests that have a record, or had one that was dropped for want of room.
 
-    What was dropped by a clock that was ahead of ours says nothing of what ended by ours.
+    Times of dropping that lie ahead of our clock are ignored: they say nothing of ends by our clock.
     """
     recorded = await store.known_records([each.request_id for each in requests])
     unrecorded = [each for each in requests if each.finish is not None and each.request_id not in recorded]

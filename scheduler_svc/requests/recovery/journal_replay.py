@@ -1,8 +1,8 @@
-"""The journal's entries, one after another, to requests as a new leader finds them.
+"""Replay of the journal: entries, one after another, to the requests that a new leader finds.
 
-Pure, and a reader of entries alone: it knows no model, no text, no store and no clock. Beam searches are kept as the
-decisions that they are replayed from. A request, or a pin, that is said again is replaced by what is said; when a
-leader says everything again, what it does not say has ended.
+Pure: knows no model, no text, no store and no clock. Beam searches are kept as the steps from which they are replayed.
+A restated request or pin replaces the earlier one; when a leader restates everything, requests that it leaves out have
+ended.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from scheduler_svc.requests.params.request_params import num_sequences_of
 
 @dataclass(slots=True, eq=False)
 class JournaledSample:
-    """A sample that is drawn. `finish` if it ended by itself."""
+    """Sample that is drawn. `finish`: set if it ended by itself."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
@@ -28,7 +28,7 @@ class JournaledSample:
 
 @dataclass(slots=True, eq=False)
 class JournaledRequest:
-    """One request; of a beam search `samples` are empty."""
+    """One request as journaled; of a beam search `samples` are empty."""
 
     entry_id: EntryId  # from which on it can be read: of its admission, or its last restatement
     admission: journal_pb2.Admission
@@ -49,7 +49,7 @@ class JournaledRequest:
 
     @property
     def num_numbers(self) -> int:
-        """That its sequences have, from `number` on."""
+        """Count of numbers of its sequences, from `number` on."""
         return max(1, len(self.samples))
 
     @property
@@ -61,7 +61,7 @@ class JournaledRequest:
         return bool(self.beam_steps) or any(sample.token_ids for sample in self.samples)
 
     def restate(self, entry: journal_pb2.JournalEntry) -> None:
-        """Says all this again."""
+        """Add this request to an entry that restates requests."""
         entry.restatements.add(
             admission=self.admission,
             samples=[
@@ -81,14 +81,14 @@ class JournaledRequest:
 
 @dataclass(slots=True, eq=False)
 class JournaledPin:
-    """A prefix that is pinned."""
+    """Pinned prefix as journaled."""
 
-    entry_id: EntryId  # in which it was said last
+    entry_id: EntryId  # that stated it last
     change: journal_pb2.PinChange
 
 
 class BegunReplay(NamedTuple):
-    """A journal that was read in part."""
+    """Replay of the first part of a journal."""
 
     replay: "JournalReplay"
     from_id: EntryId  # where the rest begins
@@ -99,28 +99,28 @@ class BegunReplay(NamedTuple):
 
 
 class JournalReplay:
-    """All requests whose admissions or restatements are in the entries applied so far, and the pins."""
+    """Requests and pins that were admitted or restated in the entries applied so far."""
 
     def __init__(self) -> None:
         self.requests: dict[int, JournaledRequest] = {}  # by number
         self.pins: dict[tuple[str, str], JournaledPin] = {}  # by tenant and name
         self.highest_number = 0  # of any sequence
-        self.num_unreadable = 0  # admissions by a version from which nobody can go on
-        self.is_settled = False  # its last leader had read, and written, all that it knew
-        self._was_cut_short = False  # a leader that said everything again was followed before it had said all
+        self.num_unreadable = 0  # admissions of an older version, which cannot be continued
+        self.is_settled = False  # its last leader was ready: it had read the journal and restated what it knew
+        self._was_cut_short = False  # a leader that restated everything was followed before it had finished
         self._sample_of: dict[int, JournaledSample] = {}  # by number of its sequence
-        # While a leader says everything again: what it has not said yet. It is needed if it dies before the end.
+        # While a leader restates everything: keys not restated yet. They are needed if it dies before the end.
         self._unsaid: set[int | tuple[str, str]] | None = None
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a leader that had to say everything again has not come to its end, and nobody else since."""
+        """True if the last leader that had to restate everything did not finish, and no later one did."""
         return self._was_cut_short or self._unsaid is not None
 
     def apply(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
-        """Takes the next entry. Raises JournalDamagedError if it cannot follow those before it."""
+        """Apply the next entry. Raises JournalDamagedError if it cannot follow those before it."""
         try:
-            self._note_saying_again(entry_id, entry)
+            self._track_restating(entry_id, entry)
             for restatement in entry.restatements:
                 self._restate(entry_id, restatement)
             for admission in entry.admissions:
@@ -150,18 +150,18 @@ class JournalReplay:
             raise JournalDamagedError(f"journal entry {entry_id} contradicts itself: {error}") from error
 
     def owners(self) -> Iterable[JournaledRequest]:
-        """Of each request_id the last that has it, in the order of admission, unless it was withdrawn."""
+        """Last request of each request_id, in the order of admission; withdrawn ones are left out."""
         requests = [request for _, request in sorted(self.requests.items())]
         last = {request.request_id: request for request in requests}
         return [request for request in requests if last[request.request_id] is request]
 
     def disowned(self) -> Iterable[JournaledRequest]:
-        """Requests without an end whose clients were told to come back, and have come back under the same id."""
+        """Requests without an end whose clients were told to send them again, and did under the same id."""
         owners = set(self.owners())
         return [each for each in self.requests.values() if each.finish is None and each not in owners]
 
-    def forget(self, number: int) -> None:
-        """Lets go of a request that nobody will need."""
+    def forget_request(self, number: int) -> None:
+        """Forget a request that is not needed any more."""
         self._drop(number)
 
     def _admit(self, entry_id: EntryId, admission: journal_pb2.Admission) -> None:
@@ -177,7 +177,7 @@ class JournalReplay:
             self._unsaid.discard(number)
 
     def _make_room(self, entry_id: EntryId, number: int) -> None:
-        """A number comes again if its entry was read and then lost, or if a leader found no trace of its request."""
+        """Drop the request that has this number: its entry was read and then lost, or a leader found no trace of it."""
         (known,) = (each for each in self.requests.values() if each.number <= number < each.number + each.num_numbers)
         is_unsaid = self._unsaid is not None and known.number in self._unsaid
         if not is_unsaid and known.finish is None and known.entry_id.epoch >= entry_id.epoch:
@@ -214,8 +214,8 @@ class JournalReplay:
         else:
             self.pins[key] = JournaledPin(entry_id, change)
 
-    def _note_saying_again(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
-        """Behind a LeaderStart that says so a leader says everything again, and then goes on."""
+    def _track_restating(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
+        """Track a leader that restates everything, as its LeaderStart announces, before it goes on."""
         if entry.HasField("leader_start"):
             self.is_settled = False
             if begins_again(entry_id, entry):

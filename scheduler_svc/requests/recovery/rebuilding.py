@@ -1,7 +1,7 @@
-"""A request as the journal has it, made a live one again: tokens, text, ends of samples, beams, and what was released.
+"""Rebuilding of a live request from the journal: its tokens, text, ends of samples, beams, and released output.
 
-Text, stop strings and searches are functions of what the journal keeps, so that replaying it gives back their state.
-Decides nothing: what the journal does not say has not happened.
+Text, stop strings and searches are functions of the journaled tokens and steps, so a replay restores their state.
+Decides nothing: only events in the journal have happened.
 """
 
 import time
@@ -17,10 +17,10 @@ from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.requests.recovery.journal_replay import JournaledRequest, JournaledSample
 
 
-def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
-    """The request as it stood in the journal's last entry; one that has ended there has its end.
+def rebuild_request(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
+    """Rebuild a request as of the journal's last entry, with its end if it has ended there.
 
-    Everything in it is released: it was durable before anyone asks. Raises ValueError if its entries do not fit
+    Its whole output is released, since it is durable. Raises ValueError if its entries do not fit
     together.
     """
     request = _without_output(journaled, model)
@@ -33,7 +33,7 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
     if request.beams is not None:
         for step in journaled.beam_steps:
             request.beams.replay(step)
-        request.beams.seat(request.group)
+        request.beams.assign_beams(request.group)
         if request.beams.num_steps and request.beams.is_done and journaled.finish is None:
             raise ValueError("its beam search is over, and it has no end")
         request.samples[0].pending_logprobs += tuple(request.beams.common_logprobs(0))
@@ -53,7 +53,7 @@ def rebuilt(journaled: JournaledRequest, model: ServedModel) -> LiveRequest:
 
 
 def arrival_times(arrived_unix_ns: int) -> RequestTimes:
-    """When it arrived, by this process's clock. What happened to it before this process is not known."""
+    """Times of a request that arrived in an earlier process: its arrival by our clock; the others are unknown."""
     age_ns = max(0, time.time_ns() - arrived_unix_ns)  # the time of day may have been set back
     arrived_ns = time.monotonic_ns() - age_ns
     return RequestTimes(arrived_ns=arrived_ns, arrived_unix_ns=arrived_unix_ns, accepted_ns=arrived_ns)
@@ -109,7 +109,7 @@ def _decide_end(request: LiveRequest, journaled: JournaledRequest) -> None:
 
 
 def _settle(sample: LiveSample) -> None:
-    """Text, and release."""
+    """Make the text of a sample, and release it."""
     stop = sample.push_text()
     if stop is not None and sample.finish is None:
         raise ValueError("a sample has its stop string, and no end")

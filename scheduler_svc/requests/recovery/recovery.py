@@ -1,7 +1,7 @@
-"""Recovery: a new leader reads the journal and goes on with every request that has no end there.
+"""Recovery: a new leader reads the journal and continues every request that has no end there.
 
 Tokens are known at once, text only with the model's tokenizer, which comes with the first worker: until then requests
-wait here. Their ends can be decided meanwhile; what readers would see of them waits with them.
+wait here, and so do their readers. A request can be ended meanwhile.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.live.request_record import record_of
 from scheduler_svc.requests.params.served_model import ServedModel
-from scheduler_svc.requests.recovery.journal_reading import replayed, sorted_out
+from scheduler_svc.requests.recovery.journal_reading import find_needed, replay_journal
 from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournaledPin, JournaledRequest
-from scheduler_svc.requests.recovery.rebuilding import rebuilt
+from scheduler_svc.requests.recovery.rebuilding import rebuild_request
 from scheduler_svc.requests.recovery.textless_record import record_without_text
 
 log = structlog.get_logger()
 
-SLICE_S = 0.005  # of the event loop, at a time
+SLICE_S = 0.005  # of rebuilding, before the event loop has its turn
 RETURN_GRACE_S = 30.0  # for clients to come back to a scheduler that was away
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request that waits for its model. `gone` is set when it does no more: it is live, or has a record."""
+    """Request that waits for its model. `gone` is set when it waits no more: it is live, or has a record."""
 
     journaled: JournaledRequest
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,7 +50,7 @@ class Waiting:
 
     @property
     def number(self) -> int:
-        """By which the journal names it."""
+        """Number by which the journal names it."""
         return self.journaled.number
 
     @property
@@ -59,7 +59,7 @@ class Waiting:
 
     @property
     def fingerprint(self) -> str:
-        """Of its model."""
+        """Fingerprint of its model."""
         return self.journaled.admission.model_fingerprint
 
 
@@ -67,9 +67,9 @@ class Recovery:
     """One per process. Owned by the event loop's thread."""
 
     def __init__(self, engine: Engine, readers: Readers, *, model_patience_s: float = 30.0) -> None:
-        """`model_patience_s` is how long requests wait for a worker of their model while one of another is there."""
-        self.num_recovered = 0  # that went on
-        self.pins: list[JournaledPin] = []  # of earlier leaders, for their keeper
+        """`model_patience_s`: longest wait for a worker of the requests' model while one of another model is there."""
+        self.num_recovered = 0  # requests that were continued
+        self.pins: list[JournaledPin] = []  # of earlier leaders, for `PrefixKeeper`
         self._engine = engine
         self._readers = readers
         self._model_patience_s = model_patience_s
@@ -90,28 +90,28 @@ class Recovery:
 
     @property
     def num_paused(self) -> int:
-        """Of those that wait."""
+        """Number of waiting requests that are paused."""
         return sum(each.journaled.is_paused and not each.has_ended for each in self._waiting.values())
 
     def is_rebuilding(self, fingerprint: str) -> bool:
-        """Whether a request waits for this model."""
+        """True if a request waits for this model."""
         return any(each.fingerprint == fingerprint for each in self._waiting.values())
 
     def find(self, request_id: str) -> JournaledRequest | None:
-        """The request, if it waits."""
+        """Waiting request of this id; None if there is none."""
         waiting = self._waiting.get(request_id)
         return None if waiting is None else waiting.journaled
 
     async def read(self, store: Store, begun: BegunReplay | None = None) -> bool:
-        """Reads what earlier leaders left, which are fenced: after `Journal.open`, before its `begin`.
+        """Read what earlier leaders left; they are fenced. Call it after `Journal.open` and before `Journal.begin`.
 
-        `begun` is what was read of it before. Returns whether the last leader had been ready: else it, or one before
+        `begun`: what was read of the journal before. Returns True if the last leader was ready: else it, or one before
         it, may know more than its journal has. Raises JournalDamagedError if an entry is damaged, JournalLostError if
         the journal is lost meanwhile, FencedError if another one begins to lead, StoreUnavailableError.
         """
         started_s = time.monotonic()
         try:
-            replay, num_entries = await replayed(self._engine.journal, begun)
+            replay, num_entries = await replay_journal(self._engine.journal, begun)
         except JournalDamagedError as error:
             raise JournalDamagedError(
                 f"{error}: restore the store from a copy, or begin a new journal with another `deployment` (what was "
@@ -120,9 +120,9 @@ class Recovery:
         if begun is not None and (not begun.is_whole or replay.is_cut_short):
             self._engine.journal.say_all_again()
         self._engine.skip_sequence_numbers(replay.highest_number)
-        needed, ends = await sorted_out(replay, store)
+        needed, ends = await find_needed(replay, store)
         for each in needed:
-            self._take(each)
+            self._add_waiting(each)
         self.pins = list(replay.pins.values())
         if ends:
             self._engine.journal.append(sequences=(), tokens=(), finishes=ends, on_durable=_nothing)
@@ -140,13 +140,13 @@ class Recovery:
         return replay.is_settled
 
     async def settled(self, request_id: str) -> None:
-        """Returns when the request waits no more."""
+        """Return when the request waits no more."""
         waiting = self._waiting.get(request_id)
         if waiting is not None:
             await waiting.gone.wait()
 
     def response(self, request_id: str) -> pb.GetRequestResponse | None:
-        """What can be said of a request that waits: not its output, which has no text yet. None if it does not."""
+        """Answer of GetRequest for a waiting request, without output, which has no text yet; else None."""
         waiting = self._waiting.get(request_id)
         if waiting is None:
             return None
@@ -164,7 +164,7 @@ class Recovery:
     def end(
         self, request_id: str, state: pb.RequestState.ValueType, error: str = ""
     ) -> pb.RequestState.ValueType | None:
-        """Ends a request that waits, unless it has ended. Returns its state; None if it does not wait."""
+        """End a waiting request, unless it has ended. Returns its state; None if it does not wait."""
         waiting = self._waiting.get(request_id)
         if waiting is None:
             return None
@@ -179,7 +179,7 @@ class Recovery:
         return finish.state
 
     async def cancel(self, request_id: str) -> pb.RequestState.ValueType | None:
-        """As `end`; returns when the end is durable."""
+        """Cancel a waiting request as `end` does; returns when the end is durable."""
         waiting = self._waiting.get(request_id)
         state = self.end(request_id, pb.REQUEST_STATE_CANCELLED)
         if waiting is not None and waiting.journaled.finish is None:
@@ -187,7 +187,7 @@ class Recovery:
         return state
 
     async def set_paused(self, request_id: str, *, is_paused: bool) -> bool:
-        """Pauses or resumes a request that waits; returns when that is durable. False: it does not wait.
+        """Pause or resume a waiting request; returns when that is durable. False: it does not wait.
 
         Raises FailedPreconditionError if it has ended.
         """
@@ -201,20 +201,20 @@ class Recovery:
         return True
 
     def check_model(self, worker_id: str, fingerprint: str) -> None:
-        """Raises FailedPreconditionError while requests wait for another model than a first worker's, and none for it.
+        """Raise FailedPreconditionError if requests wait for other models, and none for that of a first worker.
 
-        After a while they are not waited for: see `model_known`.
+        After `model_patience_s` the worker is accepted: see `model_known`.
         """
         awaited = Counter(each.fingerprint for each in self._waiting.values())
         left_s = self._patient_until_s - time.monotonic()
         if awaited and fingerprint not in awaited and left_s > 0:
             raise FailedPreconditionError(
                 f"worker {worker_id!r} has another model than the {sum(awaited.values())} requests that were accepted "
-                f"before the scheduler was started anew; start a worker of theirs, or they are failed in {left_s:.0f} s"
+                f"before the scheduler was restarted; start a worker of theirs, or they are failed in {left_s:.0f} s"
             )
 
     def model_known(self, model: ServedModel) -> None:
-        """Begins to let requests go on, those of another model once their patience is over: they fail."""
+        """Rebuild the requests of this model in a task; requests of other models fail after `model_patience_s`."""
         is_new = self._model is None or self._model.fingerprint != model.fingerprint
         self._model = model
         if is_new and self._waiting:
@@ -223,7 +223,7 @@ class Recovery:
             self._rebuilding = asyncio.create_task(self._rebuild_all(model), name="recovery")
 
     async def close(self) -> None:
-        """Lets the rest wait for the next leader."""
+        """Leave the waiting requests to the next leader."""
         for waiting in self._waiting.values():
             if waiting.deadline is not None:
                 waiting.deadline.cancel()
@@ -231,7 +231,7 @@ class Recovery:
             self._rebuilding.cancel()
             await asyncio.gather(self._rebuilding, return_exceptions=True)
 
-    def _take(self, journaled: JournaledRequest) -> None:
+    def _add_waiting(self, journaled: JournaledRequest) -> None:
         self._engine.journal.keep(journaled.number, journaled.entry_id, journaled.restate)
         waiting = self._waiting[journaled.request_id] = Waiting(journaled)
         admission = journaled.admission
@@ -250,7 +250,7 @@ class Recovery:
             self._rebuild(waiting, self._model)
 
     async def _rebuild_all(self, model: ServedModel) -> None:
-        """In the order in which they are served, what has ended last; the first go on while others are rebuilt."""
+        """Rebuild in the order of service, ended ones last; the first run while others are rebuilt."""
         started_s = time.monotonic()
         waiting = [each for each in self._waiting.values() if each.fingerprint == model.fingerprint]
         waiting.sort(key=_rank)
@@ -272,12 +272,12 @@ class Recovery:
                 )
 
     def _rebuild(self, waiting: Waiting, model: ServedModel) -> None:
-        """Harmless if it was rebuilt before. One whose end is on its way to the store waits for that."""
+        """Rebuild a waiting request. Does nothing if it was rebuilt before, or while its end is not durable."""
         journaled = waiting.journaled
         if waiting.gone.is_set() or (waiting.ended is not None and journaled.finish is None):
             return
         try:
-            request = rebuilt(journaled, model)
+            request = rebuild_request(journaled, model)
         except CONTROL_FLOW:
             raise
         except BaseException:  # the tokenizer's library may panic
@@ -292,12 +292,12 @@ class Recovery:
         else:
             self._engine.journal.restate_by(journaled.number, request.restate)
             self._engine.start(request, is_paused=journaled.is_paused)
-            self._readers.watch(request, at_least_s=RETURN_GRACE_S)
+            self._readers.start_grace_period(request, at_least_s=RETURN_GRACE_S)
             self.num_recovered += 1
-        self._let_go(waiting)
+        self._remove_waiting(waiting)
 
     def _give_up(self, waiting: Waiting, reason: str) -> None:
-        """It has no text, and will have none. Without an end it has failed."""
+        """Give up a request that will never have text. It fails if it has not ended."""
         log.warning("request not recovered", request_id=waiting.journaled.request_id, reason=reason)
         waiting.lost_by = reason
         self.end(waiting.journaled.request_id, pb.REQUEST_STATE_FAILED, reason)
@@ -311,7 +311,7 @@ class Recovery:
         finish.CopyFrom(journaled.finish)
         finish.error = finish.error or f"its text is lost: {waiting.lost_by}"
         self._record(journaled, record_without_text(journaled, finish))
-        self._let_go(waiting)
+        self._remove_waiting(waiting)
 
     def _record(self, journaled: JournaledRequest, record: journal_pb2.RequestRecord) -> None:
         forget = partial(self._engine.journal.forget, journaled.number)
@@ -324,7 +324,7 @@ class Recovery:
             ended_unix_ns=journaled.finish.finished_unix_ns,
         )
 
-    def _let_go(self, waiting: Waiting) -> None:
+    def _remove_waiting(self, waiting: Waiting) -> None:
         if waiting.deadline is not None:
             waiting.deadline.cancel()
         del self._waiting[waiting.journaled.request_id]
@@ -332,10 +332,10 @@ class Recovery:
 
 
 def _rank(waiting: Waiting) -> tuple[bool, int, int]:
-    """What has ended serves nobody but those who ask for it again, and there may be much of it."""
+    """Order of rebuilding: ended requests last, since only late readers ask for them, and there may be many."""
     journaled = waiting.journaled
     return journaled.finish is not None, journaled.admission.request.priority, journaled.number
 
 
 def _nothing() -> None:
-    """What is durable needs nothing more."""
+    """Do nothing when the ends are durable."""

@@ -1,4 +1,4 @@
-"""The record of a request that has ended and whose text nobody can make any more: its model was replaced."""
+"""Record of an ended request whose text cannot be made any more, since its model was replaced."""
 
 from common.arrays import pack_int32
 from quire.v1 import inference_pb2 as pb
@@ -8,7 +8,7 @@ from scheduler_svc.requests.recovery.journal_replay import JournaledRequest
 
 
 def record_without_text(journaled: JournaledRequest, finish: journal_pb2.Finish) -> journal_pb2.RequestRecord:
-    """Of a request whose text nobody can make any more, with this end; tokens of samples that are drawn are there."""
+    """Record without text, with this end and the tokens of samples that are drawn."""
     admission, request = journaled.admission, journaled.admission.request
     num_samples = request.sampling.n or 1
     reason = FINISH_REASON_OF_STATE.get(finish.state, pb.FINISH_REASON_UNSPECIFIED)
