@@ -157,7 +157,7 @@ def compose(store: Store, leases: Leases, settings: SchedulerSettings) -> Parts:
     if settings.standby:
         tail = open_tail(settings.store, deployment=settings.deployment)
         hot = HotJournal(tail, store, record_ttl_s=settings.record_ttl_s)
-        standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=gate.note_leader)
+        standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=gate.set_leader)
     taking_over = TakeOver(
         partial(_new_attempt, store, me, settings),
         store,

@@ -1,4 +1,4 @@
-"""The Cluster service: workers announce themselves here."""
+"""Cluster service: registration and draining of workers."""
 
 import grpc
 
@@ -19,7 +19,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         request: pb.RegisterRequest,
         context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
     ) -> pb.RegisterResponse:
-        """Takes a sign of life."""
+        """Register a worker, or renew its lease."""
         violations = [
             FieldViolation(name, "must not be empty")
             for name in ("worker_id", "address", "incarnation", "model_fingerprint")

@@ -1,4 +1,4 @@
-"""The Inference service: what clients call. Handlers translate and raise; the engine and the door do the work."""
+"""Inference service for clients. Handlers translate messages and raise; admission, control and engine do the work."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -103,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Pause(
         self, request: pb.PauseRequest, context: grpc.aio.ServicerContext[pb.PauseRequest, pb.PauseResponse]
     ) -> pb.PauseResponse:
-        """Takes a request off its worker."""
+        """Pause a request: take it off its worker."""
         if request.keep not in _KEEPS_ON_HOST:
             raise InvalidRequestError.of([FieldViolation("keep", f"is {request.keep}: give AUTO (1) or TOKENS (2)")])
         keep_on_host = _KEEPS_ON_HOST[request.keep]
@@ -112,7 +112,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Resume(
         self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext[pb.ResumeRequest, pb.ResumeResponse]
     ) -> pb.ResumeResponse:
-        """Lets a request go on."""
+        """Resume a paused request."""
         return pb.ResumeResponse(state=await self._control.resume(request.request_id))
 
     async def Cancel(
@@ -126,7 +126,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: pb.GetRequestRequest,
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
-        """Tells what is known of a request."""
+        """Describe a request."""
         response = await self._control.response(request.request_id)
         response.waiting_for = self._requests.waiting_for(request.request_id)
         return response
@@ -172,7 +172,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: pb.UnpinPrefixRequest,
         context: grpc.aio.ServicerContext[pb.UnpinPrefixRequest, pb.UnpinPrefixResponse],
     ) -> pb.UnpinPrefixResponse:
-        """Lets a prefix go."""
+        """Unpin a prefix."""
         await self._prefixes.unpin(request)
         return pb.UnpinPrefixResponse()
 
@@ -197,7 +197,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: pb.GetStatsRequest,
         context: grpc.aio.ServicerContext[pb.GetStatsRequest, pb.GetStatsResponse],
     ) -> pb.GetStatsResponse:
-        """Counts."""
+        """Return counters of the scheduler and its workers."""
         return self._stats()
 
     def _tokenizer(self) -> ModelTokenizer:
@@ -210,7 +210,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 async def _read(
     readers: Readers, stream: OutputStream, accepted: pb.Accepted, from_positions: Sequence[int]
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
-    """One reader's messages, to the end of the request. Raises what an end other than its own means."""
+    """Messages of one reader, to the end of the request. Raises the error of an end other than its own."""
     news = asyncio.Event()
     subscription = readers.subscribe(stream, from_positions, lambda _: news.set())
     try:

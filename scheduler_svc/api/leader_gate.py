@@ -1,4 +1,4 @@
-"""In front of the services that only a leader has: while this process does not lead, each call is told who does.
+"""Gate in front of the services that only a leader serves: other processes answer with NOT_LEADER and its address.
 
 Knows services by their names alone.
 """
@@ -13,10 +13,10 @@ from quire.errors import NotLeaderError
 
 
 class LeaderGate(grpc.GenericRpcHandler):
-    """Shut until `open`. Put into a server once; what stands behind the gate is added to `services`."""
+    """Closed until `open`. Add it to a server once; add the services behind it to `services`."""
 
     def __init__(self, services: Sequence[str]) -> None:
-        """`services` are the full names of those that stand behind it."""
+        """`services`: full names of the services behind the gate."""
         self.services: Any = _Handlers()  # generated code takes it for a server
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._is_open = False
@@ -24,26 +24,26 @@ class LeaderGate(grpc.GenericRpcHandler):
         self._streams: set[asyncio.Task[Any]] = set()  # of calls that stream their answer, while they last
 
     def open(self) -> None:
-        """From now on this process leads."""
+        """Let calls through: this process leads."""
         self._is_open, self._leader = True, None
 
     def close(self, leader: str | None) -> None:
-        """From now on it does not; streams that are open go on until `end_streams`."""
+        """Refuse calls: this process leads no more. Open streams go on until `end_streams`."""
         self._is_open = False
         self._leader = leader
 
     def end_streams(self) -> None:
-        """Their clients are told who leads, as all others are."""
+        """End the open streams with NOT_LEADER and the leader's address."""
         self._is_open = False
         for task in self._streams:
             task.cancel()
 
-    def note_leader(self, leader: str | None) -> None:
-        """Keeps the address that calls are told; None: nobody leads."""
+    def set_leader(self, leader: str | None) -> None:
+        """Set the leader's address for refused calls; None: no leader is known."""
         self._leader = leader
 
     def service(self, handler_call_details: Any) -> Any:
-        """The handler of a call; None if its service is none of ours."""
+        """Handler of a call; None if its service is not behind the gate."""
         if not handler_call_details.method.startswith(self._prefixes):
             return None
         if not self._is_open:
@@ -60,7 +60,7 @@ class LeaderGate(grpc.GenericRpcHandler):
         return make(self._ending(inner), handler.request_deserializer, handler.response_serializer)
 
     def _ending(self, inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-        """The same stream, which ends when this process leads no more."""
+        """Same stream, ended by `end_streams`."""
 
         async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
             task = asyncio.current_task()
@@ -82,12 +82,12 @@ class LeaderGate(grpc.GenericRpcHandler):
         raise self._not_leader()
 
     def _not_leader(self) -> NotLeaderError:
-        where = f"; {self._leader} does" if self._leader is not None else ", and no other is known to lead just now"
+        where = f"; {self._leader} does" if self._leader is not None else ", and no leader is known at the moment"
         return NotLeaderError(f"this scheduler does not lead{where}", self._leader)
 
 
 class _Handlers:
-    """What generated code registers."""
+    """Handlers that generated code registers."""
 
     def __init__(self) -> None:
         self.handlers: list[Any] = []
@@ -97,4 +97,4 @@ class _Handlers:
         self.handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """The same handlers again, for servers that look them up by name."""
+        """Ignore the same handlers by name, for servers that look them up so."""

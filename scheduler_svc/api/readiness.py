@@ -1,4 +1,4 @@
-"""Which of our services health says are served: as it is announced, and never again once a service is closed.
+"""Health status of our services: as announced, until a service is closed for good.
 
 Knows services by their names alone.
 """
@@ -17,13 +17,13 @@ class Readiness:
         self._changes: set[asyncio.Task[None]] = set()  # on their way
 
     def announce(self, service: str, is_serving: bool) -> None:
-        """Says soon whether it is served; changes are said in their order."""
+        """Set soon whether a service is served; changes keep their order."""
         change = asyncio.create_task(self._say(service, is_serving))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
 
     async def close(self, service: str) -> None:
-        """It is not served from now on, whatever is announced, or was and is not said yet."""
+        """Report a service as not served from now on, whatever is or was announced."""
         self._closed.add(service)
         await self._server.set_serving(service, False)
 

@@ -1,7 +1,8 @@
-"""One client process's session: many requests over one stream.
+"""Session of one client process: many requests over one stream.
 
-The reader starts what the client asks for; the writer takes, when the last message is gone, what every request has
-gained since. Output is not buffered here: a subscription is a position. Who does not read is not read either.
+The reader starts the requests that the client sends; the writer takes, when the last message has left, the new output
+of each request. Output is not buffered here: a subscription is a position. If the client does not read, its messages
+are not read either.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ Start = Callable[[int, pb.SessionRequest], Awaitable[None]]
 
 
 class ServerSession:
-    """Requests by handle. Closing it detaches from all."""
+    """Requests of a client by handle. `close` detaches from each."""
 
     def __init__(self, admission: Admission, control: RequestControl) -> None:
         self._admission = admission
@@ -38,16 +39,16 @@ class ServerSession:
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._to_cancel: set[int] = set()  # as soon as they have started
         self._events: list[pb.SessionEvent] = []  # accepted and error, in order
-        self._with_news: OrderedDict[Subscription, None] = OrderedDict()  # may have; whose turn it is first
+        self._with_news: OrderedDict[Subscription, None] = OrderedDict()  # or perhaps none; the next in turn first
         self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._ended = False  # the client says no more
-        self._broken = False  # what it said last cannot be understood
+        self._ended = False  # the client has closed its side
+        self._broken = False  # `read` has failed
         self._num_taken = 0  # messages of the client
         self._num_sent = 0
 
     async def read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
-        """Takes the client's messages until it closes its side; then what is open still runs to its end."""
+        """Read the client's messages until it closes its side; open requests still run to their end."""
         try:
             while await self._take_next(requests):
                 while len(self._starting) + len(self._events) >= MAX_OPEN_STARTS:
@@ -61,9 +62,9 @@ class ServerSession:
             self._news.set()
 
     async def _take_next(self, requests: AsyncIterator[pb.SessionRequest]) -> bool:
-        """Takes one message. False: there are no more. One beyond the bounds is a refusal of its handle alone.
+        """Read one message. False: there are no more. A message above the bounds refuses its handle alone.
 
-        Raises DataLossError if one before it was lost.
+        Raises DataLossError if a message before it was lost.
         """
         self._num_taken += 1
         try:
@@ -76,7 +77,7 @@ class ServerSession:
         if request.number and request.number != self._num_taken:
             raise DataLossError(f"message {self._num_taken} was due and {request.number} came; open the session again")
         try:
-            self._take(request)
+            self._handle_message(request)
         except CONTROL_FLOW:
             raise
         except BaseException:
@@ -85,7 +86,7 @@ class ServerSession:
         return True
 
     async def next_response(self) -> pb.SessionResponse | None:
-        """Waits for news and returns it. None: the client is done and so are its requests, or `read` has failed."""
+        """Wait for news and return it. None: the client and its requests are done, or `read` has failed."""
         while not self._broken:
             response = self._take_news()
             if response.events:
@@ -99,14 +100,14 @@ class ServerSession:
         return None
 
     def close(self) -> None:
-        """Detaches from every request."""
+        """Detach from every request."""
         for task in self._starting.values():
             task.cancel()
         for handle in list(self._subscriptions):
             self._drop(handle)
 
     def _take_news(self) -> pb.SessionResponse:
-        """All news, or as much as one message should hold; who has more waits behind the others."""
+        """News of the requests, as much as one message holds; a request with more waits behind the others."""
         response = pb.SessionResponse(events=self._events)
         self._events = []
         self._room.set()
@@ -123,7 +124,7 @@ class ServerSession:
             num_left -= num_taken
         return response
 
-    def _take(self, request: pb.SessionRequest) -> None:
+    def _handle_message(self, request: pb.SessionRequest) -> None:
         handle, action = request.handle, request.WhichOneof("action")
         if action in ("submit", "attach"):
             if handle in self._subscriptions or handle in self._starting:
@@ -214,7 +215,7 @@ class ServerSession:
 
 
 def add_chunk(response: pb.SessionResponse, handle: int) -> pb.Chunk:
-    """An empty chunk for this handle, in its place in the response."""
+    """Add an empty chunk for this handle to the response."""
     event = response.events.add()
     event.handle = handle  # given to `add` by name it would cost twice as much
     return event.chunk

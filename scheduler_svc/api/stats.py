@@ -1,4 +1,4 @@
-"""What runs, what waits, how the memory is used: one picture for GetStats."""
+"""Answer of GetStats: requests that run and wait, and the use of memory."""
 
 import time
 
@@ -12,7 +12,7 @@ from scheduler_svc.workers.workers import Member, Workers
 
 
 class StatsReporter:
-    """Reads all, owns nothing."""
+    """Reads the counters of all parts, and changes nothing."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class StatsReporter:
         self._started_ns = time.monotonic_ns()
 
     def __call__(self) -> pb.GetStatsResponse:
-        """The picture of now."""
+        """Build the answer."""
         engine, journal = self._engine, self._engine.journal.stats
         scheduler = engine.scheduler.stats()
         return pb.GetStatsResponse(

@@ -21,7 +21,7 @@ REST_S = 30.0  # for so long
 
 
 class _Size(NamedTuple):
-    """Of a chat."""
+    """Size of a chat."""
 
     num_messages: int
     num_chars: int
@@ -31,7 +31,7 @@ class _Size(NamedTuple):
 
 
 class ChatTemplate:
-    """A template, compiled when it is first used. Any thread may render; each at work has a process of its own."""
+    """Template, compiled when it is first used. Any thread may render, each in a process of its own."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source = source
@@ -44,7 +44,7 @@ class ChatTemplate:
         weakref.finalize(self, _kill_all, self._idle)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of the conversation, special tokens included.
+        """Text of the conversation, special tokens included.
 
         Raises:
             InvalidRequestError: The template refused the messages; its own message is passed on.
@@ -78,7 +78,7 @@ class ChatTemplate:
         raise InvalidRequestError.of([FieldViolation("chat.messages", description)])
 
     def _note_excess(self, size: _Size) -> None:
-        """Each costs seconds of a core, so after some in a row the like of them are refused for a while.
+        """Record a chat beyond the limits: each costs seconds of a core, so after some in a row such chats are refused.
 
         Shorter chats are not: else a few long ones of one client would stop everybody's.
         """

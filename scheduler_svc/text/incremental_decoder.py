@@ -47,7 +47,7 @@ class IncrementalDecoder:
         self._begin(self._whole_characters(shown))
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token."""
+        """Text that became certain with this token."""
         if token_id >= len(self._is_shown) or not self._is_shown[token_id]:
             return ""
         pending = self._pending
@@ -65,13 +65,13 @@ class IncrementalDecoder:
         return "" if len(pending) < _MOST_HELD else self._release_undecodable()
 
     def push_literally(self, token_id: int) -> str:
-        """All text that is left, this token's included even if it is a special one."""
+        """Rest of the text, with that of this token even if it is a special one."""
         if token_id < len(self._is_shown) and self._is_shown[token_id]:
             return self.push(token_id) + self.flush()
         return self.flush() + str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def flush(self) -> str:
-        """The text held back, incomplete UTF-8 as U+FFFD."""
+        """Text held back, incomplete UTF-8 as U+FFFD."""
         return self._release(len(self._pending))
 
     def _release_undecodable(self) -> str:

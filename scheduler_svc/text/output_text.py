@@ -1,4 +1,4 @@
-"""The text of one sample as its tokens arrive: detokenised, searched for stop strings, released for good.
+"""Text of one sample as its tokens arrive: detokenised, searched for stop strings, released for good.
 
 A function of the tokens pushed and of the parameters alone, so that replaying the tokens rebuilds it exactly.
 It knows no request, no stream and no worker.
@@ -51,7 +51,7 @@ class OutputText:
         self._is_complete = False  # nothing is held, nothing more may come
 
     def push(self, token_id: int) -> str | None:
-        """Takes the next token. The stop string that it completed: the text ends there, push no more."""
+        """Add the next token. Returns the stop string that it completed: the text ends there, push no more."""
         assert not self._is_complete, "a token after the end"
         completed = None
         decoder = self._decoder or self._new_decoder()
@@ -66,7 +66,7 @@ class OutputText:
         return completed
 
     def push_final(self, token_id: int) -> None:
-        """Takes an end-of-sequence or stop token: it counts, and is text only if the stop is included."""
+        """Add an end-of-sequence or stop token: it counts, and has text only with `include_stop`."""
         decoder = self._decoder or self._new_decoder()
         if decoder is not None and self._include_stop:
             self._release_rest(decoder.push_literally(token_id), len(self.released_ends) + 1)
@@ -74,9 +74,9 @@ class OutputText:
         self.released_ends.append(len(self.text))
 
     def finish(self) -> str | None:
-        """Nothing more comes: what was held back is released, incomplete UTF-8 as U+FFFD. Idempotent.
+        """Finish the text: release the text held back, incomplete UTF-8 as U+FFFD. Idempotent.
 
-        Returns the stop string that what was held back completed: the text ends there.
+        Returns the stop string that the text held back completed: the text ends there.
         """
         if self._is_complete or self._decoder is None:
             self._is_complete = True
@@ -84,7 +84,7 @@ class OutputText:
         return self._release_rest(self._decoder.flush(), len(self.released_ends))
 
     def _release_rest(self, piece: str, num_tokens: int) -> str | None:
-        """The last piece, and with it what was held back; searched as all before."""
+        """Release the last piece with the text held back, after the same search."""
         completed = None
         if self._stop_strings is not None:
             completed = self._search(self._stop_strings, piece, num_tokens)

@@ -25,14 +25,14 @@ class StopStrings:
         self._link()
 
     def advance(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """State after one more character."""
         following = self._next
         while state and char not in following[state]:
             state = self._fallback[state]
         return following[state].get(char, 0)
 
     def is_absent(self, text: str) -> bool:
-        """Whether nothing can begin in `text`: a quick look, to be asked in state 0."""
+        """True if no stop string can begin in `text`: a quick check, valid in state 0."""
         return self._next[0].keys().isdisjoint(text)
 
     def _insert(self, string: str) -> None:

@@ -1,4 +1,4 @@
-"""The process in which a model's chat template runs, from outside. It knows what is said, not its limits."""
+"""Handle of the process in which a model's chat template runs. Knows the messages, not the limits."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class TemplateProcess:
         self._process = LimitedProcess(_PROGRAM, json.dumps(template).encode())
 
     def ask(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> tuple[bytes, bytes]:
-        """What kind of answer it is, one of those of `template_program`, and the rest of it.
+        """Kind of the answer, one of those of `template_program`, and its content.
 
         Raises ProcessEndedError.
         """

@@ -44,7 +44,7 @@ class CompiledTemplate:
         self._template = _environment(now).from_string(source)
 
     def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of the conversation. Raises TooLongError, and whatever the template does."""
+        """Text of the conversation. Raises TooLongError, and any error of the template."""
         pieces, num_chars = [], 0
         for piece in self._template.generate(
             **self._special_tokens,
@@ -95,7 +95,7 @@ def _encoded(reason: str) -> bytes:
 
 
 def _allow_cpu() -> None:
-    """From now on; the system ends the process when the time is over."""
+    """Limit the CPU time from now on; the system ends the process at the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MAX_CPU_S + 1, hard))
 
@@ -106,7 +106,7 @@ def _read(requests: BinaryIO) -> bytes | None:
 
 
 def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
-    """What the authors of chat templates take for granted."""
+    """Environment with the extensions that authors of chat templates expect."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )

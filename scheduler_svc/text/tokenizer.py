@@ -84,12 +84,12 @@ class ModelTokenizer:
         return [self._tokenizer.id_to_token(each) or "" for each in token_ids]
 
     def with_text(self, token_ids: Sequence[int], keep_special_tokens: bool) -> list[int]:
-        """Those that have text of their own: not special tokens unless kept, not ids without a token."""
+        """Token ids with text of their own: no special tokens unless kept, no ids without a token."""
         is_shown = self._has_token if keep_special_tokens else self._has_plain_token
         return [each for each in token_ids if 0 <= each < len(is_shown) and is_shown[each]]
 
     def decoder(self, context: Sequence[int], *, keep_special_tokens: bool) -> IncrementalDecoder:
-        """A decoder of the tokens that follow `context`, of which the last 16 suffice."""
+        """Decoder of the tokens that follow `context`, of which the last 16 suffice."""
         is_shown = self._has_token if keep_special_tokens else self._has_plain_token
         return IncrementalDecoder(
             self._tokenizer, is_shown, context, keep_special_tokens=keep_special_tokens, plain_token=self._plain_token

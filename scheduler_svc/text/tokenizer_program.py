@@ -93,7 +93,7 @@ def usable(tokenizer: Any) -> Any:
 
 
 def is_usual(document: dict[str, Any]) -> bool:
-    """Whether all that text passes through takes time and memory in proportion to it."""
+    """True if every stage of the tokenizer takes time and memory in proportion to the text."""
     parts = [document.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")]
     return (
         document["model"].get("type") in ("BPE", "WordLevel")
@@ -119,7 +119,7 @@ def _is_usual_part(part: Any) -> bool:
 
 
 def _try(tokenizer: Any, document: dict[str, Any]) -> bytes:
-    """Encodes and decodes samples: what they raise is for the text that raises it, if only they end in time."""
+    """Encode and decode samples in time. Errors are ignored: they concern only the text that raises them."""
     if "Regex" in json.dumps(document.get("decoder")):
         raise ValueError("its decoder has a regular expression, and text is made between two steps of all requests")
     for text in _SAMPLES:
@@ -132,7 +132,7 @@ def _try(tokenizer: Any, document: dict[str, Any]) -> bytes:
 
 
 def _allow_cpu(cpu_s: float) -> None:
-    """From now on; the system ends the process when the time is over."""
+    """Limit the CPU time from now on; the system ends the process at the limit."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 

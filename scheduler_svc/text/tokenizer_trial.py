@@ -36,7 +36,7 @@ class TokenizerProcesses:
         weakref.finalize(self, _kill_all, self._idle)
 
     def try_out(self) -> bool:
-        """Whether its time is in proportion to the text: it needs no process then. Raises ValueError if it failed."""
+        """True if its time is in proportion to the text: it needs no process then. Raises ValueError if it failed."""
         process, is_usual, self.read_s = self._start()
         if is_usual:
             process.kill()
@@ -61,7 +61,7 @@ class TokenizerProcesses:
         return array("I", said).tolist()
 
     def _take(self) -> LimitedProcess:
-        """One that has read the tokenizer."""
+        """Process that has read the tokenizer."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()

@@ -1,6 +1,6 @@
-"""When to decide a worker's next step: late, so that whoever arrives meanwhile is in it, and early enough to be there.
+"""Time to decide a worker's next step: late, so that new requests are in it, and early enough to arrive in time.
 
-Pure: plans, durations, and how long steps waited at the worker come in. Knows no clock and no worker.
+Pure: gets plans, durations, and the time that steps waited at the worker. Knows no clock and no worker.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ LOWER_NS = RAISE_NS // 49
 
 
 class DecisionTime:
-    """One worker's, since its link was opened."""
+    """Decision times of one worker, since its link was opened."""
 
     def __init__(self) -> None:
         self.lead_ns = FIRST_LEAD_NS
@@ -34,19 +34,19 @@ class DecisionTime:
         self._delayed_step_id: int | None = None  # the last step that was decided late
 
     def delay_ns(self, running: StepPlan, has_run_ns: int) -> int:
-        """How long to wait before deciding the step behind `running`, which has run for so long. 0: decide now."""
+        """Wait before deciding the step behind `running`, which has run for so long. 0: decide now."""
         shortest_ns = self._shortest_ns(running)
         if shortest_ns is None:
             return 0
         delay_ns = int(shortest_ns) - self.lead_ns - has_run_ns
         return delay_ns if delay_ns >= MIN_DELAY_NS else 0
 
-    def note_delayed(self, step_id: int) -> None:
-        """The step was decided after a delay: whether it came in time says whether the lead is long enough."""
+    def record_delayed(self, step_id: int) -> None:
+        """Record a step decided after a delay: if it arrives too late, the lead is too short."""
         self._delayed_step_id = step_id
 
     def learn(self, plan: StepPlan, exec_ns: int, queue_ns: int) -> None:
-        """Takes in a step that was executed, `queue_ns` after it had reached the worker."""
+        """Learn from a step that was executed `queue_ns` after it had reached the worker."""
         kind, work = measure(plan)
         self._seen.setdefault(kind, deque(maxlen=NUM_REMEMBERED)).append((work, exec_ns))
         if plan.step_id == self._delayed_step_id and queue_ns < LATE_BELOW_NS:
@@ -55,7 +55,7 @@ class DecisionTime:
             self.lead_ns = max(self.lead_ns - LOWER_NS, MIN_LEAD_NS)
 
     def _shortest_ns(self, plan: StepPlan) -> float | None:
-        """The least that such a step took lately; of a smaller step, less in proportion to what has shrunk the most."""
+        """Shortest recent time of such a step; less for a smaller step, in proportion to what has shrunk the most."""
         kind, work = measure(plan)
         seen = self._seen.get(kind, ())
         if len(seen) < MIN_REMEMBERED:

@@ -1,6 +1,6 @@
-"""What a worker says of itself, checked before anything is made of it: no figure costs others memory or time.
+"""Check of the description that a worker gives of itself, so that no figure in it costs memory or time.
 
-Bounds are far above what any machine or model has. Knows the message and its bytes, not who asked for it. Pure.
+Bounds are far above any machine or model. Knows the message and its bytes, not the worker. Pure.
 """
 
 from google.protobuf.message import DecodeError
@@ -28,9 +28,9 @@ _LISTS = {
 
 
 def read_description(data: bytes) -> worker_pb2.DescribeResponse:
-    """The description in these bytes, within its bounds. Lists are counted before they are parsed.
+    """Parse a description and check its bounds. Lists are counted before they are parsed.
 
-    Raises ValueError that names what is beyond its bound, and repeats no text of it.
+    Raises ValueError that names each figure above its bound, and repeats no text of the message.
     """
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, and may have {MAX_DESCRIPTION_BYTES:,}")
@@ -49,7 +49,7 @@ def read_description(data: bytes) -> worker_pb2.DescribeResponse:
 
 
 def check_description(description: worker_pb2.DescribeResponse) -> None:
-    """Raises ValueError that names each figure beyond its bound."""
+    """Raise ValueError that names each figure above its bound."""
     model, pool, files = description.model, description.pool, description.tokenizer
     ids = (description.worker_id, description.incarnation, model.fingerprint, files.fingerprint)
     names = (model.name, model.architecture, model.dtype, description.device, pool.dtype)

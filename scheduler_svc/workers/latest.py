@@ -1,6 +1,6 @@
-"""What is kept by worker_id, of so many workers at most: whatever number of ids come one after another.
+"""Bounded table by worker_id: the latest workers, however many ids come one after another.
 
-Knows nothing of what it keeps. Pure.
+Knows nothing of its values. Pure.
 """
 
 from collections.abc import Collection
@@ -12,11 +12,11 @@ Value = TypeVar("Value")
 
 
 class Latest(Generic[Value]):
-    """The values that were put last, one for each id."""
+    """Latest values, one for each id; `most` of them."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
-        self._values: dict[str, Value] = {}  # who was put last comes last
+        self._values: dict[str, Value] = {}  # the latest last
 
     def __len__(self) -> int:
         return len(self._values)
@@ -25,20 +25,20 @@ class Latest(Generic[Value]):
         return worker_id in self._values
 
     def put(self, worker_id: str, value: Value) -> None:
-        """In the place of what was there."""
+        """Put a value in place of the earlier one of this id."""
         self._values.pop(worker_id, None)
         self._values[worker_id] = value
         if len(self._values) > self._most:
             del self._values[next(iter(self._values))]
 
     def get(self, worker_id: str) -> Value | None:
-        """None if there is none, or more than so many were put since."""
+        """Value of this id; None if there is none, or if too many others were put since."""
         return self._values.get(worker_id)
 
     def discard(self, worker_id: str) -> None:
-        """Harmless if there is none."""
+        """Drop the value of this id, if there is one."""
         self._values.pop(worker_id, None)
 
     def values(self) -> Collection[Value]:
-        """All of them, from the first put to the last."""
+        """Values, from the first put to the last."""
         return self._values.values()

@@ -1,6 +1,6 @@
-"""How the workers' KV memory is used, as log lines for an operator: now and then, while there is something to say.
+"""Log lines about the workers' KV memory, for operators: one a minute for each worker in use.
 
-It reads the scheduler's statistics and knows nothing else; who calls it brings the time.
+Reads the scheduler's statistics and knows nothing else; the caller gives the time.
 """
 
 import structlog
@@ -17,10 +17,10 @@ class MemoryLog:
     """One line for each worker on which something runs or is swapped out. Counters run from the worker's arrival."""
 
     def __init__(self) -> None:
-        self._next_s: float | None = None  # None before the first note
+        self._next_s: float | None = None  # None before the first call
 
-    def note(self, now_s: float, scheduler: Scheduler) -> None:
-        """Writes the lines if it is time; asks for the statistics only then."""
+    def write_if_due(self, now_s: float, scheduler: Scheduler) -> None:
+        """Write the lines if it is time; the statistics are made only then."""
         if self._next_s is None:
             self._next_s = now_s + EVERY_S
         if now_s < self._next_s:

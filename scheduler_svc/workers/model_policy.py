@@ -1,6 +1,6 @@
-"""Which model a worker may bring: the one that is set, else the one that is served, else any.
+"""Models that a worker may bring: the configured one, else the served one, else any.
 
-Knows fingerprints and names, not what is in a model. It is given the time.
+Knows fingerprints and names, not the contents of a model. The caller gives the time.
 """
 
 from quire.errors import FailedPreconditionError
@@ -13,24 +13,24 @@ class ModelPolicy:
     """Refuses workers of another model. Times are of the monotonic clock."""
 
     def __init__(self, admission: Admission, *, only_model: str | None, patience_s: float) -> None:
-        """Takes what is set.
+        """Take the configured model.
 
         Args:
-            admission: knows what is served, and whether it is in use.
+            admission: knows the served model, and if it is in use.
             only_model: name, or first characters of the fingerprint, of the only model to serve. None: any.
-            patience_s: how long the served model is kept after its last worker has gone.
+            patience_s: time for which the served model is kept after its last worker has gone.
         """
         self._admission = admission
         self._only_model = only_model
         self._patience_s = patience_s
         self._kept_until_s = 0.0
 
-    def note_last_gone(self, now_s: float) -> None:
-        """No worker is in service any more."""
+    def record_last_gone(self, now_s: float) -> None:
+        """Record that the last worker has gone."""
         self._kept_until_s = now_s + self._patience_s
 
     def check(self, worker_id: str, fingerprint: str, now_s: float, *, has_workers: bool) -> None:
-        """Raises FailedPreconditionError with the difference if a worker of this model cannot serve now."""
+        """Raise FailedPreconditionError with the difference if a worker of this model cannot serve now."""
         model = self._admission.model
         if model is None:
             self._admission.recovery.check_model(worker_id, fingerprint)
@@ -52,8 +52,8 @@ class ModelPolicy:
             "or serve it by a scheduler of its own"
         )
 
-    def check_set(self, worker_id: str, name: str, fingerprint: str) -> None:
-        """Raises FailedPreconditionError with the difference if another model is set."""
+    def check_configured(self, worker_id: str, name: str, fingerprint: str) -> None:
+        """Raise FailedPreconditionError with the difference if another model is configured."""
         only = self._only_model
         if only is None or name == only or (len(only) >= MIN_FINGERPRINT_CHARS and fingerprint.startswith(only)):
             return

@@ -1,6 +1,6 @@
-"""Workers that get no work though they are here: whose answers could not be believed, or who follow another scheduler.
+"""Workers out of service: they gave impossible answers, or follow another scheduler, and get no work.
 
-Knows a worker by its incarnation: one that is started anew is another. Pure.
+Knows a worker by its incarnation: a restarted worker is another one. Pure.
 """
 
 from quire.v1 import cluster_pb2
@@ -8,21 +8,21 @@ from scheduler_svc.workers.latest import Latest
 
 
 class OutOfService:
-    """Who was put out of service, and why."""
+    """Workers out of service, with their reasons."""
 
     def __init__(self) -> None:
         self._reasons: Latest[tuple[str, str]] = Latest()  # incarnation, reason
 
     def put(self, worker_id: str, incarnation: str, reason: str) -> None:
-        """It gets no work from now on. Said again, the latest reason counts."""
+        """Put a worker out of service. The latest reason counts."""
         self._reasons.put(worker_id, (incarnation, reason))
 
-    def take_back(self, worker_id: str) -> None:
-        """Harmless if it was not out of service."""
+    def restore(self, worker_id: str) -> None:
+        """Put a worker back into service. Harmless if it was."""
         self._reasons.discard(worker_id)
 
     def reason(self, request: cluster_pb2.RegisterRequest, epoch: int) -> str:
-        """Why a worker that gives this sign of life gets no work of a scheduler of `epoch`; empty: it does."""
+        """Reason why a worker that registers so gets no work from a scheduler of `epoch`; empty if it gets work."""
         incarnation, reason = self._reasons.get(request.worker_id) or ("", "")
         if incarnation == request.incarnation and reason:
             return reason

@@ -1,6 +1,6 @@
-"""Workers that were refused for what they are: not asked again, nor logged, at each of their signs of life.
+"""Refused workers: neither asked nor logged again at each registration.
 
-Knows a worker by its incarnation: one that is started anew is another. Pure.
+Knows a worker by its incarnation: a restarted worker is another one. Pure.
 """
 
 import re
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from scheduler_svc.workers.latest import Latest
 
-ASK_AGAIN_S = 60.0  # though nothing has changed that we know of
+ASK_AGAIN_S = 60.0  # even if no change is known
 SAY_AGAIN_S = 600.0
 
 
 @dataclass(slots=True)
 class Refusal:
-    """Why a worker was refused last."""
+    """Last refusal of a worker."""
 
     incarnation: str
     reason: str
@@ -23,15 +23,15 @@ class Refusal:
 
 
 class Refusals:
-    """The latest. Times are of the monotonic clock."""
+    """Latest refusal of each worker. Times are of the monotonic clock."""
 
     def __init__(self) -> None:
         self._refusals: Latest[Refusal] = Latest()
 
-    def note(self, worker_id: str, incarnation: str, reason: str, now_s: float, *, holds: bool) -> bool:
-        """Keeps a refusal, which `holds` for a while or has to be found anew. Returns whether it is worth a log line.
+    def record_refusal(self, worker_id: str, incarnation: str, reason: str, now_s: float, *, holds: bool) -> bool:
+        """Record a refusal, which `holds` for a while or must be found anew. Returns True if it is worth a log line.
 
-        It is if it is another one than before, numbers aside, or was not logged for long.
+        That is so if its reason is new, numbers aside, or was not logged for `SAY_AGAIN_S`.
         """
         known = self._refusals.get(worker_id)
         is_news = (
@@ -46,22 +46,22 @@ class Refusals:
         return is_news
 
     def reason(self, worker_id: str, incarnation: str, now_s: float) -> str:
-        """Why this worker is refused without being asked; empty: it has to be asked."""
+        """Reason to refuse this worker without asking it; empty if it has to be asked."""
         known = self._refusals.get(worker_id)
         if known is None or known.incarnation != incarnation or now_s >= known.holds_until_s:
             return ""
         return known.reason
 
     def reconsider(self) -> None:
-        """Others serve than did: who did not fit beside them is asked again."""
+        """Ask refused workers again: the workers in service have changed."""
         for each in self._refusals.values():
             each.holds_until_s = 0.0
 
-    def forget(self, worker_id: str) -> None:
-        """It serves now."""
+    def forget_worker(self, worker_id: str) -> None:
+        """Forget the refusal of a worker that serves now."""
         self._refusals.discard(worker_id)
 
 
 def _without_numbers(reason: str) -> str:
-    """Times that are left, and ports, change from one attempt to the next."""
+    """Reason without numbers: remaining times and ports change from one attempt to the next."""
     return re.sub(r"\d+", "", reason)

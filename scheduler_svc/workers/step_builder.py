@@ -1,4 +1,4 @@
-"""A plan of the scheduler, as the step that goes over the wire.
+"""Step for the wire, built from a plan of the scheduler.
 
 Adds what the pure core does not know: the epoch, and each sequence's sampling parameters.
 """
@@ -12,10 +12,10 @@ from scheduler_svc.core.step_plan import StepPlan, slot_of
 
 
 def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSampling]) -> Step:
-    """Encodes a plan; call it before anything else is asked of the scheduler, whose sequences it reads.
+    """Build a step. Call it right after the plan was made: it reads the scheduler's sequences.
 
     Args:
-        plan: what was decided.
+        plan: of the scheduler.
         epoch: the scheduler's.
         sampling_of: sampling parameters by `seq_id`.
     """

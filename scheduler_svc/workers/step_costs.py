@@ -1,6 +1,6 @@
-"""What a worker's steps say of its speed, of swaps and of prefill: `auto` preemption and deadlines go by it.
+"""Speed of a worker's swaps and prefill, learnt from its steps: used by `auto` preemption and by deadlines.
 
-Pure: plans and results come in, averages come out. It knows nothing of who uses them.
+Pure: gets plans and results, gives averages. Knows nothing of their use.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from scheduler_svc.core.step_plan import StepPlan
 
 SWAP_WINDOW_BLOCKS = 2048
 PREFILL_WINDOW_TOKENS = 16_384
-NOTICEABLE_CHANGE = 0.1  # of a figure, since it was last told
+NOTICEABLE_CHANGE = 0.1  # of a figure, since it was last returned
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Speed:
     _is_warm: bool = False
 
     def add(self, amount: int, duration_ns: int) -> None:
-        """Counts a sample; one without an amount or a duration says nothing."""
+        """Add a sample; one without an amount or a duration is ignored."""
         if amount <= 0 or duration_ns <= 0:
             return
         if not self._is_warm:
@@ -44,17 +44,17 @@ class Speed:
 
 @dataclass(slots=True)
 class StepCosts:
-    """One worker's, since it came."""
+    """Costs of one worker, since it came."""
 
     swap: Speed = field(default_factory=lambda: Speed(SWAP_WINDOW_BLOCKS))  # blocks, in one direction
     prefill: Speed = field(default_factory=lambda: Speed(PREFILL_WINDOW_TOKENS))  # tokens
-    _told: PreemptionCosts | None = None
+    _returned: PreemptionCosts | None = None
 
     def learn(self, plan: StepPlan, result: StepResult) -> PreemptionCosts | None:
-        """Takes in a step that was executed. Returns what is known if that has changed noticeably since it last did.
+        """Learn from an executed step. Returns the costs if they have changed noticeably since they were last returned.
 
-        None too while prefill has not been seen: a speed of swaps alone decides nothing. A step whose swaps took time
-        says nothing of prefill: a worker may swap beside computing, so that no time can be taken off for it.
+        None, too, before any prefill was measured: the speed of swaps alone decides nothing. A step whose swaps took
+        time is no measure of prefill: a worker may swap while it computes, so the time of swaps cannot be subtracted.
         """
         num_moved = (len(plan.swap_out) + len(plan.swap_in)) // 2
         num_tokens = sum(plan.num_tokens)
@@ -74,13 +74,13 @@ class StepCosts:
             prefill_step_tokens=self.prefill.amount,
             swap_blocks_per_s=self.swap.per_s,
         )
-        if self._told is not None and not (
-            _has_changed(self._told.prefill_tokens_per_s, costs.prefill_tokens_per_s)
-            or _has_changed(self._told.prefill_step_tokens, costs.prefill_step_tokens)
-            or _has_changed(self._told.swap_blocks_per_s, costs.swap_blocks_per_s)
+        if self._returned is not None and not (
+            _has_changed(self._returned.prefill_tokens_per_s, costs.prefill_tokens_per_s)
+            or _has_changed(self._returned.prefill_step_tokens, costs.prefill_step_tokens)
+            or _has_changed(self._returned.swap_blocks_per_s, costs.swap_blocks_per_s)
         ):
             return None
-        self._told = costs
+        self._returned = costs
         return costs
 
 

@@ -1,6 +1,6 @@
-"""How long a step of a worker should take, by the steps that it has done: what takes far longer hangs.
+"""Expected time of a worker's step, from its earlier steps: a step that takes far longer hangs.
 
-Pure: plans and times come in. Of a step unlike any before it, it says that it does not know.
+Pure: gets plans and times. The expectation of a step unlike all earlier ones is None.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MAX_TIMES_LARGER = 16  # than the average of its kind; beyond that a step is unl
 
 
 class Kind(NamedTuple):
-    """What a step does. Steps of different kinds are not compared."""
+    """Kind of a step. Steps of different kinds are not compared."""
 
     prefills: bool
     ranks_candidates: bool
@@ -22,7 +22,7 @@ class Kind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """How much of it. A step's time is at most proportional to the one that has grown the most."""
+    """Amounts of work in a step. Its time grows at most in proportion to the amount that has grown the most."""
 
     num_rows: int
     num_tokens: int
@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Average:
-    """Of the steps of one kind."""
+    """Average work and time of the steps of one kind."""
 
     work: list[float]
     duration_s: float
@@ -47,12 +47,12 @@ class Average:
 
 @dataclass(slots=True)
 class StepExpectations:
-    """One worker's, since it came."""
+    """Expectations of one worker, since it came."""
 
     _averages: dict[Kind, Average] = field(default_factory=dict)
 
     def learn(self, plan: StepPlan, duration_s: float) -> None:
-        """Takes in a step that was executed."""
+        """Learn from an executed step."""
         kind, work = measure(plan)
         average = self._averages.get(kind)
         if average is None:
@@ -61,7 +61,7 @@ class StepExpectations:
             average.add(work, duration_s)
 
     def expected_s(self, plan: StepPlan) -> float | None:
-        """At most what such a step took so far, grown as its work has. None: nothing comparable was measured."""
+        """Upper estimate of a step's time: the average, scaled by its work. None: nothing comparable was seen."""
         kind, work = measure(plan)
         average = self._averages.get(kind)
         if average is None or average.num_steps < MIN_STEPS:
@@ -73,7 +73,7 @@ class StepExpectations:
 
 
 def measure(plan: StepPlan) -> tuple[Kind, Work]:
-    """What kind of step a plan is, and how much work it has."""
+    """Kind and work of a plan."""
     num_rows, num_tokens = len(plan.num_tokens), sum(plan.num_tokens)
     num_moved = (len(plan.swap_out) + len(plan.swap_in) + len(plan.copies)) // 2
     num_attended = num_tokens + sum(plan.positions)

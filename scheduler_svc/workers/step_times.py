@@ -1,4 +1,4 @@
-"""How long steps take: moving averages, and what of a worker's own times can be true."""
+"""Times of steps: moving averages, and bounds for the times that a worker reports."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class StepTimes:
     overhead_ns: float = 0.0  # of an iteration, the part in which the worker did not execute
 
     def add(self, exec_ns: int, iteration_ns: int | None) -> None:
-        """Counts a step; `iteration_ns` since the result before it, None if the worker had been idle."""
+        """Add a step; `iteration_ns`: time since the result before it, None if the worker had been idle."""
         self.num_steps += 1
         weight = max(AVERAGE_WEIGHT, 1 / self.num_steps)
         self.exec_ns += (exec_ns - self.exec_ns) * weight
@@ -25,10 +25,10 @@ class StepTimes:
             self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * weight
 
 
-def plausible_times(result: StepResult, waited_ns: int) -> None:
-    """Cuts the times of an answer down to what is possible: no step took longer than it was waited for.
+def bound_times(result: StepResult, waited_ns: int) -> None:
+    """Bound the times of an answer by the time that we waited for it.
 
-    Averages, expectations and costs are learnt from them: one answer with 2^64 would stand in them for ever.
+    Averages, expectations and costs are learnt from them: one answer with 2^64 would spoil them for ever.
     """
     most_ns = max(0, waited_ns) + CLOCK_MARGIN_NS
     result.exec_ns = min(result.exec_ns, most_ns)

@@ -1,7 +1,7 @@
-"""Makes the tokenizer that a worker brings: tried in a process of its own first, one after another, each once.
+"""Tokenizer of a worker's model: tried in a process of its own first, one after another, each once.
 
-Reading it here keeps the whole interpreter, for longer than a lease where the file is large: the lease is held for as
-long. Knows the files and what is served, not who brought them.
+Reading a large file here blocks the interpreter for longer than a lease lives, so the lease is held longer meanwhile.
+Knows the files and the served model, not the worker.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ REFUSED_FOR_S = 30.0  # then the same files are tried again: the machine may hav
 
 
 class TokenizerMaker:
-    """One per process. `known` tells what is served now; `longer` holds our lease for so many seconds more."""
+    """One per process. `known` returns the served model; `longer` holds our lease for so many seconds more."""
 
     def __init__(
         self, known: Callable[[], ServedModel | None], longer: Callable[[float], AbstractAsyncContextManager[None]]
@@ -35,14 +35,14 @@ class TokenizerMaker:
         self._tried_s = 0.0
 
     async def make(self, description: worker_pb2.DescribeResponse) -> ModelTokenizer | None:
-        """The tokenizer of these files, which may be made and served already; None for a model without one.
+        """Tokenizer of these files, which may be in use already; None for a model without one.
 
         Raises FailedPreconditionError if the files cannot be read, UnavailableError if too many others wait.
         """
         if not description.HasField("tokenizer"):
             return None
         if self._num_waiting >= MAX_WAITING:
-            raise UnavailableError("the tokenizers of many other workers are being tried: it will be asked again")
+            raise UnavailableError("tokenizers of many other workers are being tried: this one will be asked again")
         self._num_waiting += 1
         try:
             async with self._lock:
@@ -67,7 +67,7 @@ class TokenizerMaker:
         return made
 
     async def _tried(self, files: worker_pb2.TokenizerFiles) -> ModelTokenizer | str:
-        """The tokenizer, or why there is none."""
+        """Tokenizer, or the reason why there is none."""
         processes = TokenizerProcesses(files.tokenizer_json)
         try:
             is_usual = await asyncio.to_thread(processes.try_out)

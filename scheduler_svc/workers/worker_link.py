@@ -1,6 +1,6 @@
-"""The line to one worker: a channel, its description, and the stream of steps.
+"""Link to one worker: a channel, its description, and the stream of steps.
 
-Knows bytes and order, not what a step is for. A link is used once: when it breaks, a new one is made.
+Knows bytes and order, not the purpose of a step. A link is used once: when it breaks, a new one is made.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 DESCRIBE_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 16 << 20  # of one step: log-probabilities of many thousand tokens, 20 each, have some megabytes
 _DESCRIBE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Describe"
-_MAX_ERROR_CHARS = 500  # of what a worker says went wrong: it comes to stand in logs and in the ends of requests
+_MAX_ERROR_CHARS = 500  # of a worker's error, which goes into logs and into the ends of requests
 
 
 class WorkerLink:
@@ -43,9 +43,9 @@ class WorkerLink:
         self._reading: asyncio.Task[None] | None = None
 
     async def describe(self, known_tokenizer_fingerprint: str) -> worker_pb2.DescribeResponse:
-        """Asks the worker what it is.
+        """Ask the worker for its description.
 
-        Raises UnavailableError, or FailedPreconditionError for an answer beyond its bounds.
+        Raises UnavailableError, or FailedPreconditionError for an answer above its bounds.
         """
         serialize = worker_pb2.DescribeRequest.SerializeToString
         ask: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.DescribeRequest, bytes]
@@ -62,12 +62,12 @@ class WorkerLink:
             raise _unbelievable(self.address, str(error)) from error
 
     def open(self, step_key: str = "") -> None:
-        """Opens the stream of steps, with the key that the worker asks for."""
+        """Open the stream of steps, with the key that the worker asks for."""
         self._call = open_step_stream(self._channel, step_key)
         self._reading = asyncio.create_task(self._read(), name=f"results from {self.address}")
 
     async def send(self, step: Step) -> None:
-        """Sends a step; a link that cannot is broken, and says so by `broken`."""
+        """Send a step. If that fails the link is broken, and `broken` says why."""
         try:
             await self._call.write(step_to_pb(step))
         except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the call has ended
@@ -75,7 +75,7 @@ class WorkerLink:
             self._break(str(error))
 
     async def close(self) -> None:
-        """Closes the line; idempotent."""
+        """Close the link; idempotent."""
         if self._reading is not None:
             self._reading.cancel()
             self._call.cancel()
@@ -108,13 +108,13 @@ class WorkerLink:
 
 def _unbelievable(address: str, reason: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"what the worker at {address} says of itself cannot be: {reason}; start it with a model folder and a version "
-        "of Quire that are whole"
+        f"the description that the worker at {address} gives cannot be right: {reason}; start it with an undamaged "
+        "model folder and version of Quire"
     )
 
 
 def _result(data: bytes) -> StepResult:
-    """Raises DataLossError if the bytes are not those that were sent, DecodeError or ValueError if they are none."""
+    """Parse a result. Raises DataLossError if its bytes were damaged, DecodeError or ValueError if it is no result."""
     if len(data) > MAX_ANSWER_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, and may have {MAX_ANSWER_BYTES:,}")
     result = result_from_pb(open_response(data))

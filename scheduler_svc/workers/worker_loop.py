@@ -1,8 +1,8 @@
-"""The loop of one worker: schedule, send, take the result, and again.
+"""Loop of one worker: schedule a step, send it, take the result, and again.
 
-Up to `pipeline_depth` steps are on their way at once. The one behind the step that runs is decided late, where the
-worker is known well enough (`DecisionTime`); text and journal come meanwhile, or after the next step has been sent.
-Workers step unsynchronised: each has a loop of its own, and a slow one holds up nobody.
+Up to `pipeline_depth` steps are in flight. The step behind the running one is decided late, once the worker's times are
+known (`DecisionTime`); text and journal are made meanwhile, or after the next step has been sent.
+Each worker has a loop of its own, so a slow worker delays no other.
 """
 
 import asyncio
@@ -24,27 +24,27 @@ from scheduler_svc.workers.decision_time import DecisionTime
 from scheduler_svc.workers.step_builder import build_step
 from scheduler_svc.workers.step_costs import StepCosts
 from scheduler_svc.workers.step_expectations import StepExpectations
-from scheduler_svc.workers.step_times import StepTimes, plausible_times
+from scheduler_svc.workers.step_times import StepTimes, bound_times
 from scheduler_svc.workers.worker_link import WorkerLink
 
 log = structlog.get_logger()
 
-# A step hangs that takes longer than both: so long at least, and so many times what is expected of it.
+# A step hangs if it takes longer than both: this time, and so many times its expectation.
 HUNG_AFTER_S = 5.0
 HUNG_AFTER_TIMES = 20
 # Where nothing comparable was measured: a first step may compile kernels, and the first long prompt takes a slow device
-# minutes where decoding took milliseconds. Who is given up too early is never done.
+# minutes where decoding took milliseconds. A worker that is given up too early never finishes such a step.
 HUNG_AFTER_UNKNOWN_S = 120.0
 
 
 class SupersededError(FailedPreconditionError):
-    """A newer scheduler leads; this one must end."""
+    """A newer scheduler leads: this one must end."""
 
     reason = "SUPERSEDED"
 
 
 class StaleEpochError(QuireError):
-    """A worker refuses our steps for a scheduler of a higher epoch. Whether there is one the store knows, not it."""
+    """A worker refuses our steps for a scheduler of a higher epoch. Only the store knows if there is one."""
 
     reason = "STALE_EPOCH"
 
@@ -54,20 +54,20 @@ class StaleEpochError(QuireError):
 
 
 class SentStep(NamedTuple):
-    """A step on its way, with the epoch that it was sent at."""
+    """Step in flight, with the epoch that it was sent at."""
 
     plan: StepPlan
     epoch: int
 
 
 class RefusedStep(NamedTuple):
-    """A step that counts as not executed, and why."""
+    """Step that counts as not executed, with the reason."""
 
     plan: StepPlan
     status: str
     error: str
-    is_failure: bool = False  # of what it was to do: who was in it is under suspicion
-    disbelieved: Collection[SequenceGroup] | None = None  # who is, of a step whose answer is not believed
+    is_failure: bool = False  # its execution failed: its groups are suspects
+    disbelieved: Collection[SequenceGroup] | None = None  # suspects of a step whose answer is not believed
 
 
 class WorkerLoop:
@@ -84,7 +84,7 @@ class WorkerLoop:
         decides_late: bool = True,
         expectations: StepExpectations | None = None,
     ) -> None:
-        """`expectations`: of the same worker from before its link broke, if it is back."""
+        """`expectations`: of the same worker, from before its link broke."""
         self.worker_id = worker_id
         self.link = link
         self.times = StepTimes()
@@ -103,7 +103,7 @@ class WorkerLoop:
 
     @property
     def hangs_after_s(self) -> float | None:
-        """The monotonic time after which the step being executed will never end; None while none is waited for."""
+        """Monotonic time after which the running step counts as hung; None while no step runs."""
         if not self._in_flight or self.link.results:
             return None
         expected_s = self._expectations.expected_s(self._in_flight[0].plan)
@@ -114,34 +114,34 @@ class WorkerLoop:
         return self._executing_since_ns / 1e9 + patience_s
 
     def is_hung(self, now_s: float) -> bool:
-        """Whether the step being executed takes so long that it will never end."""
+        """True if the running step takes so long that it counts as hung."""
         if now_s - self._executing_since_ns / 1e9 <= HUNG_AFTER_S:  # mostly: nothing is to be looked up
             return False
         hangs_after_s = self.hangs_after_s
         return hangs_after_s is not None and now_s > hangs_after_s
 
-    def excuse(self, pause_s: float) -> None:
-        """For so long this process did not run, and could hear of no result."""
+    def excuse_pause(self, pause_s: float) -> None:
+        """Do not count a time in which this process did not run, and could receive no result."""
         self._executing_since_ns += int(pause_s * 1e9)
 
     async def run(self) -> str:
-        """Returns why the link broke.
+        """Drive the worker until its link breaks; returns the reason.
 
-        Raises ImpossibleAnswerError for an answer that cannot be one, and StaleEpochError; neither is a request's loss.
+        Raises ImpossibleAnswerError for an impossible answer, and StaleEpochError; no request is to blame for either.
         """
         self._engine.add_waker(self.link.news.set)
         try:
             while self.link.broken is None:
-                delay_ns = await self._send_what_is_due()
+                delay_ns = await self._send_due_steps()
                 self._engine.settle_if_due()
                 self._scheduler.cache_decoded_blocks(self.worker_id)
                 if not self._in_flight:
                     self._last_result_ns = None  # idle: the next result ends no iteration
                 if not self.link.results:
-                    await self._news_within(delay_ns)
+                    await self._wait_for_news(delay_ns)
                 self.link.news.clear()
                 while self.link.results:
-                    self._take(self.link.results.popleft())
+                    self._take_result(self.link.results.popleft())
             if self.link.is_unreadable:
                 raise ImpossibleAnswerError(self.link.broken)
         except ImpossibleAnswerError as error:
@@ -151,32 +151,32 @@ class WorkerLoop:
         except (QuireError, *CONTROL_FLOW):
             raise  # the worker's doing, or our own end
         except BaseException as error:
-            self._blame(error)
+            self._suspect_in_flight(error)
             raise
         finally:
             self._engine.remove_waker(self.link.news.set)
             self._engine.settle()
         return self.link.broken
 
-    async def _news_within(self, delay_ns: int) -> None:
-        """Waits for news from the link, or for the moment of the next decision if there is one (0: there is none)."""
+    async def _wait_for_news(self, delay_ns: int) -> None:
+        """Wait for news from the link, at most until the next decision (0: there is none)."""
         timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.link.news.set) if delay_ns else None
         await self.link.news.wait()
         if timer is not None:
             timer.cancel()
 
     def _delay_ns(self) -> int:
-        """How long the step behind the running one may still wait to be decided; 0: it is due."""
+        """Nanoseconds until the step behind the running one has to be decided; 0: it is due."""
         if self._decision_time is None or len(self._in_flight) != 1:
             return 0
         return self._decision_time.delay_ns(self._in_flight[0].plan, time.monotonic_ns() - self._executing_since_ns)
 
-    async def _send_what_is_due(self) -> int:
-        """Returns after how many nanoseconds the next step has to be decided; 0: when there is news."""
+    async def _send_due_steps(self) -> int:
+        """Send the steps that are due. Returns the nanoseconds until the next decision; 0: it waits for news."""
         if self._refused:
             if self._in_flight:
                 return 0  # the pipeline drains first
-            self._heal()
+            self._roll_back_refused()
         while self.link.broken is None and self._engine.may_step():
             if delay_ns := self._delay_ns():
                 self._is_delaying = True
@@ -190,7 +190,7 @@ class WorkerLoop:
             if plan is None:
                 return 0
             if was_delayed and self._decision_time is not None:
-                self._decision_time.note_delayed(plan.step_id)
+                self._decision_time.record_delayed(plan.step_id)
             if not self._in_flight:
                 self._executing_since_ns = time.monotonic_ns()
             epoch = self._current_epoch()
@@ -201,7 +201,7 @@ class WorkerLoop:
             await self.link.send(step)
         return 0
 
-    def _take(self, result: StepResult) -> None:
+    def _take_result(self, result: StepResult) -> None:
         if not self._in_flight or result.step_id != self._in_flight[0].plan.step_id:
             raise ImpossibleAnswerError(f"answered step {result.step_id}, which was not the next")
         plan, epoch = self._in_flight[0]
@@ -212,7 +212,7 @@ class WorkerLoop:
         elif result.status is StepStatus.NEED_SNAPSHOT and plan.snapshot:
             raise ImpossibleAnswerError(f"asked for a snapshot in answer to one: {result.error}")
         now_ns = time.monotonic_ns()
-        plausible_times(result, now_ns - self._executing_since_ns)
+        bound_times(result, now_ns - self._executing_since_ns)
         self._executing_since_ns = now_ns
         if result.status is not StepStatus.OK or self._refused:
             self._in_flight.popleft()
@@ -229,14 +229,14 @@ class WorkerLoop:
         self._learn(plan, result, now_ns)
 
     def _check_stale(self, result: StepResult, epoch: int) -> None:
-        """Passes if the refused step is of an earlier epoch of our own: it is sent again."""
+        """Raise unless the refused step is of an earlier epoch of our own: then it is sent again."""
         if result.epoch <= epoch:
             raise ImpossibleAnswerError(f"refused epoch {epoch} for epoch {result.epoch}, which is not higher")
         if result.epoch > self._current_epoch():
             raise StaleEpochError(self.worker_id, result.epoch)
 
     def _learn(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
-        """From a result that was taken: how long steps take, and what they cost."""
+        """Learn times and costs of steps from a result that was taken."""
         iteration_ns = None if self._last_result_ns is None else now_ns - self._last_result_ns
         self.times.add(result.exec_ns, iteration_ns)
         self._last_result_ns = now_ns
@@ -254,8 +254,8 @@ class WorkerLoop:
         if self._scheduler.waiting.num_groups:
             self._engine.wake_workers()  # what waits may have been left to another worker
 
-    def _heal(self) -> None:
-        """After steps that were not executed, or are not believed: undo them, and describe every slot anew."""
+    def _roll_back_refused(self) -> None:
+        """Undo steps that were not executed, or are not believed, and describe every slot again."""
         first = self._refused[0]
         log.warning(
             "step not executed" if first.disbelieved is None else "step not believed",
@@ -271,7 +271,7 @@ class WorkerLoop:
         elif first.disbelieved is not None:
             self._engine.faults.record_disbelieved_step([first.plan], first.error, first.disbelieved)
 
-    def _blame(self, error: BaseException) -> None:
-        """After a fault of our own: a request that brings it about again and again must not keep all others waiting."""
+    def _suspect_in_flight(self, error: BaseException) -> None:
+        """Suspect the groups in flight after a fault of our own: a request that causes it must not block the others."""
         plans = [sent.plan for sent in self._in_flight]
         self._engine.faults.record_failed_step(plans, f"{type(error).__name__} in the scheduler")

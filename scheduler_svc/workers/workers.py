@@ -1,7 +1,7 @@
-"""The workers that are here: they announce themselves, are dialled back, driven, and given up when they are gone.
+"""Registered workers: they register, are dialled back, driven, and given up when they are gone.
 
-Nothing is configured: who registers is known, who falls silent is forgotten. No worker's word counts against anybody
-else: whose answers cannot be believed, or who follows another scheduler than the store knows, is put out of service.
+Workers are not configured: they register, and a silent one is forgotten. A worker whose answers cannot be believed, or
+that follows a scheduler unknown to the store, is put out of service; no request is blamed for it.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ class Member:
     block_size: int = 0
     max_model_len: int = 0
     seen_s: float
-    is_leaving: bool = False  # by itself: when it hangs up nothing is wrong
+    is_leaving: bool = False  # it was told to end: its hanging up is no loss
     given_up: str | None = None  # why
     out_of_service: str = ""  # why it gets no work; empty: it does
 
 
 class Workers:
-    """The members. `on_change` is told whether any worker is being driven; `on_fatal` ends the process."""
+    """Members by worker_id. `on_change` gets True while any worker is driven; `on_fatal` ends the process."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Workers:
         make_link: Callable[[str], WorkerLink] = WorkerLink,
         longer: Callable[[float], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
-        """`longer` holds the lease for so many seconds more, as what happens inside may keep this process."""
+        """`longer` holds our lease for so many seconds more, while the process may be blocked."""
         self.members: dict[str, Member] = {}
         self._engine = engine
         self._admission = admission
@@ -91,8 +91,8 @@ class Workers:
         self._on_fatal = on_fatal
         self._make_link = make_link
         self._memory_log = MemoryLog()
-        # By worker_id: the incarnation that was taken out of service, here or not; and an incarnation with what was
-        # learnt of its steps, also while its link is broken.
+        # By worker_id: the incarnation that was drained, connected or not; and an incarnation with the expectations of
+        # its steps, also while its link is broken.
         self._drained: Latest[str] = Latest()
         self._expectations: Latest[tuple[str, StepExpectations]] = Latest()
         self._out_of_service = OutOfService()
@@ -103,7 +103,7 @@ class Workers:
         engine.on_worker_at_fault = self._put_at_fault
 
     def register(self, request: cluster_pb2.RegisterRequest) -> str:
-        """A sign of life. Returns why the worker gets no work; nothing if it does.
+        """Register a worker, or renew its lease. Returns the reason why it gets no work; empty if it does.
 
         Raises FailedPreconditionError if this worker cannot serve here.
         """
@@ -150,28 +150,28 @@ class Workers:
         return reason
 
     def _make_room(self) -> None:
-        """Gives up the longest known of those that take no steps, who may be nobody. Raises OverloadedError."""
+        """Give up the oldest worker that takes no steps. Raises OverloadedError if there is none."""
         idle = next((member for member in self.members.values() if member.loop is None), None)
         if idle is None:
-            raise OverloadedError(f"{len(self.members)} workers are here, the most that one scheduler takes", 10.0)
+            raise OverloadedError(f"{len(self.members)} workers are connected, the most that one scheduler takes", 10.0)
         del self.members[idle.worker_id]
         if idle.task is not None:
             idle.task.cancel()
 
     def drain(self, worker_id: str, *, undo: bool) -> int:
-        """Takes a worker out of service, or back into it. Returns how many sequences are still there.
+        """Drain a worker, or undo that. Returns the number of sequences still on it.
 
-        It stays so when its link breaks and it comes back, until it is started anew. One that was put out of service
-        for its answers serves again after its next sign of life.
-        Raises NotFoundError if it is not here, FailedPreconditionError to take back one that leaves by itself.
+        A drain outlasts a broken link, until the worker is restarted. Undone for a worker that was put out of service
+        for its answers, it serves again after its next registration.
+        Raises NotFoundError if it is not connected, FailedPreconditionError to undo for a worker told to end.
         """
         member = self.members.get(worker_id)
         if member is not None and member.out_of_service:
             if undo:
-                self._out_of_service.take_back(worker_id)
+                self._out_of_service.restore(worker_id)
             return 0
         if member is None or member.loop is None:
-            raise NotFoundError(f"no worker {worker_id!r} is here")
+            raise NotFoundError(f"no worker {worker_id!r} is connected")
         if undo and member.is_leaving:
             raise FailedPreconditionError(f"worker {worker_id!r} was told to end: start it again")
         if undo:
@@ -195,7 +195,7 @@ class Workers:
         self._engine.wake_workers()
 
     async def close(self) -> None:
-        """Hangs up on everyone, for good."""
+        """Close the links of all workers, for good."""
         self._closed = True
         tasks = [member.task for member in self.members.values() if member.task is not None]
         for task in tasks:
@@ -204,29 +204,29 @@ class Workers:
 
     @property
     def driven(self) -> list[Member]:
-        """The workers that take steps now."""
+        """Workers that take steps now."""
         return [member for member in self.members.values() if member.loop is not None]
 
     async def watch(self) -> None:
-        """Gives up, again and again, who fell silent; says now and then how the memory is used."""
+        """Give up silent workers and log the use of memory, every `WATCH_EVERY_S`."""
         while True:
             began_s = time.monotonic()
             await asyncio.sleep(WATCH_EVERY_S)
             now_s = time.monotonic()
             late_s = now_s - began_s - WATCH_EVERY_S
-            if late_s > WATCH_EVERY_S:  # it was we who did not run, and could not hear anyone
+            if late_s > WATCH_EVERY_S:  # this process did not run, and could receive nothing
                 for member in self.members.values():
                     member.seen_s += late_s
                     if member.loop is not None:
-                        member.loop.excuse(late_s)
+                        member.loop.excuse_pause(late_s)
             self.give_up_silent(now_s)
-            self._memory_log.note(now_s, self._engine.scheduler)
+            self._memory_log.write_if_due(now_s, self._engine.scheduler)
 
     def give_up_silent(self, now_s: float) -> None:
-        """Gives up workers without a sign of life during their lease, and those that hang in a step."""
+        """Give up workers that did not renew their lease, and those that hang in a step."""
         for member in list(self.members.values()):
             if member.given_up is not None:
-                continue  # told once: a second time would break off what it has yet to clear away
+                continue  # a second cancellation would interrupt its cleaning up
             silent_s = now_s - member.seen_s
             if silent_s > LEASE_MS / 1000:
                 reason = f"no sign of life for {silent_s:.1f} s"
@@ -241,14 +241,14 @@ class Workers:
                 log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=reason)
 
     def _check_registration(self, request: cluster_pb2.RegisterRequest) -> None:
-        """Raises FailedPreconditionError for a worker that cannot serve, as far as that is known without asking it."""
+        """Raise FailedPreconditionError for a worker that cannot serve, as far as known without asking it."""
         now_s = time.monotonic()
         if reason := self._refusals.reason(request.worker_id, request.incarnation, now_s):
             raise FailedPreconditionError(reason)
         try:
             self._check_model(request.worker_id, request.model_fingerprint)
         except FailedPreconditionError as error:
-            if self._refusals.note(request.worker_id, request.incarnation, error.message, now_s, holds=False):
+            if self._refusals.record_refusal(request.worker_id, request.incarnation, error.message, now_s, holds=False):
                 log.warning(
                     "worker refused", worker_id=request.worker_id, address=request.address, reason=error.message
                 )
@@ -264,23 +264,23 @@ class Workers:
             description = await link.describe(known.tokenizer_fingerprint if known else "")
             _check_identity(member, description)
             model = description.model
-            self._model_policy.check_set(worker_id, model.name, model.fingerprint)
+            self._model_policy.check_configured(worker_id, model.name, model.fingerprint)
             self._check_model(worker_id, model.fingerprint)  # before work is spent on it
             tokenizer = await self._tokenizers.make(description)
             self._check_model(worker_id, model.fingerprint)  # again: others have come meanwhile
-            self._take_in(member, description, tokenizer)
+            self._add_described(member, description, tokenizer)
             was_taken_in = True
-            self._refusals.forget(worker_id)
+            self._refusals.forget_worker(worker_id)
             reason = await self._run_loop(member, description.model.fingerprint)
             if member.is_leaving:
                 log.info("worker left", worker_id=worker_id, address=member.address)
             else:
                 log.warning("worker lost", worker_id=worker_id, address=member.address, reason=reason)
         except StaleEpochError as error:
-            await self._question(member, error)
+            await self._check_follower(member, error)
         except QuireError as error:
             holds = isinstance(error, FailedPreconditionError)  # else it may go well the next time
-            if was_taken_in or self._refusals.note(
+            if was_taken_in or self._refusals.record_refusal(
                 worker_id, member.incarnation, error.message, time.monotonic(), holds=holds
             ):
                 log.warning("worker not usable", worker_id=worker_id, address=member.address, reason=error.message)
@@ -292,10 +292,10 @@ class Workers:
             await link.close()
             member.task = None
             if self.members.get(worker_id) is member and not member.out_of_service:
-                del self.members[worker_id]  # its next sign of life starts it anew
+                del self.members[worker_id]  # its next registration adds it again
 
-    async def _question(self, member: Member, error: StaleEpochError) -> None:
-        """Asks the store whether we still lead: a worker that follows a higher epoch may have been told anything."""
+    async def _check_follower(self, member: Member, error: StaleEpochError) -> None:
+        """Ask the store if we still lead: the higher epoch that a worker follows may be wrong."""
         try:
             await self._engine.journal.confirm_leading()
         except FencedError as fenced:
@@ -308,12 +308,12 @@ class Workers:
             self._put_out_of_service(member.worker_id, reason)
 
     def _put_at_fault(self, worker_id: str) -> None:
-        """A request that it could not compute was computed by another."""
+        """Put a worker out of service: another worker computed the request whose answers were not believed."""
         reason = "its answers could not be believed, and another worker computed the same request: start it again"
         self._put_out_of_service(worker_id, reason)
 
     def _put_out_of_service(self, worker_id: str, reason: str) -> None:
-        """Until it is started anew, or an administrator takes it back. What runs there moves, and is not to blame."""
+        """Put a worker out of service until it is restarted, or undrained. Its requests move, and are not to blame."""
         incarnation, _ = self._expectations.get(worker_id) or ("", None)
         if not incarnation:
             return
@@ -327,10 +327,10 @@ class Workers:
                 member.task.cancel()
         self._engine.wake_workers()
 
-    def _take_in(
+    def _add_described(
         self, member: Member, description: worker_pb2.DescribeResponse, tokenizer: ModelTokenizer | None
     ) -> None:
-        """Raises FailedPreconditionError if it does not fit beside the others."""
+        """Add a worker with its description. Raises FailedPreconditionError if it does not fit beside the others."""
         try:
             model = served_model(description, self._admission.model, tokenizer)
             member.link.open(member.step_key)
@@ -341,7 +341,7 @@ class Workers:
         self._admission.serve_model(with_shortest_context(model, self._max_model_lens()))
 
     def _max_model_lens(self) -> list[int]:
-        """Of the workers in service."""
+        """Context lengths of the workers in service."""
         return [member.max_model_len for member in self.driven]
 
     def _add_to_scheduler(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
@@ -393,7 +393,7 @@ class Workers:
             lost_by = await member.loop.run()
             return lost_by
         except (ImpossibleAnswerError, StaleEpochError):
-            raise  # no loss by what was in flight: that is known by now, or was not executed
+            raise  # the steps in flight are not to blame: they were recorded, or not executed
         except QuireError as error:
             lost_by = str(error)
             raise
@@ -407,21 +407,21 @@ class Workers:
                 self._admission.serve_model(with_shortest_context(self._admission.model, self._max_model_lens()))
             self._refusals.reconsider()
             if not self.driven:
-                self._model_policy.note_last_gone(time.monotonic())
+                self._model_policy.record_last_gone(time.monotonic())
             self._on_change(bool(self.driven))
             self._engine.wake_workers()
 
     def _remove_from_scheduler(self, member: Member, lost_by: str | None) -> list[Sequence]:
-        """Its steps are not to blame where it was told to end, the line is at fault, or we are (no reason)."""
+        """Remove a worker. Its steps are not to blame if it was told to end, or for a fault of the link or of ours."""
         if lost_by is None or member.is_leaving or member.link.is_damaged:
             return self._engine.scheduler.workers.remove_worker(member.worker_id)
         return self._engine.faults.lose_worker(member.worker_id, lost_by)
 
 
 def _check_identity(member: Member, description: worker_pb2.DescribeResponse) -> None:
-    """Raises UnavailableError if someone else answers at a worker's address: perhaps not for long."""
+    """Raise UnavailableError if another worker answers at the address, which may change soon."""
     if (description.worker_id, description.incarnation) != (member.worker_id, member.incarnation):
         raise UnavailableError(
-            f"at {member.address} answers worker {description.worker_id!r}, incarnation {description.incarnation}; "
+            f"worker {description.worker_id!r}, incarnation {description.incarnation}, answers at {member.address}; "
             "give each worker an address of its own to advertise"
         )

@@ -253,7 +253,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self, request: cluster_pb2.DrainWorkerRequest, context: Any
     ) -> cluster_pb2.DrainWorkerResponse:
         if request.worker_id != "w0":
-            raise NotFoundError(f"no worker {request.worker_id!r} is here")
+            raise NotFoundError(f"no worker {request.worker_id!r} is connected")
         self.is_draining = not request.undo
         return cluster_pb2.DrainWorkerResponse(num_running=2)
 

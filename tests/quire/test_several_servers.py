@@ -68,7 +68,7 @@ async def test_the_server_that_leads_is_found_among_several(server: ScriptedServ
 
 async def test_a_standby_is_asked_once_and_its_word_taken(server: ScriptedServer, standby: Standby) -> None:
     """Requests and calls, each by a client that knows the standby alone."""
-    standby.gate.note_leader(server.address)
+    standby.gate.set_leader(server.address)
     async with quire.AsyncClient(standby.address) as client:
         assert (await client.generate("hello")).text
     with quire.Client(standby.address) as client:
@@ -81,7 +81,7 @@ async def test_whoever_waits_for_readiness_at_a_standby_is_sent_to_its_leader(
     async with quire.AsyncClient(standby.address) as client:
         with pytest.raises(quire.UnavailableError, match="not ready after"):
             await client.wait_ready(0.3)
-        standby.gate.note_leader(server.address)
+        standby.gate.set_leader(server.address)
         await client.wait_ready(30)
         assert await client.health() is quire.Health.SERVING
 
@@ -100,7 +100,7 @@ async def test_a_leader_that_was_away_is_asked_as_soon_as_it_can_be_reached(
 ) -> None:
     """The server is found again well within the time to connect."""
     await server.stop()
-    standby.gate.note_leader(server.address)
+    standby.gate.set_leader(server.address)
     async with quire.AsyncClient(f"{server.address},{standby.address}", connect_timeout_s=2.5) as client:
         answer = asyncio.create_task(serve(client))
         await asyncio.wait_for(standby.gate.was_asked.wait(), patient(10))
@@ -132,7 +132,7 @@ async def test_while_nobody_leads_submissions_wait_and_are_no_refusals(
         stream = client.stream("hello")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.accepted(), 0.3)
-        standby.gate.note_leader(server.address)
+        standby.gate.set_leader(server.address)
         assert (await stream.completion()).text
 
 
@@ -147,8 +147,8 @@ async def test_servers_of_which_none_ever_leads_are_given_up(standby: Standby) -
 async def test_two_servers_that_each_name_the_other_are_not_asked_without_pause(standby: Standby) -> None:
     other = Standby()
     await other.start()
-    standby.gate.note_leader(other.address)
-    other.gate.note_leader(standby.address)
+    standby.gate.set_leader(other.address)
+    other.gate.set_leader(standby.address)
     async with quire.AsyncClient(standby.address, connect_timeout_s=0.3) as client:
         with pytest.raises(quire.UnavailableError):
             await client.generate("hello")

@@ -15,7 +15,7 @@ async def test_a_worker_is_drained_and_taken_back(server: ScriptedServer, client
 
 
 async def test_a_worker_that_is_not_here_cannot_be_drained(client: quire.AsyncClient) -> None:
-    with pytest.raises(quire.NotFoundError, match="no worker 'w7' is here"):
+    with pytest.raises(quire.NotFoundError, match="no worker 'w7' is connected"):
         await client.drain_worker("w7")
 
 
@@ -29,4 +29,4 @@ async def test_workers_are_listed_drained_and_taken_back_on_the_command_line(ser
     undone = await run("workers", "drain", "w0", "--undo", "-a", server.address)
     assert (undone.exit_code, undone.stdout, server.is_draining) == (0, "w0: in service\n", False)
     missing = await run("workers", "drain", "w7", "-a", server.address)
-    assert missing.exit_code == 1 and "no worker 'w7' is here" in missing.stderr
+    assert missing.exit_code == 1 and "no worker 'w7' is connected" in missing.stderr

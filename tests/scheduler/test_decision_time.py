@@ -55,7 +55,7 @@ def test_a_step_that_came_late_lengthens_the_lead_and_one_decided_at_once_does_n
     before = times.lead_ns
     times.learn(plan([1] * 4, step_id=9), 50 * MS, 0)
     assert times.lead_ns <= before
-    times.note_delayed(10)
+    times.record_delayed(10)
     times.learn(plan([1] * 4, step_id=10), 50 * MS, 0)
     assert times.lead_ns > before
 
@@ -71,7 +71,7 @@ def test_no_delay_outlasts_any_step_like_it_and_the_lead_stays_within_bounds(
     times = DecisionTime()
     for step_id, (tokens, exec_ns, queue_ns, delayed) in enumerate(seen):
         if delayed:
-            times.note_delayed(step_id)
+            times.record_delayed(step_id)
         times.learn(plan([tokens], step_id), exec_ns, queue_ns)
     delay_ns = times.delay_ns(plan([num_tokens]), has_run_ns)
     assert MIN_LEAD_NS <= times.lead_ns <= MAX_LEAD_NS
@@ -90,7 +90,7 @@ def test_one_step_in_fifty_comes_late_whatever_the_way_costs() -> None:
         delay_ns = times.delay_ns(plan([1] * 4, step_id - 1), 0)
         arrival_ns = delay_ns + random.randrange(1 * MS, 9 * MS)
         if delay_ns:
-            times.note_delayed(step_id)
+            times.record_delayed(step_id)
         late += step_id > 1000 and arrival_ns > exec_ns
         times.learn(plan([1] * 4, step_id), exec_ns, max(0, exec_ns - arrival_ns))
     assert late / 3000 < 0.04

@@ -14,7 +14,7 @@ def test_a_line_for_each_busy_worker_comes_now_and_then_and_none_while_nothing_r
 
     def lines_at(now_s: float) -> list[str]:
         with capture_logs() as lines:
-            memory_log.note(now_s, cluster.scheduler)
+            memory_log.write_if_due(now_s, cluster.scheduler)
         assert all(line["event"] == "memory" for line in lines)
         return [line["worker_id"] for line in lines]
 
@@ -36,9 +36,9 @@ def test_a_line_says_what_is_shared_and_what_was_done() -> None:
     cluster.step()
     cluster.step()
     memory_log = MemoryLog()
-    memory_log.note(0.0, cluster.scheduler)
+    memory_log.write_if_due(0.0, cluster.scheduler)
     with capture_logs() as lines:
-        memory_log.note(EVERY_S, cluster.scheduler)
+        memory_log.write_if_due(EVERY_S, cluster.scheduler)
     (line,) = lines
     # A shared block of the prompt, and the half-filled one copied for two of the three.
     assert (line["num_used_blocks"], line["num_shared_blocks"], line["num_saved_blocks"]) == (4, 1, 2)

@@ -198,11 +198,11 @@ async def test_a_worker_that_nobody_reaches_is_tried_again_and_logged_once(logs:
 
 def test_a_refusal_holds_for_a_while_and_is_said_again_after_long() -> None:
     refusals = Refusals()
-    assert refusals.note("w", "one", "kept for 30 s more", 0.0, holds=True)
+    assert refusals.record_refusal("w", "one", "kept for 30 s more", 0.0, holds=True)
     assert refusals.reason("w", "one", ASK_AGAIN_S - 1) == "kept for 30 s more"
     assert refusals.reason("w", "two", 1.0) == ""
     assert refusals.reason("w", "one", ASK_AGAIN_S) == ""
-    assert not refusals.note("w", "one", "kept for 29 s more", ASK_AGAIN_S, holds=True)
-    assert refusals.note("w", "one", "another reason", ASK_AGAIN_S, holds=False)
+    assert not refusals.record_refusal("w", "one", "kept for 29 s more", ASK_AGAIN_S, holds=True)
+    assert refusals.record_refusal("w", "one", "another reason", ASK_AGAIN_S, holds=False)
     assert refusals.reason("w", "one", ASK_AGAIN_S) == ""
-    assert refusals.note("w", "one", "another reason", ASK_AGAIN_S + SAY_AGAIN_S, holds=False)
+    assert refusals.record_refusal("w", "one", "another reason", ASK_AGAIN_S + SAY_AGAIN_S, holds=False)

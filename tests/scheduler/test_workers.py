@@ -262,7 +262,7 @@ async def test_time_in_which_the_scheduler_did_not_run_hangs_nobody(site: Site) 
     hangs_after_s = await hanging(site, num_results=20)
     loop = site.workers.driven[0].loop
     assert loop is not None and loop.is_hung(hangs_after_s + 0.1)
-    loop.excuse(100.0)
+    loop.excuse_pause(100.0)
     assert not loop.is_hung(hangs_after_s + 99.9)
     assert loop.is_hung(hangs_after_s + 100.1)
     worker.speak_again()
