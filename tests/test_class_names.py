@@ -23,7 +23,7 @@ PLAIN_FORMS = {
 # The class that admits requests, and the journal's message of an admission, which is always `journal_pb2.Admission`.
 ALLOWED = frozenset({"Admission"})
 # Clashes of the samplers with messages, which wait for a change of that part.
-CLASHES = frozenset({"SampleOutput", "TokenLogprobs"})
+CLASHES = frozenset({"TokenLogprobs"})
 EXCEPTIONS = ALLOWED | CLASHES
 
 
