@@ -4,7 +4,7 @@
 Triton, `sampling_operations` takes the kernels that choose and penalise. No operation waits for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -100,7 +100,7 @@ def _token_logprobs(logits: Tensor, logit_rows: Tensor, token_ids: Tensor, num_t
     )
 
 
-def concatenate(parts: "list[TokenLogprobs]") -> TokenLogprobs:
+def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
     """Parts computed apart, as one."""
     return TokenLogprobs(
         torch.cat([part.logprobs for part in parts]),

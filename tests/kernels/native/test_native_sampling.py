@@ -97,6 +97,7 @@ def test_many_rows_of_a_large_vocabulary(operations: SamplingOperations, kind: s
         Parameters(top_k=50),
         Parameters(top_k=vocab_size - 1, top_p=0.5),
         Parameters(top_p=0.95),
+        Parameters(top_p=0.5, temperature=1.5),
         Parameters(temperature=3.0, top_p=0.999),
         Parameters(min_p=0.05),
         Parameters(temperature=0.0),
