@@ -1,4 +1,4 @@
-"""Incidents of one group: failed steps and lost workers since it last made progress past the place of one."""
+"""Incidents of one group: failed steps and lost workers since it last made progress past the position of one."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ class Incidents:
     disbelieved_on: set[str] = field(default_factory=set)  # of those workers, where the answer could not be believed
     num_losses: int = 0  # of workers
     num_lone_losses: int = 0  # latest losses in a row in which it was alone
-    marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the place
-    places: dict[Sequence, int] = field(default_factory=dict)  # the first position that may have ended a worker
+    marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the position
+    loss_positions: dict[Sequence, int] = field(default_factory=dict)  # the first position that may have ended a worker
 
     @property
     def num_failed_steps(self) -> int:

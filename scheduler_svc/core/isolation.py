@@ -1,14 +1,14 @@
 """Isolation of the request that makes steps fail or ends workers, so that it alone is failed.
 
 Groups in a failed step are suspects. Groups in flight on a worker that is lost become suspects at the second loss: most
-losses are caused by no request, and a group that had not yet recomputed up to its place at the first loss did not
+losses are caused by no request, and a group that had not yet recomputed up to its position at the first loss did not
 cause the second. Suspects are tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past
-the place of its incident is cleared. A group that fails alone for the third time in all is guilty.
+the position of its incident is cleared. A group that fails alone for the third time in all is guilty.
 
 The fault may be the worker's: a group that failed on one is tried on others that could hold it, and is guilty of failed
 steps only after it has failed on each of them, or on four. If a worker's answer could not be believed, and the group
-computes past the place on another worker, the first worker is at fault. If other workers also died recently, a group is
-guilty only after two consecutive deaths with it alone, since one proves little.
+computes past the position on another worker, the first worker is at fault. If other workers also died recently, a group
+is guilty only after two consecutive deaths with it alone, since one proves little.
 
 Pure; knows nothing of requests, and decides nothing of memory.
 """
@@ -72,7 +72,7 @@ class Isolation:
         `suspects`: the groups concerned; None: each group in the plans. `is_disbelieved`: the worker answered, but its
         answer cannot be believed.
         """
-        groups = list(self._mark_places(plans, suspects))
+        groups = list(self._mark_positions(plans, suspects))
         failed_on = {plan.worker_id for plan in plans}
         for group in groups:
             incidents = self._incidents_of(group)
@@ -91,11 +91,11 @@ class Isolation:
         self._losses_s.append(now_s)
         while self._losses_s[0] < now_s - LATELY_S:
             self._losses_s.popleft()
-        spans = self._mark_places(step.plan for step in worker.in_flight)
+        spans = self._mark_positions(step.plan for step in worker.in_flight)
         for group in [each for each in spans if self._may_have_caused_loss(each, spans[each])]:
             incidents = self._incidents_of(group)
             for sequence, span in spans[group].items():
-                incidents.places[sequence] = max(span.start, incidents.places.get(sequence, 0))
+                incidents.loss_positions[sequence] = max(span.start, incidents.loss_positions.get(sequence, 0))
             incidents.num_losses += 1
             incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(spans) == 1 else 0
             num_needed = 1 if len(self._losses_s) <= incidents.num_losses else 2
@@ -115,9 +115,9 @@ class Isolation:
                 self._clear(group)
 
     def record_executed_step(self, plan: StepPlan) -> set[str]:
-        """Clear the groups that this plan has brought past the place of their incidents.
+        """Clear the groups that this plan has brought past the position of their incidents.
 
-        Return the other workers whose answers about such a place could not be believed: they are at fault.
+        Return the other workers whose answers about such a position could not be believed: they are at fault.
         """
         at_fault: set[str] = set()
         if not self._incidents:
@@ -159,7 +159,7 @@ class Isolation:
         assert all(group.is_paused for group in self._of_paused)
         self.trials.check()
 
-    def _mark_places(
+    def _mark_positions(
         self, plans: Iterable[StepPlan], suspects: Collection[SequenceGroup] | None = None
     ) -> dict[SequenceGroup, dict[Sequence, range]]:
         """Mark how far the groups are. Return the positions that these plans compute, of groups that have not ended."""
@@ -175,14 +175,14 @@ class Isolation:
         return spans
 
     def _may_have_caused_loss(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
-        """True if the group had recomputed up to its place at an earlier loss, or has had none."""
+        """True if the group had recomputed up to its position at an earlier loss, or has had none."""
         incidents = self._incidents_of(group)
         if not incidents.num_losses:
             return True
         return any(
             span.stop > before
             for sequence, span in spans.items()
-            if (before := incidents.places.get(sequence)) is not None
+            if (before := incidents.loss_positions.get(sequence)) is not None
         )
 
     def _incidents_of(self, group: SequenceGroup) -> Incidents:

@@ -208,9 +208,9 @@ class Scheduler:
         self._places.place_parked(worker)
 
     def record_executed_step(self, plan: StepPlan) -> set[str]:
-        """Record that a plan was executed, and its answer believed. Groups past the place of an incident are cleared.
+        """Record that a plan was executed, and its answer believed. Clear groups past the position of an incident.
 
-        Return other workers whose answers about such a place could not be believed: they are at fault.
+        Return other workers whose answers about such a position could not be believed: they are at fault.
         """
         return self._isolation.record_executed_step(plan)
 

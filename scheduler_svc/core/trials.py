@@ -83,9 +83,9 @@ class Trials:
     def check(self) -> None:
         """Assert that suspects and cohorts know each other."""
         for cohort in self._cohorts:
-            places = {group.worker_id for group in cohort.groups}
-            assert len(places - {None}) <= 1, "a cohort is on two workers"
-            assert places, "a cohort without a group"
+            worker_ids = {group.worker_id for group in cohort.groups}
+            assert len(worker_ids - {None}) <= 1, "a cohort is on two workers"
+            assert worker_ids, "a cohort without a group"
             for group in cohort.groups:
                 assert group.cohort is cohort and not group.is_finished and group in self._incidents
                 assert group.swap_step is None, "a suspect is swapped"
@@ -93,10 +93,10 @@ class Trials:
     def _next_cohort(self, worker: WorkerState, workers: Collection[WorkerState]) -> Cohort | None:
         is_one_tried = any(other is not worker and _is_trying(other) for other in workers)
         for cohort in self._cohorts:
-            places = {group.worker_id for group in cohort.groups if group.worker_id is not None}
-            if places == {worker.worker_id}:
+            worker_ids = {group.worker_id for group in cohort.groups if group.worker_id is not None}
+            if worker_ids == {worker.worker_id}:
                 return cohort
-            if places or is_one_tried:
+            if worker_ids or is_one_tried:
                 continue
             may_be_taken = any(may_take(worker, group, workers, self._limits) for group in cohort.groups)
             if may_be_taken and not self._is_for_another(worker, cohort, workers):
