@@ -29,7 +29,7 @@ def probe_scheduler(log: SpanLog) -> None:
     log.wrap(step_wire, "seal_request", "seal", lambda arguments, _: int(arguments[0].step_id))
     log.wrap(worker_link, "open_response", "open", lambda _, message: int(message.step_id))
     log.wrap(worker_link, "result_from_pb", "decode")
-    log.wrap(worker_loop.WorkerLoop, "_take", "apply")
+    log.wrap(worker_loop.WorkerLoop, "_take_result", "apply")
     log.wrap(Engine, "record_scheduled", "note")
     log.wrap(Scheduler, "cache_decoded_blocks", "offer")
     log.wrap(Engine, "settle", "settle")

@@ -40,10 +40,10 @@ class TracedLink(WorkerLink):
 class TracedLoop(WorkerLoop):
     """Notes when a result is taken."""
 
-    def _take(self, result: StepResult) -> None:
+    def _take_result(self, result: StepResult) -> None:
         taken_ns, step_id = time.perf_counter_ns(), result.step_id
         trace.add(SchedulerMoments(step_id, sent_ns.pop(step_id), taken_ns, result.exec_ns, cpu_ns.pop(step_id)))
-        super()._take(result)
+        super()._take_result(result)
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""The journal: one entry is on its way at a time, and all that happens meanwhile is the next entry.
+"""Journal: one entry is in flight at a time, and records that come meanwhile make up the next entry.
 
-Callers never wait: they hand in admissions and iterations, and are told when these are durable. Knows nothing of
-requests beyond their sequence numbers.
+Callers never wait: they add records, and are called back when these are durable. Knows nothing of requests beyond their
+sequence numbers.
 
-What is needed for long is said again from time to time, so that the journal can be trimmed behind it; and all of it,
-when the store has lost the journal. It is said between two entries, as it is durable then.
+Requests and pins that live long are restated from time to time, so that the journal can be trimmed behind them; and all
+of them when the store has lost the journal. A restatement has the durable state between two entries.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class Journal:
-    """Owned by the event loop's thread. What was handed in is acknowledged in the order of handing in."""
+    """Owned by the event loop's thread. Records are acknowledged in the order in which they were added."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class Journal:
         close_timeout_s: float = 5.0,
         unready_s: float = UNREADY_S,
     ) -> None:
-        """Takes a store that is open.
+        """Take a store that is open.
 
         Args:
             store: where entries go.
             leader_id: names this process in the journal.
-            max_entry_bytes: after about this much, what piles up is continued in another entry.
+            max_entry_bytes: about so much goes into one entry; more records begin another one.
             trim_every: entries between two trims.
-            restate_entries: what is needed is said again when so many entries were written since it was said,
-            restate_bytes: or so many bytes of news.
-            probe_every_s: how often the store is asked for the journal while nothing is written.
-            late_s: a store that has not answered for so long is in trouble.
-            close_timeout_s: how long `close` waits for what is pending.
-            unready_s: how long a later leader may take to become ready before this one goes on.
+            restate_entries: entries written behind a request or pin, after which it is restated,
+            restate_bytes: or bytes of news behind it.
+            probe_every_s: time between two probes of the store while nothing is written.
+            late_s: time without an answer after which the store is in trouble.
+            close_timeout_s: longest wait of `close` for pending records.
+            unready_s: time for a later leader to become ready, before this one goes on.
         """
         self._store = store
         self._leader_id = leader_id
@@ -89,17 +89,17 @@ class Journal:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this leader may serve: see `begin`."""
+        """True if this leader may serve: see `begin`."""
         return self._writer.is_ready
 
     @property
     def num_pending(self) -> int:
-        """Records that are not known to be durable."""
+        """Number of records that are not known to be durable."""
         return self._num_pending
 
     @property
     def pending_bytes(self) -> int:
-        """How large they are together."""
+        """Size of the pending records together."""
         return self._pending_bytes
 
     @property
@@ -121,11 +121,11 @@ class Journal:
 
     @property
     def health(self) -> JournalHealth:
-        """Whether the store takes entries, and since when not."""
+        """Health of the store, as its answers show it."""
         return self._writer.health
 
     async def open(self, *, after_epoch: int = 0, says_all_again: bool = False) -> int:
-        """Takes a new epoch and begins it with a LeaderStart, which fences every earlier leader.
+        """Take a new epoch and begin it with a LeaderStart, which fences every earlier leader.
 
         Returns the epoch, which is later than `after_epoch` though the store may have lost that. `says_all_again` tells
         other standbys that this one knows what the store has lost. Raises
@@ -134,10 +134,10 @@ class Journal:
         return await self._writer.take_epoch(after_epoch, says_all_again=says_all_again)
 
     def admit(self, admission: pb.Admission, restate: Restate | None = None) -> "asyncio.Future[None]":
-        """Copies the admission into the next entry, where it is needed by its sequence until `forget`.
+        """Copy an admission into the next entry, where it is needed by its sequence until `forget`.
 
-        `restate` says all that is durable of the request; without it that is the admission. The future is done once
-        the admission is durable.
+        `restate` writes the durable state of the request; by default that is the admission. The future is done once the
+        admission is durable.
 
         It fails with StoreUnavailableError or FencedError if the journal ends before that. Cancelling it does not
         withdraw the admission.
@@ -149,8 +149,8 @@ class Journal:
         entry = self._open_entry()
         bytes_before = entry.num_bytes
         entry.add_admission(admission, accepted)
-        self._needed.expect(admission.sequence, restate or restating_alone(admission))
-        self._note_added(1, entry.num_bytes - bytes_before)
+        self._needed.add_coming(admission.sequence, restate or restating_alone(admission))
+        self._count_added(1, entry.num_bytes - bytes_before)
         return accepted
 
     def append(
@@ -169,10 +169,10 @@ class Journal:
         needed: Mapping[Hashable, Restate] = MappingProxyType({}),
         on_durable: Callable[[], None],
     ) -> None:
-        """Copies what one iteration of one worker brought into the next entry.
+        """Copy the records of one iteration of one worker into the next entry.
 
         Args:
-            sequences: of each token.
+            sequences: number of each token's sequence.
             tokens: beside `sequences`.
             logprobs: their `delta` is an index into `tokens`.
             prompt_logprobs: of requests, each once.
@@ -181,8 +181,8 @@ class Journal:
             sample_finishes: of samples that ended by themselves.
             preemptions: of requests.
             finishes: of requests that ended.
-            pins: made or taken back.
-            needed: keys of what this begins and is needed until `forget`, and how each is said again.
+            pins: made or removed.
+            needed: keys that begin here and are needed until `forget`, each with the function that restates it.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before.
         """
@@ -209,26 +209,26 @@ class Journal:
         if pins:
             entry.add_pins(pins)
         for key, restate in needed.items():
-            self._needed.expect(key, restate)
+            self._needed.add_coming(key, restate)
             entry.needed.append(key)
         entry.on_durable.append(on_durable)
-        self._note_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
+        self._count_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
 
-    def keep(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
-        """Says that an entry of an earlier leader is still needed: of a request (by its sequence) or a pin.
+    def keep_entry(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
+        """Keep an entry of an earlier leader that a request (by its sequence) or a pin still needs.
 
-        After `read`, before `run`. `restate` says all that is durable of it.
+        Call it after `read`, before `run`. `restate` writes the durable state.
         """
-        self._needed.keep(key, entry_id, restate)
+        self._needed.keep_entry(key, entry_id, restate)
 
     def restate_by(self, key: Hashable, restate: Restate) -> None:
-        """What was kept is said by this from now on."""
+        """Restate a kept request or pin by this function from now on."""
         self._needed.restate_by(key, restate)
 
     async def read(self, from_id: EntryId = JOURNAL_START) -> AsyncIterator[tuple[EntryId, pb.JournalEntry]]:
-        """All entries of earlier leaders from `from_id` on. After `open`, so that they cannot add any, before `run`.
+        """Read the entries of earlier leaders from `from_id` on. Call it after `open`, which fences them, before `run`.
 
-        Raises JournalDamagedError at one that is damaged, JournalLostError if the store loses the journal meanwhile,
+        Raises JournalDamagedError at a damaged entry, JournalLostError if the store loses the journal meanwhile,
         FencedError if another leader has begun behind us, StoreUnavailableError.
         """
         epoch = self._writer.epoch
@@ -238,33 +238,33 @@ class Journal:
                 raise FencedError(f"another scheduler began to lead: it wrote {entry_id}, we are of epoch {epoch}")
             if entry_id.epoch == epoch:
                 return
-            self._writer.note_read(entry_id.epoch)
-            self._needed.note_read(entry.ByteSize())
+            self._writer.record_read(entry_id.epoch)
+            self._needed.count_read(entry.ByteSize())
             yield entry_id, entry
         raise JournalLostError("the store lost the journal while it was read")
 
-    def say_all_again(self) -> None:
-        """The store has lost some of what is kept: all of it is written before anything else. Before `begin`."""
+    def rewrite_on_begin(self) -> None:
+        """Make `begin` rewrite the live state before anything else: the store has lost some of it."""
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Says that all is known that there is, after `read`: from now on, and not before, this leader may serve.
+        """Declare this leader ready, after `read`: from now on it may serve.
 
         Raises FencedError if another one has begun to lead, JournalLostError if the store has lost what was read.
         """
         self._needed.sort()
         if self._is_whole:
-            # Not into what another has begun meanwhile, in an emptied journal and by a clock that is behind ours: its
-            # entries are below ours, which would fence it though we have read nothing of it.
+            # Do not write into a journal that was emptied and begun again by another leader whose clock is behind ours:
+            # its entries are below ours, which would fence it though we have read nothing of it.
             await self._writer.probe()
             await self._writer.write_ready()
         else:
-            await self._say_all_again()
+            await self._rewrite_live_state()
 
     async def confirm_leading(self) -> None:
-        """Raises FencedError if a newer leader writes the journal, StoreUnavailableError if nobody can tell yet.
+        """Raise FencedError if a newer leader writes the journal, StoreUnavailableError if that is not known yet.
 
-        Does not ask in the writer's way: a connection that breaks tells the writer to look for what was lost.
+        Uses another connection than the writer, which takes a broken one as a reason to look for lost entries.
         """
         newer = await self._store.read_entries(EntryId(self._writer.epoch + 1, 0), 1)
         if newer and self._writer.health.is_degraded:
@@ -274,16 +274,16 @@ class Journal:
             raise FencedError(f"a newer scheduler took over: it wrote {wrote}, we are of epoch {self._writer.epoch}")
 
     def forget(self, key: Hashable) -> None:
-        """Says that nothing of this request (by its sequence) or pin has to be read from the journal again."""
+        """Forget a request (by its sequence) or a pin: its entries are not needed any more."""
         self._needed.forget(key)
 
     def probe_soon(self) -> None:
-        """The store seems silent to someone: looks at it now, if nothing is on its way."""
+        """Probe the store now, if no entry is in flight, since it seems silent."""
         self._is_probe_due = True
         self._wake.set()
 
     async def run(self) -> None:
-        """The one writer, after `begin`. Returns after `close`; raises FencedError when a newer leader is ready."""
+        """Write entries, as the one writer. Returns after `close`; raises FencedError when a newer leader is ready."""
         assert self._writer.epoch, "open() comes first"
         self._stopped.clear()
         reason: StoreError = StoreUnavailableError("the journal was closed")
@@ -303,7 +303,7 @@ class Journal:
             self._stopped.set()
 
     async def hand_over(self) -> bool:
-        """As `close`, with a LeaderEnd as the last entry. Returns whether that is durable, and so all before it."""
+        """Close with a LeaderEnd as the last entry. Returns True if that, and so every entry before it, is durable."""
         is_durable = asyncio.get_running_loop().create_future()
         end = PendingEntry()
         end.set_leader_end(self._leader_id, is_durable)
@@ -313,9 +313,9 @@ class Journal:
         return is_durable.done() and is_durable.exception() is None
 
     async def close(self) -> None:
-        """Writes what is pending, for as long as the time limit allows, and ends `run`.
+        """Write pending records, as long as the time limit allows, and end `run`.
 
-        With nothing to write, and nothing that would have to be written again, no answer of the store is waited for.
+        Does not wait for the store if there is nothing to write, and nothing to rewrite after a loss.
         """
         self._closing = True
         self._wake.set()
@@ -337,7 +337,7 @@ class Journal:
             self._pending.append(PendingEntry())
         return self._pending[-1]
 
-    def _note_added(self, num_records: int, num_bytes: int) -> None:
+    def _count_added(self, num_records: int, num_bytes: int) -> None:
         self._num_pending += num_records
         self._pending_bytes += num_bytes
         self._wake.set()
@@ -361,17 +361,17 @@ class Journal:
         try:
             await self._writer.probe()
         except JournalLostError:
-            await self._say_all_again()
+            await self._rewrite_live_state()
 
     async def _write_next(self) -> None:
-        """Apart from `run`, which would keep the last entry, and the requests that it names, while it waits."""
+        """Write one entry. Not a part of `run`, which would keep the entry and its requests alive while it waits."""
         self._in_flight = entry = self._pending.popleft()
         if not entry.ends_epoch:
             entry.restate(self._needed.restate_due)
         entry_id = await self._write(entry)
         self._in_flight = None
         self._acknowledge(entry, entry_id)
-        self._trimmer.note_written(self._writer.num_entries, self._needed.oldest or entry_id)
+        self._trimmer.trim_if_due(self._writer.num_entries, self._needed.oldest or entry_id)
 
     async def _write(self, entry: PendingEntry) -> EntryId:
         payload = entry.encode()
@@ -379,20 +379,20 @@ class Journal:
             try:
                 return await self._writer.write(payload)
             except JournalLostError:
-                await self._say_all_again()
+                await self._rewrite_live_state()
 
-    async def _say_all_again(self) -> None:
-        """After a loss, and before anything else is acknowledged: what is durable by our word must be so in truth."""
+    async def _rewrite_live_state(self) -> None:
+        """Rewrite every live request and pin after a loss in the store, before anything new is acknowledged."""
         while True:
             num_restated = 0
             try:
                 await self._writer.begin_again(holds_nothing=not len(self._needed))
                 for restated, keys in self._needed.restate_all():
                     entry_id = await self._writer.write(restated.SerializeToString())
-                    self._needed.note_written(keys, entry_id, 0)
+                    self._needed.record_written(keys, entry_id, 0)
                     num_restated += len(keys)
                 await self._writer.write_ready()
-                log.warning("all that is live was written into the journal again", num_restated=num_restated)
+                log.warning("every live request was written into the journal again", num_restated=num_restated)
                 return
             except JournalLostError:
                 continue  # again
@@ -400,7 +400,7 @@ class Journal:
     def _acknowledge(self, entry: PendingEntry, entry_id: EntryId) -> None:
         self._num_pending -= entry.num_records
         self._pending_bytes -= entry.num_bytes
-        self._needed.note_written(entry.needed, entry_id, entry.num_bytes)
+        self._needed.record_written(entry.needed, entry_id, entry.num_bytes)
         for accepted in entry.accepted:
             if not accepted.done():
                 accepted.set_result(None)
@@ -413,7 +413,7 @@ class Journal:
                 log.exception("a callback of the journal failed")
 
     async def _end(self, reason: StoreError) -> None:
-        """Tells everyone who still waits. Idempotent."""
+        """Fail the admissions that still wait. Idempotent."""
         if self._ended_by is not None:
             return
         self._ended_by = reason

@@ -1,4 +1,4 @@
-"""What the journal tells of itself for GetStats and for its users."""
+"""Counters of the journal, for GetStats and for its users."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from scheduler_svc.journal.store import EntryId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalCounters:
-    """A picture of now. Counters run from the journal's opening."""
+    """Present values. Counters run from the journal's opening."""
 
     epoch: int
     entries: int  # acknowledged
@@ -19,4 +19,4 @@ class JournalCounters:
     num_recreated: int  # times that the store had lost the journal, or a part of it
     num_needed: int  # requests and pins that have to be read from it
     oldest_needed: EntryId | None  # from which on it is kept
-    num_restated: int  # requests and pins that were said again, so that older entries could go
+    num_restated: int  # restatements of requests and pins, so that older entries could be trimmed

@@ -1,7 +1,7 @@
-"""Whether the store takes entries now: seen by its answers, and by their absence.
+"""Health of the store: healthy if it takes entries, degraded if it refuses or does not answer.
 
-An answer is late after so many turns of a clock of our own event loop: while the loop itself stands still the clock
-does, too, so that the store is not blamed for our own slowness. Knows no store and no journal.
+An answer is late after a number of timers of our own event loop: while the loop is blocked no timer runs, so the store
+is not blamed for our own slowness. Knows no store and no journal.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ _TURNS = 4
 
 
 class JournalHealth:
-    """`on_change` is told whether the store is in trouble, each time that this changes. Owned by the loop's thread."""
+    """`on_change` gets True when the store becomes degraded, False when it recovers. Owned by the loop's thread."""
 
     def __init__(self, late_s: float) -> None:
-        """After `late_s` an answer is late."""
+        """`late_s`: time after which an answer is late."""
         self.on_change: Callable[[bool], None] | None = None
         self._late_s = late_s
         self._degraded_since_s: float | None = None
@@ -30,12 +30,12 @@ class JournalHealth:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the store does not take entries now."""
+        """True if the store does not take entries now."""
         return self._degraded_since_s is not None
 
     @property
     def trouble(self) -> "asyncio.Future[None]":
-        """Done as soon as, and as long as, the store does not take entries. Not to be cancelled."""
+        """Future that is done as soon as, and as long as, the store is degraded. Do not cancel it."""
         if self._trouble is None:
             self._trouble = asyncio.get_running_loop().create_future()
             if self.is_degraded:
@@ -44,7 +44,7 @@ class JournalHealth:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While the store owes us one answer."""
+        """Watch the wait for one answer of the store."""
         self._begin_turn(_TURNS)
         try:
             yield
@@ -53,15 +53,15 @@ class JournalHealth:
                 self._turn.cancel()
 
     async def is_in_time(self, answer: "asyncio.Future[Any]") -> bool:
-        """Waits for another answer of the store until it is late. The future is left as it is."""
+        """Wait for another answer of the store; False if it is late. The future is left as it is."""
         for _ in range(_TURNS):
             await asyncio.wait([answer], timeout=self._late_s / _TURNS)
             if answer.done():
                 return True
         return False
 
-    def note_trouble(self, reason: str) -> None:
-        """The store said no, or nothing."""
+    def record_trouble(self, reason: str) -> None:
+        """Record that the store refused, or did not answer."""
         if self._degraded_since_s is None:
             self._degraded_since_s = time.monotonic()
             log.warning("journal degraded: output waits for the store", reason=reason)
@@ -69,8 +69,8 @@ class JournalHealth:
                 self._trouble.set_result(None)
             self._tell()
 
-    def note_answer(self) -> None:
-        """The store did what it was asked."""
+    def record_answer(self) -> None:
+        """Record that the store did a command."""
         if self._degraded_since_s is not None:
             log.info("journal recovered", after_s=round(time.monotonic() - self._degraded_since_s, 3))
             self._degraded_since_s = self._trouble = None
@@ -81,7 +81,7 @@ class JournalHealth:
             loop = asyncio.get_running_loop()
             self._turn = loop.call_later(self._late_s / _TURNS, self._begin_turn, num_left - 1)
         else:
-            self.note_trouble(f"no answer for {self._late_s:g} s")
+            self.record_trouble(f"no answer for {self._late_s:g} s")
 
     def _tell(self) -> None:
         if self.on_change is not None:

@@ -1,8 +1,8 @@
-"""Writes one journal entry after another, each exactly once, whatever the store does meanwhile.
+"""Writer of journal entries: one after another, each exactly once, whatever the store does meanwhile.
 
-A store that is slow, silent, restarted or full is waited for. One that has lost entries is found out, and the journal
-can be begun again in it, in a later epoch. One that a later leader writes ends the writer, once that leader is ready.
-Knows nothing of what is in an entry but who begins to lead there.
+Waits for a store that is slow, silent, restarted or full. Detects a store that has lost entries; the journal can begin
+again in it, in a later epoch. Ends when a later leader that writes the store is ready.
+Knows nothing of the contents of entries but which leader begins there.
 """
 
 import asyncio
@@ -39,20 +39,19 @@ T = TypeVar("T")
 
 
 class GaveUpError(Exception):
-    """The writer was told not to wait for the store any longer. Whether the entry is durable is unknown."""
+    """The writer was told not to wait for the store any longer. The entry may be durable or not."""
 
 
 class JournalWriter:
     """Used by one task.
 
-    Invariants: ids rise by one within an epoch. An id carries the same payload however often it is sent, so that a
-    command delayed on its way does no harm. No two leaders share an epoch, whatever the store has forgotten: it is
-    later than all that the store knows, and has the time and the leader in it. Nothing new is sent while it is unknown
-    whether the last entry arrived.
+    Invariants: ids rise by one within an epoch. An id has the same payload however often it is sent, so that a delayed
+    command does no harm. No two leaders share an epoch, whatever the store has lost: an epoch is later than each that
+    the store knows, and contains the time and the leader. No new entry is sent while the last one may not have arrived.
     """
 
     def __init__(self, store: Store, leader_id: str, *, late_s: float, unready_s: float = UNREADY_S) -> None:
-        """`unready_s` is how long a later leader may take to become ready before this one goes on."""
+        """`unready_s`: time for a later leader to become ready, before this one goes on."""
         self.epoch = 0
         self.last_id = JOURNAL_START  # acknowledged
         self.num_entries = 0  # acknowledged
@@ -64,13 +63,13 @@ class JournalWriter:
         self._store = store
         self._leader_id = leader_id
         self._unready_s = unready_s
-        self._known_epoch = 0  # news of later epochs are another leader's
+        self._known_epoch = 0  # news of later epochs are of another leader
         self._familiar_epochs: set[int] = set()  # ours, and those that were read
-        self._is_whole = True  # as far as we know: the store has all that it acknowledged
+        self._is_whole = True  # the store has each entry that it acknowledged, as far as is known
         self._give_up = asyncio.Event()
 
     async def take_epoch(self, after: int = 0, *, says_all_again: bool = False) -> int:
-        """Begins an epoch later than `after` with a LeaderStart, which fences every earlier leader, and returns it.
+        """Begin an epoch later than `after` with a LeaderStart, which fences every earlier leader; returns the epoch.
 
         Raises StoreUnavailableError, or FencedError if other leaders keep coming in between.
         """
@@ -78,7 +77,7 @@ class JournalWriter:
             try:
                 await self._try_epoch(after, says_all_again=says_all_again)
             except (StaleEntryError, StoreFlushedError):
-                continue  # another leader was faster, or what was found is gone
+                continue  # another leader was faster, or the last entry is gone
             except StoreUnavailableError:
                 if attempt == _OPEN_ATTEMPTS:
                     raise
@@ -86,7 +85,7 @@ class JournalWriter:
             else:
                 self._known_epoch = self.epoch
                 return self.epoch
-        raise FencedError("other schedulers took over while this one was about to lead")
+        raise FencedError("other schedulers took over while this one tried to lead")
 
     async def _try_epoch(self, after: int, *, says_all_again: bool) -> None:
         # The counter alone could repeat an epoch if the store lost its last count, and the journal's ids if it lost
@@ -103,22 +102,22 @@ class JournalWriter:
         self._familiar_epochs.add(epoch)
         self.num_entries += 1
 
-    def note_read(self, epoch: int) -> None:
-        """What a leader wrote in this epoch is known here."""
+    def record_read(self, epoch: int) -> None:
+        """Record that the entries of this epoch were read."""
         self._familiar_epochs.add(epoch)
 
     async def write_ready(self) -> None:
-        """Says that this leader knows, and has written, all that there is: from now on it may serve.
+        """Write that this leader knows, and has restated, every live request: from now on it may serve.
 
         Raises as `write`; FencedError, too, if another leader began meanwhile and this one knows nothing more than it.
         """
         await self.write(pb.JournalEntry(leader_ready=pb.LeaderReady()).SerializeToString())
         self.is_ready = self._is_whole = True
         self._known_epoch = self.epoch
-        self.health.note_answer()
+        self.health.record_answer()
 
     async def write(self, payload: bytes) -> EntryId:
-        """Returns the id under which the payload is durable.
+        """Write an entry; returns its id once it is durable.
 
         Raises FencedError when a later leader is ready, GaveUpError after `give_up`, or JournalLostError: then nothing
         was written, and `begin_again` comes next.
@@ -140,32 +139,32 @@ class JournalWriter:
                 pass
             except StoreUnavailableError as error:
                 may_be_there = True
-                self.health.note_trouble(error.message)
+                self.health.record_trouble(error.message)
                 await self._pause(backoff_s)
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-            is_there = await self._find_out(entry_id, may_be_there=may_be_there)
-        self._note_written(entry_id, time.monotonic_ns() - started_ns)
+            is_there = await self._has_arrived(entry_id, may_be_there=may_be_there)
+        self._record_written(entry_id, time.monotonic_ns() - started_ns)
         return entry_id
 
     async def probe(self) -> None:
-        """Looks whether the journal is as we left it, and waits until the store says so. Raises as `write` does."""
+        """Check that the journal is as we left it; waits for the store's answer. Raises the errors of `write`."""
         last = await self._last_id()
         await self._check_leading(last, self.last_id)
         self._check_not_lost(last)
-        self._note_answer()
+        self._record_answer()
 
     async def begin_again(self, *, holds_nothing: bool = False) -> None:
-        """Begins a later epoch in a store that has lost the journal or a part of it, or has a leader who knows less.
+        """Begin a later epoch in a store that has lost the journal or a part of it, or has a leader that knows less.
 
-        Memory still holds the state, which the caller writes next, and then calls `write_ready`. Raises FencedError if
-        a later leader was ready before that, and of who `holds_nothing` if another one has begun the journal again at
-        all, though its clock, and so its epoch, be behind: what it has accepted nobody else knows. Raises GaveUpError.
+        The caller still holds the state in memory, writes it next, and then calls `write_ready`. Raises FencedError if
+        a later leader was ready before that; with `holds_nothing` also if any other leader has begun the journal again,
+        even one whose clock and epoch are behind: only it knows the requests that it has accepted. Raises GaveUpError.
         """
         if holds_nothing and (last := await self._last_id()) is not None and last.epoch not in self._familiar_epochs:
             raise FencedError(f"another scheduler began the lost journal again: it wrote {last}, nothing lives here")
         self.num_recreated += 1
         self._is_whole = False
-        self.health.note_trouble("the journal is gone")
+        self.health.record_trouble("the journal is gone")
         while True:
             try:
                 await self._until_answered(lambda: self._try_epoch(self.epoch, says_all_again=True))
@@ -177,14 +176,13 @@ class JournalWriter:
             return
 
     def give_up(self) -> None:
-        """From now on a store that does not answer is not waited for."""
+        """Do not wait any longer for a store that does not answer."""
         self._give_up.set()
 
-    async def _find_out(self, entry_id: EntryId, *, may_be_there: bool) -> bool:
-        """Whether an entry arrived whose acknowledgement did not.
+    async def _has_arrived(self, entry_id: EntryId, *, may_be_there: bool) -> bool:
+        """True if an entry arrived whose acknowledgement did not.
 
-        Raises FencedError if the journal goes on behind what we sent: we send one entry at a time, so that was
-        someone else.
+        Raises FencedError if the journal goes on behind our last entry: we send one at a time, so another leader wrote.
         """
         last = await self._last_id()
         if last is None:
@@ -194,11 +192,11 @@ class JournalWriter:
         return last == entry_id
 
     async def _check_leading(self, last: EntryId | None, ours: EntryId) -> None:
-        """Returns if nobody wrote behind `ours`, or nothing is left of it.
+        """Return if no leader wrote behind `ours`, or nothing is left of its entries.
 
-        A later leader that is not ready is waited for: should the store lose the journal before that leader has read
-        it, nobody knows what we know. One that cannot know it, or does not become ready, is followed by us. Raises
-        FencedError, or JournalLostError.
+        Waits for a later leader that is not ready: if the store loses the journal before that leader has read it, only
+        we know our requests. If it cannot know them, or does not become ready, we lead behind it. Raises FencedError,
+        or JournalLostError.
         """
         backoff_s = _MIN_BACKOFF_S
         give_up_s = time.monotonic() + self._unready_s
@@ -207,7 +205,7 @@ class JournalWriter:
             if last.epoch == self.epoch or (later is not None and later.is_ready):
                 raise self._fenced(last)
             if later is not None:
-                self.health.note_trouble("another scheduler is about to lead")
+                self.health.record_trouble("another scheduler is about to lead")
                 if not self.is_ready and (self._is_whole or later.says_all_again):
                     raise self._fenced(last)
                 if not (self._is_whole and later.follows_ours) or time.monotonic() >= give_up_s:
@@ -218,7 +216,7 @@ class JournalWriter:
             last = await self._last_id()
 
     async def _later_leader(self, before: int | None = None) -> LaterLeader | None:
-        """Who has begun an epoch later than ours, and earlier than `before`. None: nobody, as far as is to be seen."""
+        """Leader that has begun an epoch later than ours, and earlier than `before`; None if none is seen."""
         found: LaterLeader | None = None
         follows_ours = False
         known_epoch = self.epoch if before is None else self._known_epoch
@@ -250,7 +248,7 @@ class JournalWriter:
         return await self._until_answered(self._store.last_entry_id)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What is asked must be harmless to repeat."""
+        """Ask the store until it answers. The command must be harmless to repeat."""
         backoff_s = _MIN_BACKOFF_S
         while True:
             try:
@@ -258,22 +256,22 @@ class JournalWriter:
                 with self.health.asking():
                     return await ask()
             except StoreUnavailableError as error:
-                self.health.note_trouble(error.message)
+                self.health.record_trouble(error.message)
                 await self._pause(backoff_s)
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
-    def _note_written(self, entry_id: EntryId, elapsed_ns: int) -> None:
+    def _record_written(self, entry_id: EntryId, elapsed_ns: int) -> None:
         self.last_id = entry_id
         self.num_entries += 1
         if self.write_ns == 0:
             self.write_ns = elapsed_ns
         else:
             self.write_ns += round(_WRITE_NS_WEIGHT * (elapsed_ns - self.write_ns))
-        self._note_answer()
+        self._record_answer()
 
-    def _note_answer(self) -> None:
+    def _record_answer(self) -> None:
         if self._is_whole:
-            self.health.note_answer()
+            self.health.record_answer()
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Every key in Redis, in one place.
+"""Keys in Redis, every one of them.
 
 The deployment stands in braces, a hash tag, so that all keys of one deployment live in one slot of a cluster. All
 keys are written and read by the scheduler alone.
@@ -44,7 +44,7 @@ _DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one deployment."""
+    """Keys of one deployment."""
 
     epoch: str
     lease: str
@@ -59,7 +59,7 @@ class Keys:
 
     @classmethod
     def of(cls, deployment: str) -> "Keys":
-        """Raises ValueError if the name could be misread as part of a key."""
+        """Keys of a deployment. Raises ValueError if the name could be misread as part of a key."""
         if not _DEPLOYMENT.fullmatch(deployment):
             raise ValueError(f"deployment {deployment!r}: use 1 to 64 letters, digits, dots, underscores and hyphens")
         tag = f"{{quire:{deployment}}}"

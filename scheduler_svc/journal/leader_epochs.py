@@ -1,6 +1,6 @@
-"""Epochs of leaders: which one a leader takes, so that no two share one, and who has begun a later one.
+"""Epochs of leaders: a new one that no other leader takes, and the leader of a later one.
 
-Pure but for the time of day. Knows what entries say of leaders, nothing else of them.
+Pure but for the time of day. Knows of entries only what they say of leaders.
 """
 
 import time
@@ -14,7 +14,7 @@ _NONCE_BITS = 11  # with milliseconds in the other bits an epoch is exact in the
 
 
 def epoch_after(floor: int, leader_id: str) -> int:
-    """An epoch later than `floor` that no other leader would take: milliseconds, at least, and a hash of who it is."""
+    """New epoch, later than `floor`, that no other leader takes: the time in milliseconds and a hash of the leader."""
     nonce = crc32(leader_id.encode()) & ((1 << _NONCE_BITS) - 1)
     epoch = (time.time_ns() // 1_000_000 << _NONCE_BITS) | nonce
     return epoch if epoch > floor else ((floor >> _NONCE_BITS) + 1 << _NONCE_BITS) | nonce
@@ -22,16 +22,16 @@ def epoch_after(floor: int, leader_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaterLeader:
-    """The last of those that have begun behind our last entry."""
+    """Last leader that has begun behind our last entry."""
 
-    last_id: EntryId  # that was looked at
-    is_ready: bool  # or one before it was
+    last_id: EntryId  # of the entries looked at
+    is_ready: bool  # it, or a leader before it
     says_all_again: bool
     follows_ours: bool  # our last entry was there when it began
 
     @classmethod
     def of(cls, stored: StoredEntry, before: "LaterLeader | None", *, follows_ours: bool) -> "LaterLeader":
-        """As this entry shows, behind others. One that cannot be read is no beginning."""
+        """Leader as this entry shows it, behind earlier ones. An unreadable entry begins no epoch."""
         try:
             entry = decode(stored)
         except JournalDamagedError:

@@ -1,7 +1,7 @@
-"""What leadership asks of the store: one lease for whoever leads, and a list of those who stand by.
+"""Interface to the lease of the leader and the list of standbys.
 
-Two implementations: RedisLeases, and MemoryLeases, which nobody else can see. A lease only decides who tries to lead;
-what makes leading safe is that the journal refuses the entries of older epochs.
+Two implementations: RedisLeases, and MemoryLeases within one process. A lease only decides which scheduler tries to
+lead; leading is safe because the journal refuses the entries of older epochs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ MOST_LONGER_MS = 10_000  # beyond its usual life a leader may hold the lease at 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who leads. Epoch 0: it is about to, and has no epoch yet."""
+    """Lease of a leader. Epoch 0: it has no epoch yet."""
 
     leader_id: str
     address: str
@@ -24,55 +24,55 @@ class Lease:
 
     @property
     def holder(self) -> str:
-        """Whose it is, whatever the epoch."""
+        """Id and address of its leader, without the epoch."""
         return f"{self.leader_id} {self.address}"
 
     @classmethod
     def parse(cls, text: str) -> "Lease":
-        """Of `str`. Raises ValueError if it is no such text."""
+        """Parse the text that `str` gives. Raises ValueError for other text."""
         epoch, leader_id, address = text.split(" ", 2)
         return cls(leader_id, address, int(epoch))
 
 
 class HeldLease(NamedTuple):
-    """A lease as the store has it."""
+    """Lease as the store has it."""
 
     lease: Lease
     left_ms: int
 
 
 class Leases(Protocol):
-    """The lease and the standbys of one deployment. Every method may raise StoreUnavailableError, and soon."""
+    """Lease and standbys of one deployment. Every method may raise StoreUnavailableError, within a short time limit."""
 
     async def read(self) -> HeldLease | None:
-        """The lease; None if nobody has it."""
+        """Current lease; None if there is none."""
 
-    async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
-        """Takes the lease if nobody else has it, or if it is that of the leader of `ended_epoch`, which handed over.
+    async def take_lease(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
+        """Take the lease if it is free, or if it is that of the leader of `ended_epoch`, which handed over.
 
-        Returns None if it is ours now, else whose it is.
+        Returns None if it is ours now, else the lease of its holder.
         """
 
     async def hold(self, lease: Lease, ttl_ms: int) -> Lease | None:
-        """Makes the lease ours, or prolongs it, unless it is held by who has a later epoch or is about to take one.
+        """Take the lease or prolong ours, unless its holder has a later epoch or is about to take one.
 
-        Returns None if it is ours now, else whose it is.
+        Returns None if it is ours now, else the lease of its holder.
         """
 
     async def shorten(self, lease: Lease, ttl_ms: int) -> None:
-        """Has the lease end in so long, if it is still this one and would end later: a store's clock may go back."""
+        """Make this lease end in so long, if it would end later: a store's clock may be set back."""
 
     async def release(self, lease: Lease) -> None:
-        """Gives the lease up, if it is ours."""
+        """Release the lease, if it is ours."""
 
     async def announce(self, address: str, ttl_ms: int) -> None:
-        """Counts a standby as present for so long; for no longer, if that is 0."""
+        """Announce a standby as present for so long; withdraw it if that is 0."""
 
     async def standbys(self, longest_ms: int) -> Sequence[str]:
-        """Addresses of the standbys that are present, but for those that said so by a clock since set back.
+        """Addresses of the standbys that are present, without those announced by a clock that was set back since.
 
-        `longest_ms` is how long none counts as present without saying so again.
+        `longest_ms`: longest time for which an announcement can count.
         """
 
     async def close(self) -> None:
-        """Lets go of every connection."""
+        """Close every connection."""

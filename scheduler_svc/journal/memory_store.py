@@ -1,4 +1,4 @@
-"""A store inside the process: for trying things out and for tests. Nothing in it outlives the process.
+"""Store inside the process, for trials and tests. Its contents end with the process.
 
 Refuses what RedisStore refuses, in the same order.
 """
@@ -30,7 +30,7 @@ class MemoryStore:
         self.clear()
 
     def clear(self) -> None:
-        """As FLUSHALL."""
+        """Drop the contents, as FLUSHALL does."""
         self.epoch = 0  # the last one taken
         self._last: EntryId | None = None
         self._ids: list[EntryId] = []
@@ -73,7 +73,7 @@ class MemoryStore:
 
     async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
         ttl_ns = limits.ttl_s * 1_000_000_000
-        self._forget_expired()
+        self._drop_expired()
         self._ledger.expire(time.time_ns() - ttl_ns)
         num_dropped = 0
         for each in records:
@@ -98,9 +98,9 @@ class MemoryStore:
         return payload if until_ns > time.monotonic_ns() else None
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection."""
 
-    def _forget_expired(self) -> None:
+    def _drop_expired(self) -> None:
         now_ns = time.monotonic_ns()
         while self._records:
             request_id, (until_ns, _) = next(iter(self._records.items()))

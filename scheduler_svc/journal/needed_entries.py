@@ -1,7 +1,7 @@
-"""What the journal has to keep: everything that has not ended, and the entry from which on it can be read.
+"""Entries that the journal has to keep: for each live request and pin, the one from which on it can be read.
 
-Each thing can say itself again, so that its older entries need not be kept: this happens when too much has been
-written since. Knows nothing of what the things are.
+A request or pin is restated when too much has been written behind its entry, so that older entries can be trimmed.
+Knows them by their keys alone.
 """
 
 from collections import OrderedDict
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.store import EntryId
 
-# Writes all that is durable of a thing into an entry, as if no entry before it existed.
+# Writes the durable state of a key into an entry, as if no entry before it existed.
 Restate = Callable[[pb.JournalEntry], None]
 
 _RESTATED_AT_ONCE = 4
-_RESTATED_BYTES = 256 << 10  # in one entry, unless a single thing is larger
+_RESTATED_BYTES = 256 << 10  # in one entry, unless a single key takes more
 
 
 @dataclass(slots=True)
@@ -27,15 +27,15 @@ class _Needed:
 
 
 class NeededEntries:
-    """By key, in the order of their entries. A thing whose first entry is on its way is known and not yet durable."""
+    """Needed keys in the order of their entries. A key whose first entry is in flight is known, and not yet durable."""
 
     def __init__(self, *, restate_entries: int, restate_bytes: int) -> None:
-        """A thing is restated when so many entries, or bytes of news, have been written behind its own."""
+        """A key is restated when so many entries, or bytes of news, have been written behind its own."""
         self.num_restated = 0
         self._restate_entries = restate_entries
         self._restate_bytes = restate_bytes
         self._coming: dict[Hashable, Restate] = {}
-        # Its first is asked for at every write; a plain dict would pass over all that went before it.
+        # The first key is looked up at every write; a plain dict would scan over the deleted ones before it.
         self._durable: OrderedDict[Hashable, _Needed] = OrderedDict()
         self._num_entries = 0
         self._num_bytes = 0
@@ -45,37 +45,37 @@ class NeededEntries:
 
     @property
     def oldest(self) -> EntryId | None:
-        """Nothing before it is needed. None: nothing is needed of what is durable."""
+        """First entry that is needed; None if no durable entry is."""
         return next((each.entry_id for each in self._durable.values()), None)
 
-    def expect(self, key: Hashable, restate: Restate) -> None:
-        """Its first entry is on its way."""
+    def add_coming(self, key: Hashable, restate: Restate) -> None:
+        """Add a key whose first entry is in flight."""
         self._coming[key] = restate
 
-    def keep(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
-        """It is in an entry of an earlier leader, somewhere among those that were read."""
+    def keep_entry(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
+        """Add a key whose state is in an entry of an earlier leader."""
         self._durable[key] = _Needed(entry_id, restate, 0, 0)
 
-    def note_read(self, num_bytes: int) -> None:
-        """One entry of an earlier leader lies in the journal; before anything is written."""
+    def count_read(self, num_bytes: int) -> None:
+        """Count an entry of an earlier leader. Call it before anything is written."""
         self._num_entries += 1
         self._num_bytes += num_bytes
 
     def sort(self) -> None:
-        """Brings what was kept into order; before anything is written."""
+        """Sort the kept keys by entry. Call it before anything is written."""
         self._durable = OrderedDict(sorted(self._durable.items(), key=lambda item: item[1].entry_id))
 
     def restate_by(self, key: Hashable, restate: Restate) -> None:
-        """From now on this says it again."""
+        """Restate a key by this function from now on."""
         self._durable[key].restate = restate
 
     def forget(self, key: Hashable) -> None:
-        """It is needed no more. Harmless if it is unknown."""
+        """Forget a key that is not needed any more. Harmless if it is unknown."""
         self._coming.pop(key, None)
         self._durable.pop(key, None)
 
-    def note_written(self, keys: list[Hashable], entry_id: EntryId, num_bytes: int) -> None:
-        """An entry is durable, with this many bytes of news. These things can be read from it on, alone."""
+    def record_written(self, keys: list[Hashable], entry_id: EntryId, num_bytes: int) -> None:
+        """Record a durable entry, with so many bytes of news. These keys can be read from it on."""
         self._num_entries += 1
         self._num_bytes += num_bytes
         for key in keys:
@@ -88,7 +88,7 @@ class NeededEntries:
             self._durable[key] = _Needed(entry_id, restate, self._num_entries, self._num_bytes)
 
     def restate_due(self, entry: pb.JournalEntry) -> list[Hashable]:
-        """Has those said again that are in the way of trimming, a few at a time. Returns their keys."""
+        """Restate the keys that keep the journal from being trimmed, a few at a time. Returns these keys."""
         due: list[Hashable] = []
         for key, each in self._durable.items():
             is_due = (
@@ -103,7 +103,7 @@ class NeededEntries:
         return due
 
     def restate_all(self) -> Iterator[tuple[pb.JournalEntry, list[Hashable]]]:
-        """Has everything durable said again, in entries of bounded size; gives them with the keys in them."""
+        """Restate every durable key, in entries of bounded size; yields each with its keys."""
         entry, keys = pb.JournalEntry(), list[Hashable]()
         for key, each in list(self._durable.items()):
             each.restate(entry)
@@ -116,7 +116,7 @@ class NeededEntries:
 
 
 def restating_alone(admission: pb.Admission) -> Restate:
-    """Of a request of which nothing but its admission is durable."""
+    """Restatement of a request of which only the admission is durable."""
 
     def restate(entry: pb.JournalEntry) -> None:
         entry.restatements.add(admission=admission)

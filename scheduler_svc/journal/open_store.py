@@ -1,4 +1,4 @@
-"""The one place that picks a store by its URL."""
+"""Choice of the store by its URL."""
 
 from quire.redaction import has_password, without_passwords
 from scheduler_svc.journal.leases import Leases
@@ -14,12 +14,12 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 async def open_store(url: str, *, deployment: str = "default", patience_s: float = 30.0) -> Store:
-    """Opens a store and waits until it answers.
+    """Open a store and wait until it answers.
 
     Args:
         url: "memory", redis://[user:password@]host[:port][/db], rediss://… (TLS) or unix:///path/to/socket.
         deployment: keeps several systems apart in one server.
-        patience_s: how long to wait for a server that does not answer.
+        patience_s: longest wait for a server that does not answer.
 
     Raises:
         StoreConfigurationError: the URL or the credentials are wrong.
@@ -46,14 +46,14 @@ async def open_store(url: str, *, deployment: str = "default", patience_s: float
 
 
 def open_leases(url: str, *, deployment: str, lease_ms: int) -> Leases:
-    """The leases of a store that `open_store` has opened: connects when it is used."""
+    """Leases of a store that `open_store` has opened; connects when used."""
     if url == MEMORY_URL:
         return MemoryLeases()
     return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
 
 
 def open_tail(url: str, *, deployment: str) -> RedisTail:
-    """The journal of a store that others write as well. Raises StoreConfigurationError if nobody else can."""
+    """Tail of a journal that another process writes. Raises StoreConfigurationError for a store inside the process."""
     if url == MEMORY_URL:
         raise StoreConfigurationError("a standby shares its store with the leader; give --store redis://host:port")
     return RedisTail(url, deployment=deployment)

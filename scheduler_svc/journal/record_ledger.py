@@ -1,6 +1,6 @@
-"""The accounts of the records that a process keeps itself: whose they are, how large, and which ended first.
+"""Accounts of the records that a process keeps itself: their tenants, sizes and ends.
 
-Decides as the script for Redis does which records leave. Knows no payload and no clock. Pure.
+Decides which records leave, by the rules of the script for Redis. Knows no payload and no clock. Pure.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -14,7 +14,7 @@ _MOST_STALE = 1000  # entries of the heap, beside two for each tenant
 
 
 class _Entry(NamedTuple):
-    """One record. They are ordered by end."""
+    """Account of one record. Entries are ordered by end."""
 
     ended_unix_ns: int
     request_id: str
@@ -23,10 +23,10 @@ class _Entry(NamedTuple):
 
 
 class RecordLedger:
-    """What is added is kept, except what it names as dropped, or has expired."""
+    """Keeps added records, except those that `add` returns as dropped, and expired ones."""
 
     def __init__(self) -> None:
-        self.dropped_until: dict[str, int] = {}  # by tenant, who lost one last comes last: the latest end of its lost
+        self.dropped_until: dict[str, int] = {}  # by tenant, the latest loser last: latest end of its dropped records
         self._entries: dict[str, _Entry] = {}  # by request_id
         self._all: list[_Entry] = []  # by end
         self._of: dict[str, list[_Entry]] = {}  # by tenant, by end
@@ -36,7 +36,7 @@ class RecordLedger:
         self._by_bytes: list[tuple[int, str]] = []
 
     def add(self, record: Record, max_bytes: int, max_tenant_bytes: int) -> list[str]:
-        """Returns the request_ids of those that leave for it, or of its own. The last one of all stays."""
+        """Add a record; returns the request_ids of records dropped for it, perhaps its own. The last record stays."""
         tenant = record.tenant
         if (known := self._entries.get(record.request_id)) is not None:
             self._remove(known)
@@ -46,7 +46,7 @@ class RecordLedger:
         insort(self._of.setdefault(tenant, []), entry)
         self._bytes_of[tenant] += entry.weight
         self._num_bytes += entry.weight
-        self._note_larger(tenant)
+        self._push_size(tenant)
         dropped = []
         while self._bytes_of[tenant] > max_tenant_bytes and len(self._of[tenant]) > 1:
             dropped.append(self._drop_first(tenant))
@@ -55,7 +55,7 @@ class RecordLedger:
         return dropped
 
     def expire(self, ended_unix_ns: int) -> None:
-        """Removes what ended until then."""
+        """Remove records that ended until then."""
         for each in self._all[: bisect_right(self._all, ended_unix_ns, key=lambda each: each.ended_unix_ns)]:
             self._remove(each)
         while self.dropped_until:
@@ -81,14 +81,14 @@ class RecordLedger:
         if not entries:
             del self._of[tenant], self._bytes_of[tenant]
 
-    def _note_larger(self, tenant: str) -> None:
+    def _push_size(self, tenant: str) -> None:
         heappush(self._by_bytes, (-self._bytes_of[tenant], tenant))
         if len(self._by_bytes) > 2 * len(self._of) + _MOST_STALE:
             self._by_bytes = [(-num_bytes, each) for each, num_bytes in self._bytes_of.items()]
             heapify(self._by_bytes)
 
     def _largest(self) -> str:
-        """The tenant that has the most bytes."""
+        """Tenant with the most bytes."""
         while True:
             negative_bytes, tenant = self._by_bytes[0]
             num_bytes = self._bytes_of.get(tenant, 0)

@@ -1,4 +1,4 @@
-"""Reads of records, those of concurrent callers together: while one read is under way, the next is gathered.
+"""Reads of records, batched: while one read is in flight, the next one gathers ids.
 
 A store that syncs its file on every write answers nobody meanwhile, so that reads one after the other would take a
 sync each, and a burst of newcomers seconds. Knows no commands and no keys.
@@ -24,7 +24,7 @@ class RecordReads:
         self._reading: asyncio.Task[None] | None = None
 
     async def get(self, request_id: str) -> bytes | None:
-        """Raises what `read_many` raised."""
+        """Read one record. Raises the errors of `read_many`."""
         record = self._waiting.get(request_id)
         if record is None:
             record = self._waiting[request_id] = asyncio.get_running_loop().create_future()
@@ -34,7 +34,7 @@ class RecordReads:
         return await asyncio.shield(record)  # others may wait for it too
 
     def close(self) -> None:
-        """Reads no more; who waits is cancelled."""
+        """Stop reading; waiting callers are cancelled."""
         if self._reading is not None:
             self._reading.cancel()
         for record in self._waiting.values():
@@ -62,6 +62,6 @@ class RecordReads:
 
 
 def _look_at(record: "asyncio.Future[bytes | None]") -> None:
-    """What went wrong is nobody's concern if nobody waits any more."""
+    """Retrieve the error, which concerns no caller if none waits any more."""
     if not record.cancelled():
         record.exception()

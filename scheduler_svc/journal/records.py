@@ -1,6 +1,6 @@
-"""Request records: what is left of a request after its end, for a late reader.
+"""Request records: outputs of ended requests, for late readers.
 
-Written in the background, in pipelines of what piled up, and tried again while the store is away. Knows nothing of
+Written in the background, in batches, and tried again while the store does not answer. Knows nothing of
 the payload.
 """
 
@@ -23,7 +23,7 @@ _SAY_EVERY_S = 60.0
 
 
 class _Pending(NamedTuple):
-    """A record on its way to the store."""
+    """Record on its way to the store."""
 
     record: Record
     on_settled: Callable[[], None] | None
@@ -40,14 +40,14 @@ class Records:
         max_pending_bytes: int = 64 << 20,
         close_timeout_s: float = 5.0,
     ) -> None:
-        """Takes a store that is open.
+        """Take a store that is open.
 
         Args:
             store: where records go.
-            limits: how long the store keeps a record, and how many.
+            limits: time for which the store keeps a record, and bytes of all records.
             max_pending_bytes: when more than this waits for the store, the oldest are given up, of the tenant that
                 has the most.
-            close_timeout_s: how long `close` waits for what is pending.
+            close_timeout_s: longest wait of `close` for pending records.
         """
         self._store = store
         self._limits = limits or RecordLimits()
@@ -91,13 +91,13 @@ class Records:
         tenant: str = "",
         ended_unix_ns: int | None = None,
     ) -> None:
-        """Keeps a record; never waits. The end of the request is now unless given.
+        """Put a record; never waits. The end of the request is now unless given.
 
         `on_settled` is called once the record is in the store, or was given up: from then on the journal's entries
         of this request serve no one.
         """
         self._remove(request_id)
-        now_ns = time.time_ns()  # who ended later did so by a clock that was ahead of ours
+        now_ns = time.time_ns()  # a later end is by a clock that was ahead of ours
         ended_unix_ns = now_ns if ended_unix_ns is None else min(ended_unix_ns, now_ns)
         self._pending[request_id] = _Pending(Record(request_id, tenant, ended_unix_ns, payload), on_settled)
         self._pending_of.setdefault(tenant, {})[request_id] = len(payload)
@@ -112,14 +112,14 @@ class Records:
         self._wake.set()
 
     async def get(self, request_id: str) -> bytes | None:
-        """The payload; None if unknown or expired. Raises StoreUnavailableError."""
+        """Payload of a record; None if unknown or expired. Raises StoreUnavailableError."""
         pending = self._pending.get(request_id)
         if pending is not None:
             return pending.record.payload
         return await self._store.get_record(request_id)
 
     async def run(self) -> None:
-        """The one writer. Returns after `close`."""
+        """Write records, as the one writer. Returns after `close`."""
         self._stopped.clear()
         backoff_s = _MIN_BACKOFF_S
         try:
@@ -127,7 +127,7 @@ class Records:
                 ids = list(self._pending)[:_MAX_BATCH]
                 batch = [self._pending[request_id].record for request_id in ids]
                 try:
-                    self._note_dropped(await self._store.put_records(batch, self._limits))
+                    self._record_dropped(await self._store.put_records(batch, self._limits))
                 except StoreUnavailableError as error:
                     log.warning("records not written", reason=error.message, pending=len(self._pending))
                     if await self._gives_up_within(backoff_s):
@@ -141,7 +141,7 @@ class Records:
             self._stopped.set()
 
     async def close(self) -> None:
-        """Writes what is pending, for as long as the time limit allows, and ends `run`."""
+        """Write pending records, as long as the time limit allows, and end `run`."""
         self._closing = True
         self._wake.set()
         try:
@@ -165,7 +165,7 @@ class Records:
             return False
         return True
 
-    def _note_dropped(self, number: int) -> None:
+    def _record_dropped(self, number: int) -> None:
         self._num_dropped += number
         self._num_dropped_unsaid += number
         now_s = time.monotonic()

@@ -1,6 +1,6 @@
-"""The lease and the standbys in Redis or Valkey, over a connection of their own with short time limits.
+"""Lease and standbys in Redis or Valkey, over a connection of their own with short time limits.
 
-No command is repeated blindly: who asks knows better when to ask again.
+Never repeats a command: the caller knows when to ask again.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class RedisLeases:
             return None
         return HeldLease(Lease.parse(value.decode()), left_ms)
 
-    async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
+    async def take_lease(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
         return await self._change(_TAKE, lease, ttl_ms, ended_epoch or -1)
 
     async def hold(self, lease: Lease, ttl_ms: int) -> Lease | None:
@@ -97,7 +97,7 @@ class RedisLeases:
         await self._link.close()
 
     async def _change(self, script: bytes, lease: Lease, ttl_ms: int, epoch: int) -> Lease | None:
-        """Whose the lease is, if it is not ours."""
+        """Change the lease by a script. Returns the lease of its holder; None if it is ours."""
         command = pack("EVAL", script, 1, self._keys.lease, str(lease), ttl_ms, epoch, lease.holder)
         held: bytes = await self._link.call(command)
         return Lease.parse(held.decode()) if held else None

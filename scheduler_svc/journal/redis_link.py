@@ -1,7 +1,7 @@
-"""One connection to Redis or Valkey, connected when it is used, with a bound on every wait.
+"""Connection to Redis or Valkey, opened when it is used, with a time limit on every wait.
 
 Sends commands packed by the caller, which is the cheapest way through the client library, and turns the library's
-exceptions into the store's. Never repeats a command unless it was told that repeating is harmless.
+exceptions into the store's. Repeats a command only if the caller says that this is harmless.
 """
 
 import asyncio

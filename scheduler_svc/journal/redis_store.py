@@ -1,7 +1,7 @@
-"""The store in Redis (7.0 or later) or Valkey (8 or later).
+"""Store in Redis (7.0 or later) or Valkey (8 or later).
 
-The journal has a connection of its own, so that nothing waits in front of an entry. Knows the commands and the
-keys, not what is in an entry or a record.
+The journal has a connection of its own, so that no command waits before an entry. Knows commands and keys, not the
+contents of entries and records.
 """
 
 import asyncio
@@ -91,9 +91,9 @@ class RedisStore:
         await self._learn_durability(_info(persistence))
 
     async def _learn_durability(self, persistence: dict[str, str]) -> None:
-        """What the server keeps of what it acknowledges, as far as it lets us ask."""
+        """Learn how durable an acknowledgement of the server is, if it allows the question."""
         if persistence.get("aof_enabled") == "0":
-            self.durability = "none: what was accepted ends with the store's process"
+            self.durability = "none: accepted requests end with the store's process"
             return
         with suppress(StoreUnavailableError):
             reply = await self._side.call(pack("CONFIG", "GET", "appendfsync"))

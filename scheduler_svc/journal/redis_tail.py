@@ -29,12 +29,12 @@ class RedisTail:
         return [stored_entry(*item) for item in entries]
 
     async def first(self) -> StoredEntry | None:
-        """The oldest entry that is not trimmed; None if there is none. Raises StoreUnavailableError."""
+        """Oldest entry that is not trimmed; None if there is none. Raises StoreUnavailableError."""
         found = await self._link.call(pack("XRANGE", self._journal, "-", "+", "COUNT", 1))
         return stored_entry(*found[0]) if found else None
 
     async def has(self, entry_id: EntryId) -> bool:
-        """Whether this entry is there. Raises StoreUnavailableError."""
+        """True if this entry is there. Raises StoreUnavailableError."""
         return bool(await self._link.call(pack("XRANGE", self._journal, str(entry_id), str(entry_id))))
 
     async def close(self) -> None:

@@ -1,7 +1,6 @@
-"""What the scheduler asks of the store that outlives it, and how a store says no.
+"""Interface to the store that outlives the scheduler, and the errors of a store.
 
-Two implementations: RedisStore, and MemoryStore, which is not durable. Knows nothing of what an entry or a record
-means; to a store both are bytes.
+Two implementations: RedisStore, and MemoryStore, which is not durable. Entries and records are bytes here.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +11,7 @@ from quire.errors import UnavailableError
 
 
 class EntryId(NamedTuple):
-    """Where an entry stands in the journal. Ordered by the leader's epoch, then by the leader's own count."""
+    """Position of an entry in the journal. Ordered by the leader's epoch, then by the leader's own count."""
 
     epoch: int
     seq: int
@@ -27,7 +26,7 @@ RECORD_OVERHEAD = 240  # bytes of the store's memory that a record takes beside 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry as the store holds it, not yet verified."""
+    """Entry as the store holds it, not yet verified."""
 
     entry_id: EntryId
     payload: bytes | None  # None: the entry has no such field
@@ -35,7 +34,7 @@ class StoredEntry:
 
 
 class Record(NamedTuple):
-    """What is kept of a request after its end."""
+    """Record of an ended request."""
 
     request_id: str
     tenant: str
@@ -44,15 +43,15 @@ class Record(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Bytes that it counts for: about what it takes of the store's memory, keys and accounts included."""
+        """Bytes that it counts for: about its memory in the store, keys and accounts included."""
         return len(self.payload) + 2 * len(self.request_id.encode()) + RECORD_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
-    """How long records are kept, and how many bytes of them: of one tenant, and of all together.
+    """Limits of records: time to live, and bytes of one tenant and of all together.
 
-    Beyond a limit the records go whose requests ended first: of the tenant, or of whichever tenant has the most bytes.
+    Above a limit records of the requests that ended first are dropped: of the tenant, or of the one with most bytes.
     """
 
     ttl_s: int = 3600
@@ -61,19 +60,19 @@ class RecordLimits:
 
 
 class StoreError(Exception):
-    """Base of what a store can answer instead of doing what was asked."""
+    """Base of the errors of a store."""
 
 
 class StoreUnavailableError(StoreError, UnavailableError):
-    """Not now: no answer, connection lost, no memory, no disk, read-only. It may or may not have happened."""
+    """Temporary failure: no answer, connection lost, no memory, no disk, read-only. The command may have been done."""
 
 
 class StoreConfigurationError(StoreUnavailableError):
-    """Not ever, as it is configured: wrong address, wrong password, missing permission."""
+    """Lasting failure of the configuration: wrong address, wrong password, missing permission."""
 
 
 class StoreFlushedError(StoreError):
-    """There is no journal, though there was one: the store has lost its contents. Nothing was written."""
+    """The journal is gone: the store has lost its contents. Nothing was written."""
 
 
 class StaleEntryError(StoreError):
@@ -93,7 +92,7 @@ class JournalDamagedError(StoreError):
 
 
 class Store(Protocol):
-    """The journal's stream, the epoch counter and the request records.
+    """Journal stream, epoch counter and request records.
 
     Every method may raise StoreUnavailableError. `append` and `last_entry_id` belong to the one journal writer, and
     are ordered among themselves; the others may run beside them.
@@ -105,20 +104,20 @@ class Store(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether what was acknowledged outlives the process."""
+        """True if acknowledged data outlives the process."""
 
     @property
     def durability(self) -> str:
-        """What an acknowledgement is worth, in a few words for the log."""
+        """Durability of an acknowledgement, in a few words for the log."""
 
     async def next_epoch(self) -> int:
-        """Counts the epoch up and returns it."""
+        """Increment the epoch and return it."""
 
     async def raise_epoch(self, epoch: int) -> None:
-        """Sees to it that the epoch is at least this one."""
+        """Raise the epoch to at least this one."""
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
-        """Adds one entry; returns once the store keeps it.
+        """Append one entry; returns once the store keeps it.
 
         Raises StaleEntryError, or StoreFlushedError unless `create` allows it to begin the stream.
         """
@@ -127,32 +126,32 @@ class Store(Protocol):
         """Id of the last entry ever added, trimmed or not. None if there is no journal."""
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
-        """Up to `limit` entries in order, from `first` on, itself included.
+        """Read up to `limit` entries in order, from `first` on, itself included.
 
-        `is_urgent`: a leader may have to know within the life of a lease. A lost reply is not waited for longer than
-        that of an `append`.
+        `is_urgent`: a leader needs them within the life of a lease, so a lost reply is waited for no longer than that
+        of an `append`.
         """
 
     async def trim(self, oldest: EntryId) -> None:
-        """Drops entries before `oldest`; some of them may stay a while."""
+        """Drop entries before `oldest`; some of them may stay a while."""
 
     async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
-        """Keeps each record for `ttl_s` from now by the store's clock, as far as there is room.
+        """Keep each record for `ttl_s` from now by the store's clock, as far as there is room.
 
-        Repeating it is harmless. Returns how many were dropped for want of room, of these or of earlier ones.
+        Repeating it is harmless. Returns the number of records dropped for want of room, of these or earlier ones.
         """
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
-        """Those of them that have a record."""
+        """Request ids, of these, that have a record."""
 
     async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
-        """By tenant, of those whose records were dropped for want of room: the latest end (Unix, ns) of such a one.
+        """Latest end (Unix, ns) of a record dropped for want of room, by tenant; tenants without one are left out.
 
-        What ended before has no record any more and needs none.
+        Requests of the tenant that ended before have no record any more and need none.
         """
 
     async def get_record(self, request_id: str) -> bytes | None:
-        """The payload; None if there is none or it has expired."""
+        """Payload of a record; None if there is none or it has expired."""
 
     async def close(self) -> None:
-        """Lets go of every connection."""
+        """Close every connection."""

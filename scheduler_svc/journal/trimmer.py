@@ -18,15 +18,15 @@ class Trimmer:
         self._next = every
         self._trimming: asyncio.Task[None] | None = None
 
-    def note_written(self, num_entries: int, oldest: EntryId) -> None:
-        """So many entries were written, and none before `oldest` is needed."""
+    def trim_if_due(self, num_entries: int, oldest: EntryId) -> None:
+        """Start a trim up to `oldest`, the first needed entry, if enough entries were written since the last."""
         if num_entries < self._next or (self._trimming is not None and not self._trimming.done()):
             return
         self._next = num_entries + self._every
         self._trimming = asyncio.create_task(self._trim(oldest))
 
     async def close(self) -> None:
-        """Breaks off a trim."""
+        """Cancel a trim."""
         if self._trimming is not None:
             self._trimming.cancel()
             await asyncio.wait([self._trimming])

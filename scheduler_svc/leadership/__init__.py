@@ -1,1 +1,1 @@
-"""Who leads: the lease, the standby that waits for it, and the journal that it reads meanwhile."""
+"""Leadership: the lease, the standby that waits for it, and the journal that it follows meanwhile."""

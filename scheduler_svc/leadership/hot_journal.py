@@ -1,6 +1,6 @@
-"""The journal as a standby has it: read while another scheduler writes it, so that little is left to read.
+"""Journal as followed by a standby while the leader writes it, so that a take-over has little left to read.
 
-What has ended is forgotten once nobody could need it, so this holds about what the leader holds. Knows nothing of
+Ended requests are forgotten once no reader can need them, so the memory is about that of the leader. Knows nothing of
 leases.
 """
 
@@ -27,64 +27,64 @@ log = structlog.get_logger()
 
 _PAGE = 64  # entries; one may have a megabyte
 _RETRY_S = 0.1
-_ANEW_S = 1.0  # before it is read anew after a fault of ours
+_ANEW_S = 1.0  # before it is read again from its start after a fault of ours
 FORGET_EVERY_S = 5.0  # at least
 
 
 class JournalTail(Protocol):
-    """The end of a journal that another process writes. Every method may raise StoreUnavailableError."""
+    """End of a journal that another process writes. Every method may raise StoreUnavailableError."""
 
     async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
-        """Up to `limit` entries behind `last`; none if none has come for a while."""
+        """Read up to `limit` entries behind `last`; none if none has come for a while."""
 
     async def first(self) -> StoredEntry | None:
-        """The oldest entry that is not trimmed; None if there is none."""
+        """Oldest entry that is not trimmed; None if there is none."""
 
     async def has(self, entry_id: EntryId) -> bool:
-        """Whether this entry is there."""
+        """True if this entry is there."""
 
     async def close(self) -> None:
-        """Lets go of the connection."""
+        """Close the connection."""
 
 
 class HotJournal:
-    """Follows a journal. Invariant: `replay` has taken every entry up to `last`, but for what was trimmed before."""
+    """Follows a journal. Invariant: `replay` has applied every entry up to `last` that was not trimmed before."""
 
     def __init__(
         self, tail: JournalTail, store: Store, *, record_ttl_s: int, forget_every_s: float = FORGET_EVERY_S
     ) -> None:
-        """Takes a tail of its own, and the store for the records of what has ended."""
+        """Take a tail of its own, and the store with the records of ended requests."""
         self.replay = JournalReplay()
         self.last = JOURNAL_START
         self.has_ended = asyncio.Event()  # set whenever `ended_epoch` is
-        self.ended_epoch = 0  # of a leader that handed over, and whom none has followed yet
-        self.forgotten_since_s: float | None = None  # since when somebody is seen to begin without what was read
+        self.ended_epoch = 0  # of a leader that handed over, while no other has begun
+        self.forgotten_since_s: float | None = None  # since when a leader is seen to begin without our entries
         self._tail = tail
         self._store = store
         self._record_ttl_s = record_ttl_s
         self._forget_every_s = forget_every_s
         self._forgot_s = time.monotonic()
         self._epochs: set[int] = set()  # of all entries that were read
-        self._ended_s: dict[int, float] = {}  # by number: since when it is known to have ended
+        self._ended_s: dict[int, float] = {}  # by number: when its end was seen
 
     async def follow(self) -> None:
-        """Reads until cancelled, or until an entry is damaged: whoever leads then will meet it, and say so."""
+        """Follow until cancelled, or until an entry is damaged: the next leader will report it."""
         page_size, is_late = _PAGE, False
         while True:
             try:
                 page = await self._tail.read_after(self.last, page_size)
-                goes_on = await self._goes_on_with(page[0]) if page else not await self._is_led_below()
+                goes_on = await self._continues_with(page[0]) if page else not await self._is_led_below()
                 if not goes_on:
                     if not await self._is_led_without_ours():
-                        await self._note_forgotten()
-                        await asyncio.sleep(_RETRY_S)  # whoever begins there may know less than we do
+                        await self._track_forgotten()
+                        await asyncio.sleep(_RETRY_S)  # the leader that begins there may know less than we do
                         continue
-                    log.warning("journal trimmed before it was read; reading it anew", last=str(self.last))
+                    log.warning("journal trimmed before it was read; reading it from its start", last=str(self.last))
                     self._begin_again()
                     continue
-                self._take(page)
+                self._apply_page(page)
                 self.forgotten_since_s = None
-                await self._forget_now_and_then()
+                await self._prune_periodically()
                 page_size, is_late = min(page_size + 1, _PAGE), False
             except StoreUnavailableError as error:
                 if not is_late:
@@ -95,16 +95,16 @@ class HotJournal:
                 log.error("journal not followed any more", reason=str(error))
                 self._begin_again()
                 return
-            except Exception:  # an entry may be half taken
-                log.exception("journal not followed; reading it anew", last=str(self.last))
+            except Exception:  # an entry may be half applied
+                log.exception("journal not followed; reading it from its start", last=str(self.last))
                 self._begin_again()
                 await asyncio.sleep(_ANEW_S)
 
     async def begun(self, epoch: int) -> BegunReplay:
-        """What is read, for a leader that has opened the journal at `epoch`, behind what was read.
+        """Replay so far, for a leader that has opened the journal at `epoch`, behind the entries that were read.
 
-        What the store has lost of it is kept: it is history. What was trimmed before it was read is begun anew. It
-        stays ours until `close`: that leader may fail to begin. Raises StoreUnavailableError.
+        Entries that the store has lost since are kept: they happened. If entries were trimmed before they were read,
+        the replay starts again. It stays ours until `close`: that leader may fail. Raises StoreUnavailableError.
         """
         first = await self._tail.first()
         is_whole = True
@@ -117,10 +117,10 @@ class HotJournal:
                 self._begin_again()
         else:
             is_whole = await self._tail.has(self.last)
-        return BegunReplay(self.replay, self._next(), is_whole, self._note_read)
+        return BegunReplay(self.replay, self._next(), is_whole, self._record_read)
 
     async def outlives_journal(self) -> bool:
-        """Whether this has read of requests, and the journal has nothing but beginnings of leaders who have not.
+        """True if requests were read here, and the journal has only starts of leaders that know none of them.
 
         Raises StoreUnavailableError, or JournalDamagedError.
         """
@@ -135,37 +135,37 @@ class HotJournal:
         )
 
     async def close(self) -> None:
-        """Lets go of what was read, and of the connection."""
+        """Drop the replay, and close the connection."""
         self._begin_again()
         await self._tail.close()
 
-    def _note_read(self, entry_id: EntryId) -> None:
-        """The replay has taken this entry, too."""
+    def _record_read(self, entry_id: EntryId) -> None:
+        """Record that the replay has applied this entry, too."""
         self.last = entry_id
 
-    async def _goes_on_with(self, stored: StoredEntry) -> bool:
-        """Whether nothing was trimmed, or lost, between what was read and this entry, the first behind it.
+    async def _continues_with(self, stored: StoredEntry) -> bool:
+        """True if no entry was trimmed or lost between the last one read and this one, the first behind it.
 
-        Behind a loss the leader says everything again: then what was read is needed until it has done so.
+        After a loss the leader restates everything: the replay is needed until it has done so.
         """
         if self.last == JOURNAL_START or stored.entry_id == self._next() or _begins_again(stored):
             return True
         return await self._tail.has(self.last)
 
     async def _is_led_below(self) -> bool:
-        """Whether a leader unknown here has begun in an emptied journal, at an epoch before what was read.
+        """True if a leader unknown here has begun in an emptied journal, at an epoch before our last entry.
 
-        Its clock is behind, so nothing that it writes will ever come behind what was read. A journal that has lost no
-        more than its end has no such leader.
+        Its clock is behind, so its entries never come behind our last one. A journal that has only lost its end has no
+        such leader.
         """
         newest = await self._store.last_entry_id()
         return newest is not None and newest < self.last and newest.epoch not in self._epochs
 
     async def _is_led_without_ours(self) -> bool:
-        """Whether a leader is ready in a journal that has nothing of what was read: it was trimmed, or is over."""
+        """True if a leader is ready in a journal without our entries: they were trimmed, or their requests ended."""
         return any(is_news(decode(each)) for each in await self._tail.read_after(JOURNAL_START, _PAGE))
 
-    async def _note_forgotten(self) -> None:
+    async def _track_forgotten(self) -> None:
         if not await self.outlives_journal():
             self.forgotten_since_s = None
         elif self.forgotten_since_s is None:
@@ -180,7 +180,7 @@ class HotJournal:
         self._epochs.clear()
         self.forgotten_since_s = None
 
-    def _take(self, page: Sequence[StoredEntry]) -> None:
+    def _apply_page(self, page: Sequence[StoredEntry]) -> None:
         for stored in page:
             entry = decode(stored)
             self.replay.apply(stored.entry_id, entry)
@@ -190,10 +190,10 @@ class HotJournal:
         if self.ended_epoch:
             self.has_ended.set()
 
-    async def _forget_now_and_then(self) -> None:
-        """Forgets requests that have had their record, or were found ended so long ago that it has expired.
+    async def _prune_periodically(self) -> None:
+        """Forget requests that have a record, or ended so long ago that it has expired.
 
-        Goes by how long this process has known: the time of day at which they ended is by another process's clock.
+        Counts from the moment when this process saw the end: the time of day of the end is by another process's clock.
         """
         now_s = time.monotonic()
         if now_s < self._forgot_s + self._forget_every_s:

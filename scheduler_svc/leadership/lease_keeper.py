@@ -1,7 +1,7 @@
-"""A leader's lease: held from when it begins to lead, as long as it does, and given up at its end.
+"""Lease of a leader: held from the beginning of a take-over to the end of leading.
 
-A store that does not answer ends no leader, and neither does a lease that is lost: the lease only says who may try to
-lead. Who leads is said by the journal, which is looked at when somebody else has the lease.
+Neither a store that does not answer nor a lost lease ends a leader: the lease only decides which scheduler may try to
+lead. The journal decides which one leads; it is probed when another scheduler has the lease.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from scheduler_svc.journal.store import StoreUnavailableError
 log = structlog.get_logger()
 
 _RENEWALS = 4  # within the life of a lease
-_LONGEST_PRESENT_LEASES = 4  # lives of a lease; standbys say that they are there for two
+_LONGEST_PRESENT_LEASES = 4  # lives of a lease; standbys announce themselves for two
 
 
 class LeaseKeeper:
@@ -26,9 +26,9 @@ class LeaseKeeper:
     def __init__(
         self, leases: Leases, lease: Lease, *, lease_ms: int, epoch: Callable[[], int], on_doubt: Callable[[], None]
     ) -> None:
-        """Takes whose lease it is, and what tells the epoch that we lead in; 0: we are about to lead.
+        """`epoch` returns the epoch in which we lead; 0: none yet.
 
-        `on_doubt` is called whenever somebody else has the lease.
+        `on_doubt` is called whenever another scheduler has the lease.
         """
         self._leases = leases
         self._lease = lease
@@ -37,10 +37,10 @@ class LeaseKeeper:
         self._on_doubt = on_doubt
         self._longer_ms = 0
         self._is_released = self._is_late = False
-        self._other: Lease | None = None  # who has it, as last seen
+        self._other: Lease | None = None  # of another holder, as last seen
 
-    async def keep(self) -> None:
-        """Takes the lease, renews it, and takes it again where it was lost, until cancelled."""
+    async def keep_lease(self) -> None:
+        """Take the lease, renew it, and take it again if it was lost, until cancelled."""
         while True:
             if not self._is_released:
                 await self._hold()
@@ -48,9 +48,9 @@ class LeaseKeeper:
 
     @asynccontextmanager
     async def longer(self, seconds: float) -> AsyncIterator[None]:
-        """Inside, each renewal holds for so much longer: what is done there may keep the process from the next one.
+        """Make each renewal inside hold for so much longer: work there may keep the process from the next one.
 
-        For 10 s longer at most: a standby takes more for a store whose clock was set back, and shortens the lease.
+        By 10 s at most: a standby takes a longer lease for one of a store whose clock was set back, and shortens it.
         """
         longer_ms = min(round(seconds * 1000), MOST_LONGER_MS - self._longer_ms)
         self._longer_ms += longer_ms
@@ -62,7 +62,7 @@ class LeaseKeeper:
             self._longer_ms -= longer_ms
 
     async def standbys(self) -> list[str]:
-        """Addresses of the standbys that are present; none if the store does not say."""
+        """Addresses of the standbys that are present; none if the store does not answer."""
         try:
             return list(await self._leases.standbys(_LONGEST_PRESENT_LEASES * self._lease_ms))
         except StoreUnavailableError as error:
@@ -70,12 +70,12 @@ class LeaseKeeper:
             return []
 
     async def release(self) -> None:
-        """Gives the lease up, so that nobody has to wait for its end."""
+        """Release the lease, so that no standby has to wait for its end."""
         self._is_released = True
         try:
             await self._leases.release(self._lease)
         except StoreUnavailableError as error:
-            log.warning("lease not given up", reason=error.message)
+            log.warning("lease not released", reason=error.message)
 
     async def _hold(self) -> None:
         lease = replace(self._lease, epoch=self._epoch())

@@ -1,6 +1,6 @@
-"""A scheduler that waits until it may lead: until nobody holds the lease, or the leader has handed over.
+"""Standby: a scheduler that waits until it may lead, when the lease is free or the leader has handed over.
 
-Knows the lease and that the journal is being read meanwhile; nothing of requests.
+Knows the lease, and that the journal is followed meanwhile; nothing of requests.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ log = structlog.get_logger()
 _LOOKS = 10  # at the lease, within its life
 _ANNOUNCEMENTS = 2  # within the time that each counts
 _PRESENT_LEASES = 2  # the time that an announcement counts, in lives of a lease
-# Lives of a lease in which a leader that lives says again what an emptied store has lost: it looks four times in one.
-# Who begins without it waits for a whole one before it serves.
+# Lives of a lease in which a living leader rewrites what an emptied store has lost: it probes four times in one.
+# A leader that begins without that state waits for a whole life before it serves.
 _FORGOTTEN_LEASES = 0.5
-_LONGEST_LEASES = 2  # lives of a lease that a usual one can have left, with room for settings that are being changed
+_LONGEST_LEASES = 2  # lives of a lease that one can have left, with room for settings that are being changed
 _AFTER_END_S = 0.002  # a lease is looked at again so soon after it must have ended
 
 
 class Standby:
-    """Waits, as often as it is told to.
+    """One per standby process; `wait` may be called again after a failed take-over.
 
-    `on_leader` is told the leader's address whenever that changes; None: there is none.
+    `on_leader` gets the leader's address whenever that changes; None: there is none.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Standby:
         self._longest_ms = _LONGEST_LEASES * lease_ms + MOST_LONGER_MS
         self._on_leader = on_leader
         self._leader: Lease | None = None  # as last seen
-        self._seen: Lease | None = None  # last of all, whether it still is there or not
-        self._seen_until_s = 0.0  # it must not end before, unless it is given up
+        self._seen: Lease | None = None  # the last lease seen, ended or not
+        self._seen_until_s = 0.0  # its end, unless it is released before
         self._could_not_look = False
         self._is_new = True  # no lease was seen, and none waited for
-        # Until then nobody is followed: at our own start, after a time without the store, or after a loss of what it
-        # had, its leader may be fine, and about to renew.
+        # Do not take over before: at our own start, after a time without the store, or after a loss in it, the leader
+        # may live, and be about to renew.
         self._patient_until_s = 0.0
 
     async def wait(self) -> None:
-        """Returns once the lease is ours, or is that of one who begins without what was read here."""
+        """Return once the lease is ours, or its holder begins without the entries that were read here."""
         others = [asyncio.create_task(each) for each in (self._journal.follow(), self._announce())]
         try:
             while (pause_s := await self._try_to_lead()) is not None:
@@ -70,7 +70,7 @@ class Standby:
             await self._withdraw()
 
     async def _try_to_lead(self) -> float | None:
-        """Takes the lease if it may be taken. Returns when to look again, in seconds; None: it is ours to lead."""
+        """Take the lease if it may be taken. Returns the seconds until the next look; None: this process shall lead."""
         loop = asyncio.get_running_loop()
         pause_s = self._lease_ms / 1000 / _LOOKS
         try:
@@ -86,58 +86,58 @@ class Standby:
                 return None
             if held is not None and not is_ours and not is_over:
                 self._could_not_look, self._is_new, self._patient_until_s = False, False, 0.0
-                self._note_leader(held.lease)
+                self._set_leader(held.lease)
                 return min(pause_s, max(0, held.left_ms) / 1000 + _AFTER_END_S)
             is_doubtful = self._could_not_look or self._is_new or loop.time() < self._seen_until_s
             if is_doubtful and not is_ours and not is_over:
-                log.warning("nobody has the lease; waiting for a leader that may have lost it", lease_ms=self._lease_ms)
+                log.warning("the lease is free; waiting for a leader that may have lost it", lease_ms=self._lease_ms)
                 self._could_not_look, self._is_new, self._seen_until_s = False, False, 0.0
                 self._patient_until_s = loop.time() + self._lease_ms / 1000
             if loop.time() < self._patient_until_s and not is_over:
                 return pause_s
-            other = await self._leases.take(self._lease, self._lease_ms, ended_epoch=self._journal.ended_epoch)
+            other = await self._leases.take_lease(self._lease, self._lease_ms, ended_epoch=self._journal.ended_epoch)
         except StoreUnavailableError as error:
             if not self._could_not_look:
-                log.warning("the lease cannot be looked at", reason=error.message)
+                log.warning("the lease cannot be read", reason=error.message)
             self._could_not_look = True
             return pause_s
-        self._note_leader(other)
+        self._set_leader(other)
         if other is None:
             log.info("lease taken", handed_over=is_over)
         return None if other is None else pause_s
 
     async def _shorten(self, held: HeldLease) -> HeldLease:
-        """Lets a lease end in time though the store's clock was set back: a leader that lives renews it before."""
+        """Make a lease end in time though the store's clock was set back: a living leader renews it before."""
         log.warning("the lease would not end in time: the store's clock was set back", left_ms=held.left_ms)
         await self._leases.shorten(held.lease, self._lease_ms)
         return HeldLease(held.lease, self._lease_ms)
 
     def _is_forgotten(self) -> bool:
-        """Whether what was read here would be lost with the next leader, and the last one has had time to say it."""
+        """True if the next leader would lose the entries read here, and the last one had time to rewrite them."""
         since_s = self._journal.forgotten_since_s
         return since_s is not None and time.monotonic() >= since_s + self._lease_ms / 1000 * _FORGOTTEN_LEASES
 
     async def _pause(self, seconds: float) -> None:
-        """Shorter if the leader hands over meanwhile."""
+        """Pause, shorter if the leader hands over meanwhile."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._journal.has_ended.wait(), seconds)
         self._journal.has_ended.clear()
 
-    def _note_leader(self, leader: Lease | None) -> None:
+    def _set_leader(self, leader: Lease | None) -> None:
         if leader == self._leader:
             return
         self._leader = leader
-        log.info("leader seen" if leader is not None else "nobody leads", leader=leader.address if leader else None)
+        log.info("leader seen" if leader is not None else "no leader seen", leader=leader.address if leader else None)
         self._on_leader(leader.address if leader is not None else None)
 
     async def _announce(self) -> None:
-        """Says that we are here, until cancelled."""
+        """Announce this standby, until cancelled."""
         present_ms = _PRESENT_LEASES * self._lease_ms
         while True:
-            with suppress(StoreUnavailableError):  # it is said again, and the look at the lease tells of it
+            with suppress(StoreUnavailableError):  # it is repeated, and the look at the lease logs the failure
                 await self._leases.announce(self._lease.address, present_ms)
             await asyncio.sleep(present_ms / 1000 / _ANNOUNCEMENTS)
 
     async def _withdraw(self) -> None:
-        with suppress(StoreUnavailableError):  # we are forgotten soon
+        with suppress(StoreUnavailableError):  # the announcement ends soon
             await self._leases.announce(self._lease.address, 0)

@@ -111,7 +111,7 @@ class TakeOver:
             epoch=lambda: journal.stats.epoch,
             on_doubt=journal.probe_soon,
         )
-        keeping_lease = asyncio.create_task(lease.keep())
+        keeping_lease = asyncio.create_task(lease.keep_lease())
         try:
             epoch = await take_over(
                 journal,

@@ -482,7 +482,7 @@ async def test_what_earlier_leaders_left_is_kept_from_the_oldest_on_in_whatever_
     await journal.open()
     _ = [entry_id async for entry_id, _ in journal.read()]
     for sequence in (5, 2, 4):  # pins are kept after requests, and may be older
-        journal.keep(sequence, EntryId(earlier.stats.epoch, sequence + 1), lambda entry: None)
+        journal.keep_entry(sequence, EntryId(earlier.stats.epoch, sequence + 1), lambda entry: None)
     writing = asyncio.create_task(journal.run())
     writer = Writer(journal)
     for oldest in (2, 4, 5):

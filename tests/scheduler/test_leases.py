@@ -60,8 +60,8 @@ def leases_holder(leases: RedisLeases) -> Callable[[], Awaitable[Lease | None]]:
 
 async def test_a_lease_is_taken_by_one(leases: RedisLeases) -> None:
     assert await leases.read() is None
-    assert await leases.take(OURS, LONG_MS) is None
-    assert await leases.take(THEIRS, LONG_MS) == OURS
+    assert await leases.take_lease(OURS, LONG_MS) is None
+    assert await leases.take_lease(THEIRS, LONG_MS) == OURS
     held = await leases.read()
     assert held is not None
     assert held.lease == OURS
@@ -69,17 +69,17 @@ async def test_a_lease_is_taken_by_one(leases: RedisLeases) -> None:
 
 
 async def test_a_lease_ends_by_itself(leases: RedisLeases) -> None:
-    await leases.take(OURS, SHORT_MS)
-    await eventually(lambda: leases.take(THEIRS, LONG_MS), None)
+    await leases.take_lease(OURS, SHORT_MS)
+    await eventually(lambda: leases.take_lease(THEIRS, LONG_MS), None)
     assert await leases.hold(OURS, LONG_MS) == THEIRS
 
 
 async def test_the_lease_of_a_leader_that_handed_over_can_be_taken_and_no_other(leases: RedisLeases) -> None:
     await leases.hold(at(OURS, 12), LONG_MS)
-    assert await leases.take(THEIRS, LONG_MS, ended_epoch=1) == at(OURS, 12)
-    assert await leases.take(THEIRS, LONG_MS, ended_epoch=12) is None
+    assert await leases.take_lease(THEIRS, LONG_MS, ended_epoch=1) == at(OURS, 12)
+    assert await leases.take_lease(THEIRS, LONG_MS, ended_epoch=12) is None
     await leases.release(at(OURS, 12))  # too late to take it away
-    assert await leases.take(OURS, LONG_MS, ended_epoch=12) == THEIRS
+    assert await leases.take_lease(OURS, LONG_MS, ended_epoch=12) == THEIRS
 
 
 async def test_the_later_epoch_has_the_lease_whoever_asks_last(leases: RedisLeases) -> None:
@@ -90,7 +90,7 @@ async def test_the_later_epoch_has_the_lease_whoever_asks_last(leases: RedisLeas
     assert await leases.hold(at(OURS, 2), LONG_MS) == at(THEIRS, 3)
     assert await leases.hold(at(OURS, 4), LONG_MS) is None
     await leases.release(at(OURS, 4))
-    assert await leases.take(at(THEIRS, 0), LONG_MS) is None
+    assert await leases.take_lease(at(THEIRS, 0), LONG_MS) is None
     assert await leases.hold(at(OURS, 4), LONG_MS) == at(THEIRS, 0)
 
 
@@ -105,9 +105,9 @@ async def test_epochs_of_sixteen_digits_are_told_apart(leases: RedisLeases) -> N
 async def test_a_holder_keeps_its_lease_over_its_epochs_and_a_loss_of_the_store(
     leases: RedisLeases, valkey: ValkeyProcess
 ) -> None:
-    assert await leases.take(OURS, LONG_MS) is None
+    assert await leases.take_lease(OURS, LONG_MS) is None
     assert await leases.hold(at(OURS, 4), LONG_MS) is None
-    assert await leases.take(OURS, LONG_MS) is None
+    assert await leases.take_lease(OURS, LONG_MS) is None
     valkey.command("FLUSHALL")
     assert await leases.hold(at(OURS, 4), LONG_MS) is None
     await leases.release(at(OURS, 5))
@@ -147,7 +147,7 @@ async def test_a_lease_is_shortened_if_it_is_the_one_and_longer(leases: RedisLea
 
 
 async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, valkey: ValkeyProcess) -> None:
-    await leases.take(OURS, LONG_MS)
+    await leases.take_lease(OURS, LONG_MS)
     valkey.freeze()
     try:
         async with asyncio.timeout(patient(5)):
@@ -162,7 +162,7 @@ async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, val
 
 async def test_a_keeper_renews_the_lease_through_an_outage_of_the_store(valkey: ValkeyProcess) -> None:
     leases = RedisLeases(valkey.url)
-    keeping = asyncio.create_task(keeper_of(leases, lambda: 1).keep())
+    keeping = asyncio.create_task(keeper_of(leases, lambda: 1).keep_lease())
     with capture_logs() as logs:
         await until(lambda: valkey.num_calls("EVAL") > 2)
         valkey.kill()
@@ -181,7 +181,7 @@ async def test_a_keeper_that_finds_another_says_so_and_goes_on(leases: RedisLeas
     """The journal decides who leads."""
     doubts: list[None] = []
     epoch = 1
-    keeping = asyncio.create_task(keeper_of(leases, lambda: epoch, lambda: doubts.append(None)).keep())
+    keeping = asyncio.create_task(keeper_of(leases, lambda: epoch, lambda: doubts.append(None)).keep_lease())
     await is_held(leases)
     await leases.hold(at(THEIRS, 2), LONG_MS)
     await until(lambda: len(doubts) > 1)
@@ -193,7 +193,7 @@ async def test_a_keeper_that_finds_another_says_so_and_goes_on(leases: RedisLeas
 
 async def test_a_released_lease_is_not_taken_again(leases: RedisLeases, valkey: ValkeyProcess) -> None:
     keeper = keeper_of(leases, lambda: 1, lease_ms=20)
-    keeping = asyncio.create_task(keeper.keep())
+    keeping = asyncio.create_task(keeper.keep_lease())
     await is_held(leases)
     await keeper.release()
     num_calls = valkey.num_calls("EVAL")
@@ -207,7 +207,7 @@ async def test_a_lease_is_held_for_longer_through_what_keeps_the_process(
     leases: RedisLeases, valkey: ValkeyProcess
 ) -> None:
     keeper = keeper_of(leases, lambda: 1, lease_ms=200)
-    keeping = asyncio.create_task(keeper.keep())
+    keeping = asyncio.create_task(keeper.keep_lease())
     async with keeper.longer(5.0):
         num_calls = valkey.num_calls("EVAL")
         await until(lambda: valkey.num_calls("EVAL") > num_calls + 2)  # renewals, too

@@ -84,9 +84,9 @@ def assert_same(one: JournalReplay, other: JournalReplay) -> None:
 def restatements_of(replay: JournalReplay) -> NeededEntries:
     needed = NeededEntries(restate_entries=1, restate_bytes=1)
     for number, request in replay.requests.items():
-        needed.keep(number, request.entry_id, request.restate)
+        needed.keep_entry(number, request.entry_id, request.restate)
     for pin in replay.pins.values():
-        needed.keep(pin, pin.entry_id, lambda entry, pin=pin: entry.pins.append(pin.change))  # type: ignore[misc]
+        needed.keep_entry(pin, pin.entry_id, lambda entry, pin=pin: entry.pins.append(pin.change))  # type: ignore[misc]
     return needed
 
 
@@ -144,11 +144,11 @@ def restating(number: int) -> journal_pb2.Restatement:
 def test_what_is_old_is_restated_a_few_at_a_time_and_makes_way_for_trimming() -> None:
     needed = NeededEntries(restate_entries=10, restate_bytes=1 << 30)
     for number in range(1, 8):
-        needed.expect(number, lambda entry, number=number: entry.restatements.append(restating(number)))  # type: ignore[misc]
-        needed.note_written([number], EntryId(1, number), 1)
+        needed.add_coming(number, lambda entry, number=number: entry.restatements.append(restating(number)))  # type: ignore[misc]
+        needed.record_written([number], EntryId(1, number), 1)
     for seq in range(8, 11):
         assert not needed.restate_due(journal_pb2.JournalEntry())
-        needed.note_written([], EntryId(1, seq), 1)
+        needed.record_written([], EntryId(1, seq), 1)
     assert needed.oldest == EntryId(1, 1)
     seen = []
     for seq in range(11, 30):
@@ -156,19 +156,19 @@ def test_what_is_old_is_restated_a_few_at_a_time_and_makes_way_for_trimming() ->
         keys = needed.restate_due(entry)
         assert [each.admission.sequence for each in entry.restatements] == keys
         seen += keys
-        needed.note_written(keys, EntryId(1, seq), 1)
+        needed.record_written(keys, EntryId(1, seq), 1)
         assert needed.oldest is not None and seq - needed.oldest.seq <= 10
     assert seen[:7] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_bytes_that_are_only_restated_make_nothing_due() -> None:
     needed = NeededEntries(restate_entries=1000, restate_bytes=100)
-    needed.expect(1, lambda entry: entry.restatements.append(restating(1)))
-    needed.note_written([1], EntryId(1, 1), 60)
-    needed.note_written([], EntryId(1, 2), 99)
+    needed.add_coming(1, lambda entry: entry.restatements.append(restating(1)))
+    needed.record_written([1], EntryId(1, 1), 60)
+    needed.record_written([], EntryId(1, 2), 99)
     assert not needed.restate_due(journal_pb2.JournalEntry())
-    needed.note_written([], EntryId(1, 3), 1)
+    needed.record_written([], EntryId(1, 3), 1)
     assert needed.restate_due(journal_pb2.JournalEntry()) == [1]
-    needed.note_written([1], EntryId(1, 4), 0)
+    needed.record_written([1], EntryId(1, 4), 0)
     assert not needed.restate_due(journal_pb2.JournalEntry())
     assert needed.oldest == EntryId(1, 4)

@@ -71,7 +71,7 @@ async def test_a_leader_whose_lease_is_lost_with_the_journal_keeps_leading(
         await until(lambda: leaders == [LEADER.address])
         with capture_logs() as logs:
             valkey.command("FLUSHALL")
-            await until(lambda: any(line["event"].startswith("nobody has the lease") for line in logs))
+            await until(lambda: any(line["event"].startswith("the lease is free") for line in logs))
         assert await leases.hold(LEADER, 60_000) is None
         await asyncio.wait([waiting], timeout=2 * LEASE_MS / 1000)
         assert not waiting.done()
@@ -93,7 +93,7 @@ async def test_an_older_leaders_end_does_not_shorten_the_patience_with_the_prese
         await until(lambda: leaders == [present.address])
         with capture_logs() as logs:
             valkey.command("DEL", "{quire:default}:lease")
-            await until(lambda: any(line["event"].startswith("nobody has the lease") for line in logs))
+            await until(lambda: any(line["event"].startswith("the lease is free") for line in logs))
         assert not waiting.done()
     await leases.close()
 
@@ -119,8 +119,8 @@ async def test_what_a_standby_has_read_and_the_store_has_lost_is_said_again_befo
         assert not is_whole
         assert not [each async for each in journal.read(from_id)]
         for each in replay.requests.values():
-            journal.keep(each.number, each.entry_id, each.restate)
-        journal.say_all_again()
+            journal.keep_entry(each.number, each.entry_id, each.restate)
+        journal.rewrite_on_begin()
         writer = Writer(journal)
         writer.append()
         running = asyncio.create_task(journal.run())

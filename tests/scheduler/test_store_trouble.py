@@ -157,5 +157,5 @@ async def test_an_answer_is_late_by_turns_of_our_own_loop() -> None:
         assert not health.is_degraded
         await health.trouble
         assert health.is_degraded
-    health.note_answer()
+    health.record_answer()
     assert not health.is_degraded and not health.trouble.done()

@@ -25,7 +25,7 @@ class LeaseClient:
         held: HeldLease | None = await self._call("lease?", self._read, is_write=False)
         return held
 
-    async def take(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
+    async def take_lease(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
         async def work(store: LossyStore) -> Lease | None:
             held = await self._read(store)
             if held is not None and held.lease.holder != lease.holder and held.lease.epoch != (ended_epoch or -1):

@@ -72,7 +72,7 @@ class PinJournal:
     def read(self, journaled: JournaledPin) -> PrefixPin:
         """Pin of an earlier leader. Call it before the journal runs."""
         prefix = restored_pin(journaled.change)
-        self._journal.keep(prefix, journaled.entry_id, prefix.restate)
+        self._journal.keep_entry(prefix, journaled.entry_id, prefix.restate)
         return prefix
 
     async def until(self, durable: asyncio.Event) -> None:

@@ -118,7 +118,7 @@ class Recovery:
                 "accepted and has not ended stays unfinished in this one)"
             ) from error
         if begun is not None and (not begun.is_whole or replay.is_cut_short):
-            self._engine.journal.say_all_again()
+            self._engine.journal.rewrite_on_begin()
         self._engine.skip_sequence_numbers(replay.highest_number)
         needed, ends = await find_needed(replay, store)
         for each in needed:
@@ -232,7 +232,7 @@ class Recovery:
             await asyncio.gather(self._rebuilding, return_exceptions=True)
 
     def _add_waiting(self, journaled: JournaledRequest) -> None:
-        self._engine.journal.keep(journaled.number, journaled.entry_id, journaled.restate)
+        self._engine.journal.keep_entry(journaled.number, journaled.entry_id, journaled.restate)
         waiting = self._waiting[journaled.request_id] = Waiting(journaled)
         admission = journaled.admission
         if journaled.finish is None and admission.HasField("deadline_unix_ns"):
