@@ -61,7 +61,7 @@ def prebuilt_library(environment: Mapping[str, str], flags: Sequence[str] = ()) 
 
 
 def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bool:
-    """Whether `library_path` would compile now, which takes half a minute or more."""
+    """True if `library_path` would compile now, which takes half a minute or more."""
     if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         return False
     try:
@@ -71,7 +71,7 @@ def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bo
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where builds are kept: QUIRE_CACHE_DIR, else the user's cache."""
+    """Folder of builds: QUIRE_CACHE_DIR, else the user's cache."""
     if directory := environment.get("QUIRE_CACHE_DIR"):
         return Path(directory)
     if directory := environment.get("XDG_CACHE_HOME"):
@@ -80,7 +80,7 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 
 def _path(environment: Mapping[str, str], flags: Sequence[str]) -> Path:
-    """Where a build lies, or will lie. Raises NativeUnavailableError."""
+    """Path of a build, which may not exist yet. Raises NativeUnavailableError."""
     return cache_directory(environment) / f"kernels-{_key(find_compiler(environment), _all_flags(flags))}.so"
 
 
@@ -103,7 +103,7 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _processor_features() -> str:
-    """What -march=native looks at, as the kernel says it; a cache may be shared by machines."""
+    """Lines of /proc/cpuinfo that decide what -march=native means; machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

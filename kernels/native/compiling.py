@@ -23,11 +23,11 @@ _ERROR_LINES = 8
 
 
 class NativeUnavailableError(RuntimeError):
-    """There are no native kernels here; the message says why."""
+    """Native kernels cannot be used here; the message says why."""
 
 
 def is_arm(machine: str = platform.machine()) -> bool:
-    """Whether this names 64-bit ARM processors."""
+    """True if this names 64-bit ARM processors."""
     return machine in ("aarch64", "arm64")
 
 
@@ -59,7 +59,7 @@ def compile_library(compiler: str, flags: Sequence[str], path: Path, link_flags:
 
 
 def run_compiler(command: Sequence[str]) -> str:
-    """What it prints. Raises NativeUnavailableError with what it complains of."""
+    """Run the compiler and return what it prints. Raises NativeUnavailableError with its error output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:

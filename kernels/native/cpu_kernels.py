@@ -1,4 +1,4 @@
-"""What a CPU runner computes with besides matrix products: one interface, two ways to compute.
+"""Kernels of a CPU runner besides matrix products: one interface, two ways to compute.
 
 `TorchKernels` are the references and need nothing; `NativeKernels` are compiled at first use. Results agree to
 rounding. Tensors are on the CPU, in float32 or bfloat16; sums are in float32. They know rows, heads and blocks, no
@@ -23,7 +23,7 @@ def stored_row(head_dim: int, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What a model and its pool fix of attention."""
+    """Shape of attention, which model and pool fix."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,7 +42,7 @@ class CacheShape:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of the pool."""
+        """Dtype of the pool."""
         return torch.int8 if self.int8 else self.dtype
 
     @property
@@ -74,7 +74,7 @@ def layer_caches(pool: Tensor, shape: CacheShape) -> tuple[LayerCache, ...]:
 
 
 class CpuPlan:
-    """What all layers with the same sliding window share in one iteration; how, each kind of kernels knows."""
+    """Division of work that all layers with the same sliding window share in one iteration."""
 
     __slots__ = ()
 

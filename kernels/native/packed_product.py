@@ -66,7 +66,7 @@ class PackedProduct:
         return out
 
     def choose(self, x: Tensor, out: GreedyTokens) -> None:
-        """What `CpuKernels.greedy` finds in the product, which is not kept. x: [L, in]"""
+        """The result of `CpuKernels.greedy` for the product, which is not kept. x: [L, in]"""
         self._call(CHOOSE, x, out.token_ids, finite=out.is_finite.data_ptr(), **self._fields)
 
 

@@ -1,4 +1,4 @@
-"""Which instruction sets the processor has, as Linux names them."""
+"""Instruction sets of the processor, as Linux names them."""
 
 from pathlib import Path
 

@@ -122,7 +122,7 @@ _recorded: Program | None = None
 
 @contextmanager
 def recording(program: Program) -> Iterator[None]:
-    """Every native kernel that is called meanwhile, on this thread, is written down as well."""
+    """Record every native kernel that this thread calls within the block."""
     global _recorded
     assert _recorded is None, "one at a time"
     _recorded = program
@@ -167,5 +167,5 @@ def call(
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where its elements begin; None: there is none."""
+    """Address of the first element; None for no tensor."""
     return None if tensor is None else tensor.data_ptr()

@@ -106,7 +106,7 @@ def _in_slots(side: Tensor, shape: CacheShape) -> Tensor:
 
 
 def _tokens(plan: AttentionPlan) -> list[Tensor | slice]:
-    """Where the plan's queries are."""
+    """Places of the plan's queries."""
     chunks = [slice(row.start, row.end) for row in plan.prefill_rows]
     return [*(group.tokens for group in plan.decode_groups), *chunks]
 

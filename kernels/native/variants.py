@@ -57,7 +57,7 @@ VARIANTS = (
 
 
 def variants_for(machine: str = platform.machine()) -> list[Variant]:
-    """Those of a kind of processor, as `uname -m` names it; the best first."""
+    """Variants of a kind of processor, as `uname -m` names it; the best first."""
     if is_arm(machine):
         return [each for each in VARIANTS if each.is_arm]
     return [each for each in VARIANTS if not each.is_arm and machine in ("x86_64", "AMD64")]

@@ -1,4 +1,4 @@
-"""What the kernels that choose tokens share: scaled logits as ordered bits and as fixed-point masses, and noise.
+"""Math of the kernels that choose tokens: scaled logits as ordered bits and as fixed-point masses, and noise.
 
 Each function is one line of `sampling` or `noise`, on tiles in registers. They know no rows and no samples.
 """

@@ -14,7 +14,7 @@ from kernels.sampling.sampling import draw, scale, truncation_thresholds
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """How S samples are to be chosen; all tensors are on the device of the logits and contiguous."""
+    """Parameters of S samples; all tensors are on the device of the logits and contiguous."""
 
     logit_rows: Tensor  # int32 [S]: the row of raw logits of each sample; a row may serve several
     temperatures: Tensor  # float32 [S]; 0 is greedy, which looks at nothing below

@@ -42,7 +42,7 @@ def build_batch(
 
 
 def starts_of(rows: StepRows) -> IntArray:
-    """Where the tokens of each row begin among all of the step, and where they end: int64 [R + 1]."""
+    """Start of each row's tokens among those of the step, and the end of the last: int64 [R + 1]."""
     if rows.is_decode:
         return np.arange(len(rows.slots) + 1)
     query_start = np.zeros(len(rows.slots) + 1, dtype=np.int64)

@@ -36,7 +36,7 @@ from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer,
 
 
 class HostDecoder:
-    """A decoder's weights, and the buffers of its passes: what a pass returns is overwritten by the next one."""
+    """A decoder's weights, and the buffers of its passes. The next pass overwrites the result of a pass."""
 
     def __init__(self, decoder: Decoder, kernels: CpuKernels) -> None:
         self.before_pass: Callable[[], None] = lambda: None  # called when nothing but a pass's kernels is left to do
@@ -82,7 +82,7 @@ class HostDecoder:
         return self._weights.block_shape(block_size, kv_dtype)
 
     def reserve(self, num_rows: int) -> None:
-        """Buffers for passes of up to so many tokens. Where that moves them, nothing that was recorded holds."""
+        """Reserve buffers for passes of up to `num_rows` tokens. If they move, recorded programs are dropped."""
         self._buffers.reserve(num_rows)
         if self._buffers.num_moves != self._num_moves:
             self._programs, self._num_moves = {}, self._buffers.num_moves
@@ -91,11 +91,11 @@ class HostDecoder:
 
     @property
     def buffer_bytes(self) -> int:
-        """What passes have taken so far, beside weights and pool."""
+        """Bytes of the buffers of passes so far, beside weights and pool."""
         return self._buffers.num_bytes + self._logits.num_bytes
 
     def take_memory(self) -> None:
-        """Takes the memory of what was reserved, as far as a pass has asked for it."""
+        """Have the system back the reserved memory, as far as a pass has asked for it."""
         self._buffers.take_memory()
 
     def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
@@ -104,7 +104,7 @@ class HostDecoder:
 
     @torch.inference_mode()
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """What `forward` does before the head's products: [L, hidden_size], normalised."""
+        """Hidden states that the head takes, as `forward` computes them: [L, hidden_size], normalised."""
         hidden = self._compute(batch, kv_pool, chooses=False)
         if hidden is not None:
             return hidden
@@ -160,7 +160,7 @@ class HostDecoder:
     def _layers_of(
         self, x: Tensor | None, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
     ) -> Tensor:
-        """All layers, kernel by kernel.
+        """Compute all layers, kernel by kernel.
 
         x: [T, hidden_size], embedded; None: is to be; wanted: the tokens whose results are, or all
         """
@@ -224,7 +224,7 @@ class HostDecoder:
     def _norm_before(
         self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, Tensor]:
-        """What the layer gives, and the sum of all before it, which it is still to be added to."""
+        """The output of the layer, and the residual that it is still to be added to."""
         normed = self._norm(rules.attention_norm, x, residual, "normed")
         residual = x if residual is None else residual
         x = self._attend(layer.attention, rules, normed, tokens)
@@ -285,7 +285,7 @@ class HostDecoder:
 
 
 class _LayerTokens(NamedTuple):
-    """What a layer needs of the tokens beside their hidden states."""
+    """Inputs of a layer beside the hidden states of its tokens."""
 
     cache: LayerCache
     plan: CpuPlan
@@ -295,7 +295,7 @@ class _LayerTokens(NamedTuple):
 
 
 def _is_native(decoder: Decoder) -> bool:
-    """Whether layers need nothing but native kernels, given that norms, activations and attention do."""
+    """True if native kernels compute all of the layers, given that norms, activations and attention are native."""
     products = (
         each
         for layer in decoder.layers

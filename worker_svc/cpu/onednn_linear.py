@@ -28,7 +28,7 @@ class OneDnnLinear:
 
 
 def supports(dtype: torch.dtype) -> str | None:
-    """Why products of this dtype cannot be packed here; None if they can."""
+    """Reason that products of this dtype cannot be packed here; None if they can."""
     weight = torch.eye(_TRIAL_SIZE, dtype=dtype)
     x = torch.arange(2 * _TRIAL_SIZE, dtype=dtype).view(2, -1)
     bias = torch.ones(_TRIAL_SIZE, dtype=dtype)

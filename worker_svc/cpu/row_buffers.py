@@ -12,7 +12,7 @@ _LINE = 64  # bytes of a cache line
 
 
 class RowBuffers:
-    """One buffer for each purpose. Who asks again gets the same memory: nothing is kept there across that."""
+    """One buffer for each purpose. Asking again gives the same memory, whose content may be overwritten."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -21,7 +21,7 @@ class RowBuffers:
         self.num_moves = 0  # how often all of them were given up for larger ones
 
     def reserve(self, num_rows: int) -> None:
-        """Until more are reserved or asked for, no buffer of up to so many rows moves."""
+        """Keep buffers of up to `num_rows` rows in place until more rows are reserved or asked for."""
         if num_rows > self._num_rows:
             self._num_rows, self._buffers = num_rows, {}
             self.num_moves += 1
@@ -38,11 +38,11 @@ class RowBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """Of all buffers that there are."""
+        """Bytes of all buffers that exist."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def take_memory(self) -> None:
-        """Of all buffers that there are, for all of their rows."""
+        """Have the system back the memory of all buffers that exist, for all of their rows."""
         for buffer in list(self._buffers.values()):
             take_memory(buffer, buffer.nbytes)
 

@@ -1,4 +1,4 @@
-"""What a CPU computes with: which kernels, and in which form the weights are kept. Settled once, and logged."""
+"""Choice of a CPU's kernels and of the form of its weights, made once at the start and logged."""
 
 from dataclasses import dataclass
 
@@ -17,14 +17,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """What there is beside weights and pool."""
+    """Kernels, and the form of the weights."""
 
     kernels: CpuKernels
     packing: Packing
 
 
 def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool, int8_kv: bool) -> HostChoice:
-    """For `kernels` as the setting names them. Raises DeviceError if native ones are needed and not to be had."""
+    """Choose by `kernels`, the setting. Raises DeviceError if native ones are needed and not to be had."""
     try:
         chosen, shortcoming = choose_kernels(kernels, dtype)
     except NativeUnavailableError as error:

@@ -1,4 +1,4 @@
-"""What the largest step takes on a CPU beside weights and pool: rows of its pass, and logits while tokens are drawn.
+"""Memory of the largest step on a CPU beside weights and pool: rows of its pass, and logits while tokens are drawn.
 
 It knows the shapes of a model, and nothing that is allocated.
 """

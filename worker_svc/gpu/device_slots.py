@@ -27,7 +27,7 @@ class _Writes:
 
 @dataclass(frozen=True, slots=True)
 class SlotChanges:
-    """What a step changes before its rows are computed; None where it does not."""
+    """Writes of a step to both tables before its rows are computed; None where there are none."""
 
     tokens: _Writes | None
     blocks: _Writes | None
@@ -54,7 +54,7 @@ class DeviceSlots:
                 table.view(-1).index_copy_(0, writes.places, writes.values)
 
     def places(self, slots: IntArray, positions: IntArray) -> IntArray:
-        """Where tokens stand in the flat table."""
+        """Places of tokens in the flat table, int64."""
         return slots * self.tokens.shape[1] + positions
 
     def write_tokens(self, places: Tensor, token_ids: Tensor) -> None:

@@ -118,9 +118,9 @@ class DeviceRunner:
         self._device = device
 
     def warm_up(self) -> None:
-        """Launches every kernel that steps without prompts may need, so that none is compiled while requests wait.
+        """Launch every kernel that steps without prompts may need, so that none is compiled while requests wait.
 
-        Those of prompts have one form each, which any prompt has compiled. What is computed is padding.
+        Kernels of prompts have one form each, which the first prompt compiles. The computed rows are padding.
         """
         with torch.inference_mode(), _device_lost_if_it_says_so():
             self._batch.warm_up()
@@ -128,7 +128,7 @@ class DeviceRunner:
             self._mover.warm_up()
 
     def capture_graphs(self) -> None:
-        """Captures the decode pass at all sizes; until then, and on a CPU, its kernels are launched one by one."""
+        """Capture the decode pass at all sizes; until then, and on a CPU, its kernels are launched one by one."""
         with torch.inference_mode():
             self._batch.capture()
 
@@ -136,7 +136,7 @@ class DeviceRunner:
         self._batch.release()
 
     def launch(self, step: Step) -> PendingDeviceStep:
-        """Queues a step and waits for nothing that the device does.
+        """Queue a step without waiting for the device.
 
         Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an
         unknown state, which only a snapshot ends, unless it is DeviceLostError.
@@ -208,7 +208,7 @@ class DeviceRunner:
 
 @dataclass(frozen=True, slots=True)
 class _PackedRows:
-    """What a step computes, with all its arrays on their way."""
+    """Arrays of a step's rows: those of the pass, of samples, of candidates and of prompts."""
 
     batch: PackedBatch
     samples: PackedSampling | None

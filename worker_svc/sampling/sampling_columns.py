@@ -1,7 +1,7 @@
-"""How each slot samples, as arrays over all slots, so that a step gathers its parameters without a loop.
+"""Sampling parameters as arrays over all slots, so that a step gathers its parameters without a loop.
 
-Settled when a slot is placed: what could be computed again and again for each token, such as noise keys up to the
-position and the ids that edits name, is kept as the device takes it. It knows no tokens and no device.
+A slot's columns are set when the slot is placed. Values that every token would compute again, such as noise keys up to
+the position and the ids of edits, are kept in the form that the device takes. It knows no tokens and no device.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class Feature(IntFlag):
-    """What is on for a slot, so that a step sees at once what it does not need."""
+    """Parameters that are on for a slot, so that a step skips those that no slot needs; 0 is plainly greedy."""
 
     DRAWS = 1  # is not greedy
     SELECTS = 2  # draws with top-k or top-p
@@ -37,7 +37,7 @@ class Feature(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class EditedIds:
-    """The ids that one slot's edits name."""
+    """Token ids of one slot's edits."""
 
     allowed: IntArray
     suppressed: IntArray
@@ -50,7 +50,7 @@ _NO_IDS = EditedIds(_NONE, _NONE, _NONE, _NONE.astype(np.float32))
 
 
 class SamplingColumns:
-    """The columns [num_slots], of slots that were placed; of the thread that executes steps."""
+    """Columns [num_slots] of the slots that were placed. Only the thread that executes steps uses them."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
