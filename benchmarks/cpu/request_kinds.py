@@ -100,7 +100,8 @@ async def measure(client: AsyncClient, kind: Kind, lengths: Sequence[Lengths], v
             raise RuntimeError(f"{kind.name}: {num_tokens} tokens came, not {each.num_output} for each sequence")
         return num_tokens
 
-    lengths = lengths[:: kind.num_sequences]
+    # The longest come first: else a run would end with few sequences at once.
+    lengths = sorted(lengths, key=lambda each: each.num_output, reverse=True)[:: kind.num_sequences]
     began_s = time.perf_counter()
     num_tokens = sum(await asyncio.gather(*map(run, lengths)))
     return num_tokens / (time.perf_counter() - began_s)
