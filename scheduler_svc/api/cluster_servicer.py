@@ -35,5 +35,5 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         request: pb.DrainWorkerRequest,
         context: grpc.aio.ServicerContext[pb.DrainWorkerRequest, pb.DrainWorkerResponse],
     ) -> pb.DrainWorkerResponse:
-        """Takes a worker out of service, or back into it."""
+        """Drain a worker, or undo that."""
         return pb.DrainWorkerResponse(num_running=self._workers.drain(request.worker_id, undo=request.undo))

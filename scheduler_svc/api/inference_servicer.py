@@ -233,7 +233,7 @@ async def _read(
 
 def _retrieve(task: "asyncio.Task[None]") -> None:
     if not task.cancelled():
-        task.exception()  # of a client that has gone it concerns nobody
+        task.exception()  # retrieved: the client has gone
 
 
 def _raise_unless_finished(finished: pb.Finished) -> None:

@@ -93,7 +93,7 @@ class _Handlers:
         self.handlers: list[Any] = []
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Takes the handlers of one service."""
+        """Add the handlers of one service."""
         self.handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:

@@ -10,7 +10,7 @@ from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.redis_link import Packed, pack
 from scheduler_svc.journal.store import RECORD_OVERHEAD, Record, RecordLimits
 
-RECORDS_AT_ONCE = 16  # the store serves nobody else while a script runs
+RECORDS_AT_ONCE = 16  # the store does no other command while a script runs
 
 # KEYS: record_bytes, record_bytes_of, record_ends, records_dropped. ARGV: the prefixes of records_of and of records;
 # now and the time to live, in microseconds; the bytes that all and that one tenant may have; then of each record its

@@ -64,7 +64,7 @@ class RedisLeases:
     """Scripts go as EVAL, whole: they are short, rare, and then need not be known to a server that was replaced."""
 
     def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = MAX_TIMEOUT_S) -> None:
-        """Takes the address. Raises StoreConfigurationError or ValueError if it or the deployment is malformed."""
+        """Take the address. Raises StoreConfigurationError or ValueError if it or the deployment is malformed."""
         self._keys = Keys.of(deployment)
         self._link = RedisLink(url, timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
 

@@ -31,7 +31,7 @@ class RedisLink:
     """
 
     def __init__(self, url: str, *, timeout_s: float, repeatable: bool) -> None:
-        """Takes the address.
+        """Take the address.
 
         Args:
             url: redis://, rediss:// or unix://.

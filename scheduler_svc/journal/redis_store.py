@@ -51,7 +51,7 @@ class RedisStore:
     durable = True
 
     def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = 1.0) -> None:
-        """Takes the address; `connect` tries it.
+        """Take the address; `connect` tries it.
 
         Raises StoreConfigurationError (the address) or ValueError (the deployment) if it is malformed.
         """
