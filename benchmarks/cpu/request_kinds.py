@@ -1,6 +1,6 @@
 """Speed of requests of all kinds beside plain greedy ones: the cost of sampling, penalties, log-probabilities, beams.
 
-    python -m benchmarks.cpu.request_kinds [--model 206m] [--kinds top-p beams] [--requests 192] [--rounds 5]
+    python -m benchmarks.cpu.request_kinds [--model 206m] [--kinds top-p beams] [--requests 384] [--rounds 3]
 
 One deployment of real processes serves a random model on a CPU. Kinds run in turn, round by round, another one first
 each time, with Alpaca's lengths to their full length; as many sequences run at once as the worker takes. A ratio is of
@@ -147,8 +147,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS[1:]], help="beside greedy; all")
     parser.add_argument("--sequences", type=int, default=64, help="that run at once")
-    parser.add_argument("--requests", type=int, default=192, help="of a run; of beam searches, beams are counted")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=384, help="of a run; of beam searches, beams are counted")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     shape = SHAPES[options.model]
