@@ -49,7 +49,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 
 def result_of(output: Samples, row: int) -> tuple[object, ...]:
-    """Everything about one row, as plain values: equal only if equal in every bit."""
+    """Result of one row as plain values, which are equal only if every bit is."""
     logprobs = output.logprobs[row]
     return (int(output.token_ids[row]), bool(output.valid[row]), logprobs)
 

@@ -1,4 +1,4 @@
-"""Whether samples follow the exact distribution, by chi-square tests, and whether those would notice if not.
+"""Chi-square tests that samples follow the exact distribution, and that wrong samplers fail the same tests.
 
 The expected probabilities are computed in numpy from the definitions; no code of ours takes part in them.
 """

@@ -37,7 +37,7 @@ def random_logits(kind: str, num_rows: int, vocab_size: int, generator: torch.Ge
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of one sample."""
+    """Parameters of one sample."""
 
     temperature: float = 1.0
     min_p: float = 0.0

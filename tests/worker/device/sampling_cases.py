@@ -116,7 +116,7 @@ class SamplingCase:
         return result
 
     def device_logits(self) -> Tensor:
-        """As the model leaves them there."""
+        """Logits on the device, as the model leaves them."""
         return self.logits.to(self.device)
 
     def sampled_on_host(self) -> StepResult:
@@ -194,7 +194,7 @@ def assert_same_rows(found: LogprobRows, expected: LogprobRows) -> None:
 
 
 def assert_same_samples(found: StepResult, expected: StepResult) -> None:
-    """Of samples that are not valid only that they are not."""
+    """Compare samples; those that are not valid need only be so in both."""
     assert found.token_ids == expected.token_ids
     assert list(found.invalid_samples) == list(expected.invalid_samples)
     assert found.logprobs.keys() == expected.logprobs.keys()
