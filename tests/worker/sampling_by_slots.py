@@ -78,7 +78,7 @@ class SlotSamplers:
 
 
 def history_before(history: TokenHistory, position: int) -> tuple[list[int], int]:
-    """Cut a history to `position` tokens, or repeat its first one before it; its tokens, and the number of the prompt."""
+    """Cut a history to `position` tokens, or repeat its first one before it; tokens, and how many are of the prompt."""
     tokens = torch.as_tensor(history.token_ids).tolist()[:position]
     missing = position - len(tokens)
     return [*tokens[:1] * missing, *tokens], history.num_prompt_tokens + missing
