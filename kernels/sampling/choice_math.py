@@ -1,6 +1,6 @@
 """Math of the kernels that choose tokens: scaled logits as ordered bits and as fixed-point masses, and noise.
 
-Each function is one line of `sampling` or `noise`, on tiles in registers. They know no rows and no samples.
+Each function is one line of `sampling` or `noise`, on tiles in registers. Knows no rows and no samples.
 """
 
 import math
@@ -10,8 +10,8 @@ import triton.language as tl
 
 INF_BITS = tl.constexpr(0x7F800000)
 NO_ID = tl.constexpr(0x7FFFFFFF)
-SMALLEST = tl.constexpr(1.1754943508222875e-38)  # normal float32: the least temperature
-_FIXED_POINT = tl.constexpr(2.0**40)  # one, where probabilities are integers
+SMALLEST = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32: the lowest temperature
+_FIXED_POINT = tl.constexpr(2.0**40)  # 1.0 in fixed point
 _ROUNDER = tl.constexpr(2.0**52)  # adding it rounds to the nearest integer, halves to even
 _NOISE_STEP = tl.constexpr(2.0**-32)
 _LN_2_32 = tl.constexpr(32 * math.log(2.0))
@@ -21,7 +21,7 @@ _LN_2_32 = tl.constexpr(32 * math.log(2.0))
 def load_scaled(
     p_row: tl.tensor, o_token: tl.tensor, vocab_size: tl.tensor, top: tl.tensor, divisor: tl.tensor
 ) -> tl.tensor:
-    """(logit - maximum) / temperature, rounded as IEEE says; -inf past the vocabulary."""
+    """(logit - maximum) / temperature, rounded as IEEE 754 specifies; -inf past the vocabulary."""
     b_x = tl.load(p_row + o_token, mask=o_token < vocab_size, other=float("-inf")).to(tl.float32)
     b_x = b_x - top
     return tl.div_rn(b_x, tl.zeros_like(b_x) + divisor)
@@ -29,13 +29,13 @@ def load_scaled(
 
 @triton.jit
 def depth(b_scaled: tl.tensor) -> tl.tensor:
-    """Bits of how far a scaled logit is below 0: integers in the order of falling values, -0 and 0 the same."""
+    """Distance of a scaled logit below 0, as float bits: integers in order of falling values; -0 equals 0."""
     return b_scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def mass(b_depth: tl.tensor) -> tl.tensor:
-    """exp(scaled logit) as a fixed-point integer; 0 for what is too far below, or not a number."""
+    """exp(scaled logit) as a fixed-point integer; 0 if the logit is too far below 0 or NaN."""
     b_scaled = -b_depth.to(tl.float32, bitcast=True)
     b_mass = tl.exp(b_scaled.to(tl.float64)) * _FIXED_POINT
     b_mass = (b_mass + _ROUNDER) - _ROUNDER
@@ -44,14 +44,14 @@ def mass(b_depth: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def row_maximum(part_max_ptr: tl.tensor, i_sample: tl.tensor, PARTS: tl.constexpr) -> tl.tensor:
-    """0 where it is not finite: such a sample is not valid, and its numbers need only do no harm."""
+    """Maximum of a sample's row; 0 if it is not finite, since the sample is invalid and its result is not used."""
     top = tl.max(tl.load(part_max_ptr + i_sample * PARTS + tl.arange(0, PARTS)), 0)
     return tl.where(tl.abs(top) < float("inf"), top, 0.0)
 
 
 @triton.jit
 def _mix(b_x: tl.tensor) -> tl.tensor:
-    """The bijection of 32 bits of `noise`, on uint32."""
+    """32-bit bijection `noise._mix_32_`, on uint32."""
     b_x = b_x ^ (b_x >> 16)
     b_x = b_x * 0x21F0AAAD
     b_x = b_x ^ (b_x >> 15)
@@ -77,6 +77,6 @@ def gumbel(b_bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def gumbel_bound(b_bits: tl.tensor) -> tl.tensor:
-    """No less than `_gumbel` (but for float32's rounding), at a tenth of the cost: -ln(1 - u) >= -ln(-ln(u))."""
+    """Upper bound of `gumbel` (up to float32 rounding), at a tenth of the cost: -ln(1 - u) >= -ln(-ln(u))."""
     b_rest = (0x7FFFFFFF - b_bits).to(tl.uint32, bitcast=True)  # (1 - u) * 2^32 - 0.5
     return _LN_2_32 - tl.log(b_rest.to(tl.float32) + 0.5)

@@ -1,7 +1,7 @@
 """Choosing a token for each sample of a step without waiting for the device: the parameters, and the torch reference.
 
-The kernel is `token_choice`. Samples are described by arrays beside each other, so that any mix of greedy and drawn
-samples is one call. It knows nothing of slots, seeds or edits: keys and edited logits are given.
+The kernel is `token_choice`. Parameters are parallel arrays, so one call takes any mix of greedy and drawn
+samples. Knows nothing of slots, seeds or edits: keys and edited logits are given.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class SampleRows:
     """Parameters of S samples; all tensors are on the device of the logits and contiguous."""
 
     logit_rows: Tensor  # int32 [S]: the row of raw logits of each sample; a row may serve several
-    temperatures: Tensor  # float32 [S]; 0 is greedy, which looks at nothing below
-    floors: Tensor  # float32 [S], from `min_p_thresholds`: the least scaled logit that survives
+    temperatures: Tensor  # float32 [S]; 0 is greedy and ignores the fields below
+    floors: Tensor  # float32 [S], from `min_p_thresholds`: the lowest scaled logit that min-p keeps
     top_k: Tensor  # int32 [S] in [1, V]; V is off
     top_p: Tensor  # float64 [S]; 1 is off
     keys: Tensor  # int64 [S], from `row_keys`
-    selecting: Tensor  # int32 [N]: the samples that are not greedy and have top-k or top-p on, rising
-    all_greedy: bool  # so that no noise is computed
+    selecting: Tensor  # int32 [N], ascending: samples that are not greedy and have top-k or top-p on
+    all_greedy: bool  # then no noise is computed
 
     def __len__(self) -> int:
         return len(self.logit_rows)
@@ -34,16 +34,16 @@ class ChosenTokens:
     """One token for each sample, in their order."""
 
     token_ids: Tensor  # int32 [S]; 0 where not valid
-    valid: Tensor  # bool [S]: all raw logits were finite, and the edits left a token to choose
+    valid: Tensor  # bool [S]: all raw logits were finite, and the edits left at least one token
 
 
 def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None) -> ChosenTokens:
-    """The argmax of greedy samples, a draw for the others; the lowest id among equals.
+    """Choose the argmax for greedy samples and draw the others; the lowest id wins a tie.
 
-    A draw is by scaled logits (`scale`) and noise, among what survives min-p, top-k and top-p
-    (`truncation_thresholds`). Nothing in it waits for the device.
+    A draw is by scaled logits (`scale`) and noise, among the tokens that min-p, top-k and top-p keep
+    (`truncation_thresholds`). Never waits for the device.
 
-    logits: [L, V], raw, any floating dtype; they alone say whether a row is finite
+    logits: [L, V], raw, any floating dtype; they alone decide whether a row is finite
     edited: float32 [S, V], from which sample i chooses instead of its row of `logits`
     """
     raw = logits.float().index_select(0, rows.logit_rows)
@@ -72,9 +72,9 @@ def _draw(logits: Tensor, rows: SampleRows) -> Tensor:
 
 
 def _groups_to_order(rows: SampleRows, vocab_size: int) -> list[tuple[Tensor, int]]:
-    """The samples whose largest logits are ordered, and how many of these each group needs.
+    """Samples whose largest logits must be sorted, in groups, with the number of logits that each group needs.
 
-    On a CPU the samples with top-k are apart, since few of their logits are ordered; elsewhere the host would wait.
+    On a CPU samples with top-k form their own group: they sort few logits. Elsewhere a split makes the host wait.
     """
     if not rows.selecting.is_cpu:
         groups = [(rows.selecting, vocab_size)]

@@ -1,7 +1,7 @@
 """Edits of rows of logits: allowed ids, suppressed ids, bias and penalties, as flat arrays over all rows of a step.
 
-Knows no slots and no parameters of requests. A row is edited the same whatever else is in the batch. Log-probabilities
-are edited as logits are.
+The edits of a row do not depend on the rest of the batch. Log-probabilities are edited in the same way. Knows no slots
+and no parameters of requests.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]  # `penalty_reference.p
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs:
-    """Elements of the logits, int64 [N] each, contiguous and by rising row."""
+    """Elements of the logits, int64 [N] each, contiguous, in ascending row order."""
 
     rows: Tensor
     token_ids: Tensor
@@ -25,7 +25,7 @@ class TokenPairs:
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """Edits of [S, V] logits; None where no row asks for a kind."""
+    """Edits of [S, V] logits; a kind that no row uses is None."""
 
     allowed: TokenPairs | None
     suppressed: TokenPairs | None

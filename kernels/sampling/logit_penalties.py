@@ -1,7 +1,7 @@
-"""Penalties of tokens that a sequence has already, exactly as `penalty_reference` gives them, in two launches.
+"""Penalties of tokens that a sequence contains already, exactly as in `penalty_reference`, in two launches.
 
-Occurrences are counted in a scratch of a word for each token; then each token is penalised by the one program that
-takes its count away. The cost goes with the length of histories, not with the vocabulary, but for clearing the scratch.
+The first counts occurrences in a scratch of one word per token. In the second, the one program that takes a token's
+count penalises the token. Cost grows with the length of histories; only clearing the scratch grows with the vocabulary.
 """
 
 import torch
@@ -13,11 +13,11 @@ from kernels.sampling.penalty_reference import PenaltyRows
 
 TILE = 512
 NUM_WARPS = 4
-_OCCURS = tl.constexpr(1 << 30)  # beside the count of occurrences in the output
+_OCCURS = tl.constexpr(1 << 30)  # flag beside the count of occurrences in the output
 
 
 @triton.jit
-def _load_history(  # the tokens of one tile of one history, and where it is one
+def _load_history(  # tokens of one tile of one history, and the mask of those inside it
     slot_ptr: tl.tensor,
     length_ptr: tl.tensor,
     token_table_ptr: tl.tensor,
@@ -42,7 +42,7 @@ def count_kernel(
     vocab_size: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """counts[e, token] = occurrences in the output, and a flag that the token occurs at all."""
+    """counts[e, token] = occurrences in the output, plus a flag if the token occurs in prompt or output."""
     i_penalised = tl.program_id(0).to(tl.int64)
     b_token, o_place, m_place = _load_history(slot_ptr, length_ptr, token_table_ptr, stride_table, i_penalised, TILE)
     p_count = counts_ptr + i_penalised * vocab_size + b_token
@@ -65,7 +65,7 @@ def penalise_kernel(
     vocab_size: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Each token of one tile of one history, unless an equal one has been seen to."""
+    """Penalise each token of one tile of one history, unless another occurrence of it already has been."""
     i_penalised = tl.program_id(0).to(tl.int64)
     b_token, _, m_place = _load_history(slot_ptr, length_ptr, token_table_ptr, stride_table, i_penalised, TILE)
     p_count = counts_ptr + i_penalised * vocab_size + b_token
@@ -84,9 +84,9 @@ def penalise_kernel(
 
 
 def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
-    """Penalise in place the tokens of each row's history, as `sampling.apply_penalties` says.
+    """Penalise in place the tokens of each row's history, as `sampling.apply_penalties` does.
 
-    Products are rounded before they are subtracted, so the bits are those of the reference. Waits for nothing.
+    Products are rounded before they are subtracted, so results are bitwise those of the reference. Never waits.
 
     logits:      float32 [S, V], V contiguous
     token_table: int32 [num_slots, width], width contiguous; a slot's history is its first `length` tokens

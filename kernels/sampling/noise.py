@@ -1,12 +1,11 @@
 """Counter-based noise: a pure function of (seed, sample index, position, vocabulary index).
 
-Nothing is stored and nothing is drawn in an order, so a token that is computed again meets the noise it met
-before, on any device, at any place in any batch. It knows nothing of logits.
+There is no generator state, so a token that is recomputed gets the same noise on any device, at any place in any
+batch. Knows nothing of logits.
 
-What is bit-identical everywhere: the keys, the 32 random bits and the uniform, which are wrap-around integer
-arithmetic and exact float64 scaling. The Gumbel value is two float64 logarithms of that uniform, which libraries
-round differently in the last place: about 1e-15, so it can only decide between tokens whose perturbed logits are
-that close.
+Keys, the 32 random bits and the uniform are bit-identical everywhere: they are wrap-around integer arithmetic and
+exact float64 scaling. The Gumbel value is two float64 logarithms of the uniform. Libraries differ in the last place
+of a logarithm, about 1e-15, which matters only between tokens whose perturbed logits are that close.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Unsigned constants as the signed integers of the same bits, which is what torch multiplies by.
+# Unsigned constants as signed integers with the same bits: torch multiplies signed integers.
 _GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
 _MIX_64 = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _GOLDEN_32 = 0x9E3779B1 - 2**32
@@ -26,18 +25,18 @@ _MIX_32 = (0x21F0AAAD, 0x735A2D97)
 def row_keys(seeds: Sequence[int], sample_indices: Sequence[int], positions: Sequence[int]) -> Tensor:
     """Keys of S rows, int64 [S] on the CPU: each of the three words is absorbed by a SplitMix64 round.
 
-    `seeds` are uint64, `positions` those of the tokens that are to be sampled.
+    `seeds` are uint64; `positions` are those of the tokens to sample.
     """
     return _absorb(partial_keys(seeds, sample_indices), positions)
 
 
 def partial_keys(seeds: Sequence[int], sample_indices: Sequence[int]) -> Tensor:
-    """Keys int64 [S] that have absorbed all but the position, for `position_keys`."""
+    """Keys int64 [S] that have absorbed seed and sample index but no position, for `position_keys`."""
     return _absorb(_absorb(torch.zeros(len(seeds), dtype=torch.int64), seeds), sample_indices)
 
 
 def position_keys(partial: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Keys int64 [S] as `row_keys` gives them, in numpy, which takes less time for a few hundred numbers."""
+    """Keys int64 [S], equal to those of `row_keys`; in numpy, which is faster for a few hundred numbers."""
     key = (partial.view(np.uint64) ^ positions.view(np.uint64)) + np.uint64(_GOLDEN_64 + 2**64)
     for shift, factor in zip((30, 27), _MIX_64, strict=True):
         key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor + 2**64)
@@ -48,7 +47,7 @@ def noise_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
     """32 random bits for each pair of key and token, as int32.
 
     `keys` int64 and `token_ids` int32 broadcast against each other: [S, 1] with [V] gives [S, V], [N] with [N]
-    gives [N]. Under one key, different tokens never have the same bits.
+    gives [N]. Under one key, no two tokens have the same bits.
     """
     low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
     bits = token_ids * _GOLDEN_32 + low
@@ -59,12 +58,12 @@ def noise_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """float64 in (0, 1), exact: the middles of 2**32 equal steps, in the order of the signed bits."""
+    """float64 in (0, 1), exact: midpoints of 2**32 equal steps, in the order of the signed bits."""
     return bits.to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64 between -3.14 and 22.88: -ln(-ln(uniform)), increasing in it."""
+    """Standard Gumbel noise, float64 between -3.14 and 22.88: -ln(-ln(uniform)), increasing in the uniform."""
     return uniform(bits).log_().neg_().log_().neg_()
 
 
@@ -85,7 +84,7 @@ def _shift_64(x: Tensor, count: int) -> Tensor:
 
 
 def _mix_32_(x: Tensor) -> None:
-    """In place, a bijection of 32 bits with low bias (xor-shift and multiply, twice); shifts are logical."""
+    """Apply a 32-bit bijection with low bias in place (xor-shift and multiply, twice); shifts are logical."""
     _xor_shift_32_(x, 16)
     x *= _MIX_32[0]
     _xor_shift_32_(x, 15)

@@ -1,7 +1,7 @@
-"""Penalties of tokens that a sequence has already: their parameters, and the torch reference of the kernel.
+"""Penalties of tokens that a sequence contains already: their parameters, and the torch reference of the kernel.
 
-The kernel is `logit_penalties`. Histories are read where they lie, in the table of all slots' tokens on the device, so
-a token that the host does not know yet counts too. It knows nothing of what else edits logits.
+The kernel is `logit_penalties`. Histories are read in place from the token table of all slots on the device, so a
+token that the host does not know yet counts too. Knows nothing of other edits of logits.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PenaltyRows:
-    """E rows that have penalties; all tensors are on the device of the logits and contiguous."""
+    """Parameters of E rows with penalties; all tensors are on the device of the logits and contiguous."""
 
     logit_rows: Tensor  # int32 [E], no row twice
     slots: Tensor  # int32 [E]: rows of the token table
@@ -26,10 +26,10 @@ class PenaltyRows:
 
 
 def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
-    """Penalise in place the tokens of each row's history, as `sampling.apply_penalties` says.
+    """Penalise in place the tokens of each row's history, as `sampling.apply_penalties` does.
 
-    Repetition divides positive and multiplies negative logits of all tokens that occur, then frequency is subtracted
-    for each occurrence in the output, then presence once for tokens in the output. Waits for nothing.
+    Repetition divides positive and multiplies negative logits of all tokens that occur. Then frequency is subtracted
+    for each occurrence in the output, then presence once for tokens in the output. Never waits for the device.
 
     logits:      float32 [S, V], V contiguous
     token_table: int32 [num_slots, width]; a slot's history is its first `length` tokens

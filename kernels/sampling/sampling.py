@@ -1,8 +1,8 @@
 """Sampling over rows of logits: edits, truncation, the draw, and log-probabilities, in plain torch.
 
-Every function treats each row by itself, with operations whose result does not depend on the other rows, so a row
-gives the same token in every batch. It knows nothing of slots, requests or where the parameters come from.
-Edits work in place on float32 [S, V] that the caller owns; lists of edits are flat (row, token id) pairs.
+The result of a row does not depend on the other rows, so a row gives the same token in every batch. Edits work in
+place on float32 [S, V] that the caller owns; lists of edits are flat (row, token id) pairs. Knows nothing of slots,
+requests or where the parameters come from.
 """
 
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from torch import Tensor
 
 from kernels.sampling.noise import gumbel, noise_bits
 
-NO_THRESHOLD = torch.finfo(torch.float32).min  # keeps all but barred tokens, which are at -inf
-_CHUNK_ELEMENTS = 1 << 17  # of logits handled together on a CPU, so that their scratch stays in its cache
+NO_THRESHOLD = torch.finfo(torch.float32).min  # keeps every token except barred ones, which are at -inf
+_CHUNK_ELEMENTS = 1 << 17  # logits processed together on a CPU, so that their scratch stays in its cache
 _DEVICE_CHUNK_ELEMENTS = 1 << 24  # elsewhere, so that scratch stays below a few hundred megabytes
-_FIXED_POINT = 2.0**40  # one, where probabilities are integers
-_NARROW = 128  # up to here topk beats a sort
+_FIXED_POINT = 2.0**40  # 1.0 in fixed point
+_NARROW = 128  # up to this width topk is faster than a sort
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities under the model's own distribution, before any edit, of T tokens in each of n rows."""
+    """Log-probabilities of T tokens in each of n rows, under the model's distribution before any edit."""
 
     logprobs: Tensor  # float32 [n, T]
     ranks: Tensor  # int32 [n, T]; 1 + the number of strictly more likely tokens
-    top_token_ids: Tensor  # int32 [n, k], most likely first, lower id first among equals
+    top_token_ids: Tensor  # int32 [n, k], most likely first; on a tie the lower id first
     top_logprobs: Tensor  # float32 [n, k]
 
 
 def finite_rows(logits: Tensor) -> Tensor:
-    """Tell, as bool [S], the rows whose logits are all finite."""
+    """True, in a bool [S], for each row whose logits are all finite."""
     return logits.amax(-1).isfinite() & logits.amin(-1).isfinite()
 
 
 def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Bar, in the rows that are named, every token that is not."""
+    """Bar every token that is not listed, in the rows that are listed."""
     kept = logits[rows, token_ids]
     named = torch.zeros(len(logits), dtype=torch.bool, device=logits.device).index_fill_(0, rows, True)
     logits.masked_fill_(named[:, None], -torch.inf)
@@ -44,27 +44,27 @@ def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
 
 
 def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    # A plain number, assigned by index, would be sent to the device, and the host would wait for that.
+    # Assigning a plain number by index would copy it to the device, and the host would wait.
     logits[rows, token_ids] = logits.new_full((), -torch.inf)
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
-    """Add `biases` [N]; a pair of row and token id occurs once."""
+    """Add `biases` [N]; each pair of row and token id occurs once."""
     logits[rows, token_ids] += biases
 
 
 def apply_penalties(logits: Tensor, rows: Tensor, token_ids: Tensor, is_output: Tensor, penalties: Tensor) -> None:
     """Penalise the tokens of histories, given as pairs [N] of row and token id, one for each occurrence.
 
-    `is_output` bool [N] tells output from prompt. `penalties` float32 [S, 3]: repetition divides positive and
-    multiplies negative logits of all tokens that occur, then frequency is subtracted for each occurrence in the
+    `is_output` bool [N] is True for output, False for prompt. `penalties` float32 [S, 3]: repetition divides positive
+    and multiplies negative logits of all tokens that occur. Then frequency is subtracted for each occurrence in the
     output, then presence once for tokens in the output.
     """
     places = rows * logits.shape[1] + token_ids
     counts = torch.zeros(logits.numel(), dtype=torch.int32, device=logits.device)
     counts.scatter_add_(0, places, is_output.to(torch.int32))
     repetition, presence, frequency = penalties[rows].unbind(-1)
-    # A token that occurs twice is computed twice, from the same old value to the same new one.
+    # A token that occurs twice is computed twice, from the same old value, with the same result.
     count = counts[places].to(torch.float32)
     values = logits[rows, token_ids]
     values = torch.where(values < 0, values * repetition, values / repetition)
@@ -73,26 +73,26 @@ def apply_penalties(logits: Tensor, rows: Tensor, token_ids: Tensor, is_output: 
 
 
 def scale(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """(logits - their maximum) / temperature, so that the best token of a row stands at 0; temperatures [S] > 0.
+    """(logits - their maximum) / temperature, so the best token of a row is at 0; temperatures [S] > 0.
 
-    So a tiny temperature sends all others to -inf instead of overflowing.
+    A tiny temperature then gives -inf for the other tokens instead of an overflow.
     """
     smallest = torch.finfo(torch.float32).tiny
     return (logits - logits.amax(-1, keepdim=True)).div_(temperatures.clamp(min=smallest)[:, None])
 
 
 def min_p_thresholds(min_p: Tensor) -> Tensor:
-    """float32 [S]: on scaled logits, exp(x) >= min_p is x >= ln(min_p). `min_p` is float64; 0 is off."""
+    """ln(min_p), float32 [S]: on scaled logits, exp(x) >= min_p means x >= ln(min_p). `min_p` is float64; 0 is off."""
     return min_p.log().clamp_(min=NO_THRESHOLD).to(torch.float32)
 
 
 def truncation_thresholds(scaled: Tensor, floors: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
-    """float32 [S]: the least scaled logit that survives `floors` (min-p), then top-k, then top-p.
+    """Lowest scaled logit, float32 [S], that `floors` (min-p), then top-k, then top-p keep.
 
-    `scaled` [S, V] as `scale` gives it; `floors` float32 [S]; `top_k` int64 [S] in [1, V], V is off; `top_p`
-    float64 [S], 1 is off; `width` is the largest of `top_k`. Top-p keeps a value while those before it have,
-    among the k largest at or above the floor, less than `top_p` of the probability. A threshold is a value, so
-    equals survive together: on a tie at the edge more than k tokens are kept.
+    `scaled` [S, V] from `scale`; `floors` float32 [S]; `top_k` int64 [S] in [1, V], V is off; `top_p` float64 [S],
+    1 is off; `width` is the largest of `top_k`. Top-p looks at the k largest values at or above the floor: it keeps a
+    value while the larger ones have less than `top_p` of their probability. A threshold is a value, so equal logits
+    are kept together: a tie at the edge keeps more than k tokens.
     """
     chunks = _row_chunks(scaled)
     return torch.cat([_thresholds(scaled[i], floors[i], top_k[i], top_p[i], width) for i in chunks])
@@ -101,7 +101,7 @@ def truncation_thresholds(scaled: Tensor, floors: Tensor, top_k: Tensor, top_p: 
 def _thresholds(scaled: Tensor, floors: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
     ordered = _largest(scaled, width)
     num_kept = torch.minimum((ordered >= floors[:, None]).sum(-1), top_k).clamp_(min=1)[:, None]
-    # Integers, because their sums do not depend on the order of addition, so neither on device nor batch.
+    # Integers: their sums do not depend on the order of addition, so not on the device or the batch.
     weights = ordered.to(torch.float64).exp_().mul_(_FIXED_POINT).round_().to(torch.int64)
     sums = weights.cumsum(-1)
     limits = (sums.gather(1, num_kept - 1) * top_p[:, None]).ceil_().to(torch.int64)
@@ -111,10 +111,10 @@ def _thresholds(scaled: Tensor, floors: Tensor, top_k: Tensor, top_p: Tensor, wi
 
 
 def draw(scaled: Tensor, thresholds: Tensor, keys: Tensor) -> Tensor:
-    """Draw a token of each row, int64 [S], by its softmax over the survivors, which are at least at the threshold.
+    """Draw a token of each row, int64 [S], from the softmax over the tokens at or above the threshold.
 
-    The Gumbel-max trick: the argmax of scaled logit + noise, in float64, lowest token id on a tie. `keys` int64
-    [S] on the device of `scaled`. The two ways to compute it differ in cost only.
+    Gumbel-max trick: the argmax of scaled logit + noise, in float64, lowest token id on a tie. `keys` int64 [S] on
+    the device of `scaled`. `draw_dense` and `draw_sparse` differ in cost only.
     """
     if not scaled.is_cpu:
         return draw_dense(scaled, thresholds, keys)
@@ -125,14 +125,14 @@ def draw(scaled: Tensor, thresholds: Tensor, keys: Tensor) -> Tensor:
 
 
 def draw_dense(scaled: Tensor, thresholds: Tensor, keys: Tensor) -> Tensor:
-    """`draw` with noise for every token; nothing in it waits for the device."""
+    """`draw` with noise for every token; never waits for the device."""
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
     scores = gumbel(noise_bits(keys[:, None], token_ids)).add_(scaled)
     return scores.masked_fill_(scaled < thresholds[:, None], -torch.inf).argmax(-1)
 
 
 def draw_sparse(scaled: Tensor, survives: Tensor, keys: Tensor) -> Tensor:
-    """`draw` with noise for the survivors alone, bool [S, V]; a row without any gives token 0."""
+    """`draw` with noise only for tokens in `survives`, bool [S, V]; a row that keeps none gives token 0."""
     rows, token_ids = survives.nonzero(as_tuple=True)
     scores = gumbel(noise_bits(keys[rows], token_ids.to(torch.int32))).add_(scaled[rows, token_ids])
     best = torch.full((len(scaled),), -torch.inf, dtype=scores.dtype, device=scores.device)
@@ -158,12 +158,12 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogp
 
 
 def model_logprobs(logits: Tensor) -> Tensor:
-    """float32 [n, V]: the log-softmax of raw logits."""
+    """Log-softmax of raw logits, float32 [n, V]."""
     return _aligned(logits).log_softmax(-1)[:, : logits.shape[1]]
 
 
 def token_ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """int32 [n, k], of `token_ids` int64 [n, k]: 1 + the number of strictly more likely tokens."""
+    """Ranks, int32 [n, k], of `token_ids` int64 [n, k]: 1 + the number of strictly more likely tokens."""
     own = logits.gather(1, token_ids)
     if own.shape[1] == 1:
         return (logits > own).sum(-1, keepdim=True, dtype=torch.int32).add_(1)
@@ -174,12 +174,12 @@ def token_ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def best_tokens(logits: Tensor, num_best: int) -> Tensor:
-    """int64 [n, num_best], at most V: by falling logit and rising id."""
+    """Token ids with the largest logits, int64 [n, num_best], at most V: by descending logit, then ascending id."""
     if num_best == 0 or len(logits) == 0:
         return torch.empty(len(logits), num_best, dtype=torch.int64, device=logits.device)
     if not logits.is_cpu or num_best == logits.shape[1]:
         return _best_by_key(logits, num_best)
-    # Four times as fast, but which of the equals at the edge it takes is left open.
+    # topk is four times as fast, but does not define which of several equal logits at the edge it takes.
     values, token_ids = logits.topk(num_best + 1)
     is_open = values[:, -2] == values[:, -1]
     token_ids, order = token_ids[:, :-1].sort(dim=-1)
@@ -191,7 +191,7 @@ def best_tokens(logits: Tensor, num_best: int) -> Tensor:
 
 
 def _best_by_key(logits: Tensor, num_best: int) -> Tensor:
-    """`best_tokens` through one integer key that holds both logit and id; nothing in it waits for the device."""
+    """`best_tokens` through one integer key that holds logit and id; never waits for the device."""
     last = logits.shape[1] - 1
     reversed_ids = torch.arange(last, -1, -1, device=logits.device)
     best = [_ordered_keys(logits[i], reversed_ids).topk(num_best).values for i in _row_chunks(logits)]
@@ -199,27 +199,27 @@ def _best_by_key(logits: Tensor, num_best: int) -> Tensor:
 
 
 def _row_chunks(scaled: Tensor) -> list[slice]:
-    """Runs of rows to handle together."""
+    """Slices of rows to process together."""
     num_rows, vocab_size = scaled.shape
     size = max(1, (_CHUNK_ELEMENTS if scaled.is_cpu else _DEVICE_CHUNK_ELEMENTS) // vocab_size)
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 def _ordered_keys(logits: Tensor, reversed_ids: Tensor) -> Tensor:
-    """int64 [n, V], all different, in the order of the logits and then of the reversed ids."""
+    """Distinct keys, int64 [n, V], in the order of the logits and then of the reversed ids."""
     bits = (logits + 0.0).view(torch.int32)  # adding 0 makes -0 and 0 the same
     ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ascending.to(torch.int64) << 32) + reversed_ids
 
 
 def _aligned(logits: Tensor) -> Tensor:
-    """Padded so that all rows begin aligned: how a GPU adds up a row depends on where it begins."""
+    """Pad so that every row begins aligned: a GPU's order of addition depends on the row's address."""
     missing = -logits.shape[1] % 8
     return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
 
 def _largest(scaled: Tensor, width: int) -> Tensor:
-    """The `width` largest values of each row in falling order.
+    """The `width` largest values of each row in descending order.
 
     On a CPU numpy's vectorised sort of values is over 20 times as fast as torch's, which carries the indices.
     """

@@ -1,7 +1,7 @@
 """From logits to tokens, candidates and log-probabilities: one bundle of operations, and its torch references.
 
 `REFERENCES` need nothing but torch and run on any device; `kernels.native.native_sampling` is compiled for a CPU. With
-Triton, `sampling_operations` takes the kernels that choose and penalise. No operation waits for the device.
+Triton, `sampling_operations` gets the kernels that choose and penalise. No operation waits for the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,24 +17,24 @@ from kernels.sampling.logit_edits import LogitEdits, Penalise, apply_edits
 from kernels.sampling.sampling import TokenLogprobs, best_tokens, finite_rows, model_logprobs
 
 ChooseTokens = Callable[[Tensor, SampleRows, Tensor | None], ChosenTokens]
-_MAX_LOGITS = 1 << 24  # whose log-probabilities are computed at a time: 128 MiB for the keys of their order
+_MAX_LOGITS = 1 << 24  # logits per slice of log-probabilities: the sort keys then take 128 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class RankedTokens:
-    """The best tokens of C rows by edited log-probability, best first, the lower id first among equals."""
+    """The best tokens of C rows by edited log-probability, best first; on a tie the lower id first."""
 
     token_ids: Tensor  # int64 [C, K]
-    logprobs: Tensor  # float32 [C, K]; -inf for a token that is barred
+    logprobs: Tensor  # float32 [C, K]; -inf for a barred token
     valid: Tensor  # bool [C]: all raw logits were finite, and no edited log-probability is infinity
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOperations:
-    """One way to compute; arguments are given by position.
+    """One implementation of the operations; arguments are given by position.
 
-    All take logits [L, V] in any floating dtype, V contiguous, which are not changed, and a token table, int32
-    [num_slots, width], which is read for penalties.
+    Each takes logits [L, V] in any floating dtype, V contiguous, which it does not change. A token table is int32
+    [num_slots, width] and is read for penalties.
 
     choose_tokens: logits, rows, edits of the samples' rows or None, token table
     rank_tokens: logits, logit rows int32 [C], K, edits of these rows or None, token table. As in the beam search of
@@ -48,7 +48,7 @@ class SamplingOperations:
 
 
 def sampling_operations(choose: ChooseTokens, penalise: Penalise) -> SamplingOperations:
-    """The bundle of torch operations around two that may be kernels."""
+    """Bundle of torch operations, with `choose` and `penalise` as given: kernels or references."""
     return SamplingOperations(
         choose_tokens=partial(_choose_tokens, choose, penalise),
         rank_tokens=partial(_rank_tokens, penalise),
@@ -90,7 +90,7 @@ def _rank_tokens(
 
 
 def _token_logprobs(logits: Tensor, logit_rows: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
-    """In slices, since a large vocabulary in float32 takes room."""
+    """Compute log-probabilities in slices, which limits the memory of float32 copies."""
     size = max(1, _MAX_LOGITS // logits.shape[1])
     return concatenate(
         [
@@ -101,7 +101,7 @@ def _token_logprobs(logits: Tensor, logit_rows: Tensor, token_ids: Tensor, num_t
 
 
 def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Parts computed apart, as one."""
+    """Join parts that were computed separately."""
     return TokenLogprobs(
         torch.cat([part.logprobs for part in parts]),
         torch.cat([part.ranks for part in parts]),
@@ -111,7 +111,7 @@ def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
 
 
 def _copy_rows(logits: Tensor, logit_rows: Tensor) -> Tensor:
-    """A copy of some rows in float32."""
+    """Copy some rows in float32."""
     return logits.index_select(0, logit_rows).to(torch.float32)
 
 

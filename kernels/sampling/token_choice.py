@@ -1,8 +1,8 @@
 """Choosing a token for each sample of a step, exactly as `choice_reference` does, in two to four launches.
 
-Rows are split between programs wherever that cannot change the answer: a maximum, or a sum of integers, is the same in
-any order. What top-k and top-p leave to choose from is found by `token_selection`.
-It waits for nothing, and shapes depend only on what the host knows.
+Rows are split between programs where that cannot change the result: a maximum, or a sum of integers, is the same in
+any order. `token_selection` finds the tokens that top-k and top-p keep. Never waits for the device: shapes depend only
+on values that the host knows.
 """
 
 import math
@@ -27,14 +27,14 @@ from kernels.sampling.token_selection import survival_thresholds
 
 TILE = 2048
 NUM_WARPS = 4
-NUM_PARTS = ((8, 64), (64, 8), (math.inf, 2))  # of rows, for at most so many samples: enough programs for any GPU
+NUM_PARTS = ((8, 64), (64, 8), (math.inf, 2))  # (samples at most, parts of a row): enough programs for any GPU
 
-# What a row contains, as flags.
+# Flags of a row's contents.
 _HAS_MINUS_INF = tl.constexpr(1)
 _HAS_PLUS_INF_OR_NAN = tl.constexpr(2)
-# The token that is most likely has at least the least noise, -3.14, so no score below this one wins.
+# The most likely token has a scaled logit of 0 and noise of at least -3.14, so no score below this one wins.
 _LOW_SCORE = tl.constexpr(-4.0)
-_SLACK = tl.constexpr(1e-3)  # far more than float32 rounding, and the approximate logarithm, are off by
+_SLACK = tl.constexpr(1e-3)  # far above the error of float32 rounding and of the approximate logarithm
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def row_maxima_kernel(
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One part of one row: its maximum and where that first is, and what in it is not finite."""
+    """Maximum of one part of one row, the first token that has it, and flags of values that are not finite."""
     i_sample, i_part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i_row = i_sample
     if INDEXED:
@@ -95,9 +95,9 @@ def draw_kernel(
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One part of one row: the survivor whose scaled logit and noise sum up to most.
+    """Kept token with the largest sum of scaled logit and noise, in one part of one row.
 
-    Noise costs two float64 logarithms; a tile pays for them only if a bound of its scores reaches the best so far.
+    Noise costs two float64 logarithms; a tile computes them only if a bound of its scores reaches the best so far.
     """
     i_sample, i_part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + i_sample)
@@ -135,7 +135,7 @@ def finish_kernel(
     temperature_ptr: tl.tensor,  # [S] float32
     part_max_ptr: tl.tensor,  # [S, PARTS] float32
     part_flags_ptr: tl.tensor,  # [S, PARTS] int32
-    raw_flags_ptr: tl.tensor,  # [S, PARTS] int32, of raw logits; those of part_flags without EDITED
+    raw_flags_ptr: tl.tensor,  # [S, PARTS] int32, of raw logits; equals part_flags without EDITED
     part_score_ptr: tl.tensor,  # [S, PARTS] float64; unused without DRAWN
     part_id_ptr: tl.tensor,  # [S, PARTS] int32
     token_ids_ptr: tl.tensor,  # [S] int32
@@ -144,7 +144,7 @@ def finish_kernel(
     DRAWN: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """The best of a sample's parts, the lowest id among equals; 0 for a sample that is not valid."""
+    """The best of a sample's parts, the lowest id on a tie; 0 for an invalid sample."""
     i_sample = tl.program_id(0).to(tl.int64)
     o_part = i_sample * PARTS + tl.arange(0, PARTS)
     b_max = tl.load(part_max_ptr + o_part)
@@ -162,12 +162,12 @@ def finish_kernel(
 
 
 def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None) -> ChosenTokens:
-    """The argmax of greedy samples, a draw for the others; the lowest id among equals.
+    """Choose the argmax for greedy samples and draw the others; the lowest id wins a tie.
 
-    Token by token what the reference gives, but for the last place of float64 exp and log, which libraries round
+    Tokens equal those of the reference, except for the last place of float64 exp and log, which libraries round
     differently: a sum of probabilities can be off by 2^-40 for each of its tokens, and a score by about 1e-15.
 
-    logits: [L, V], raw, any floating dtype, V contiguous; they alone say whether a row is finite
+    logits: [L, V], raw, any floating dtype, V contiguous; they alone decide whether a row is finite
     edited: float32 [S, V], from which sample i chooses instead of its row of `logits`
     """
     num_samples, vocab_size = len(rows), logits.shape[1]
@@ -183,7 +183,7 @@ def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None
     part_flags = raw_flags
     if edited is not None:
         part_max, part_id, part_flags = _row_maxima(edited, None, num_samples)
-    part_score = part_max  # not looked at unless something is drawn
+    part_score = part_max  # not read unless a sample is drawn
     if not rows.all_greedy:
         source = logits if edited is None else edited
         thresholds = survival_thresholds(source, rows, part_max, indexed=edited is None)
@@ -225,9 +225,9 @@ def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None
 
 
 def split(num_samples: int, vocab_size: int) -> tuple[int, int]:
-    """Into how many parts a row is split, a power of two, and the size of a part, in whole tiles.
+    """Number of parts of a row, a power of two, and the size of a part, in whole tiles.
 
-    The last parts may be empty. There are few numbers of parts, since each is a kernel to compile.
+    The last parts may be empty. Few numbers of parts are used, since each compiles its own kernel.
     """
     num_tiles = triton.cdiv(vocab_size, TILE)
     wanted = next(parts for most, parts in NUM_PARTS if num_samples <= most)
@@ -236,7 +236,7 @@ def split(num_samples: int, vocab_size: int) -> tuple[int, int]:
 
 
 def _row_maxima(logits: Tensor, logit_rows: Tensor | None, num_samples: int) -> tuple[Tensor, Tensor, Tensor]:
-    """By sample and part: maximum, its token, flags."""
+    """Maximum, its token, and flags, by sample and part."""
     parts, part_size = split(num_samples, logits.shape[1])
     part_max = torch.empty((num_samples, parts), dtype=torch.float32, device=logits.device)
     part_id, part_flags = (torch.empty_like(part_max, dtype=torch.int32) for _ in range(2))

@@ -1,7 +1,7 @@
-"""Finding what survives top-k and top-p, exactly as `sampling.truncation_thresholds` does, in one launch.
+"""Finding the tokens that top-k and top-p keep, exactly as `sampling.truncation_thresholds` does, in one launch.
 
-The threshold is sought among the bits of float32 numbers, with exact integer counts and masses, so nothing is sorted
-and the order of addition does not matter. It knows nothing of how a token is then drawn.
+The kernel searches the threshold among the bits of float32 numbers, with exact integer counts and masses, so nothing
+is sorted and the order of addition does not matter. Knows nothing of how a token is then drawn.
 """
 
 import torch
@@ -14,17 +14,17 @@ from kernels.sampling.choice_reference import SampleRows
 
 SELECT_TILE = 1024
 SELECT_WARPS = 8
-WAYS = 8  # into which a search splits what is left, at each pass
-MAX_SELECTED = 128  # samples whose threshold is sought at once, each by one program, with V words of scratch
+WAYS = 8  # parts into which each pass of a search splits the remaining range
+MAX_SELECTED = 128  # samples per launch, one program each, with V words of scratch
 
-# Where a search begins to look: 1.5, 2, 3, 4, 6, 8, 12 below the maximum, as the bits of these numbers.
+# First limits of a search: 1.5, 2, 3, 4, 6, 8, 12 below the maximum, as the bits of these numbers.
 _COARSE_FIRST = tl.constexpr(0x3FC00000)
 _COARSE_STEP = tl.constexpr(0x00400000)
 
 
 @triton.jit
 def _sum_up_to(b_limits: tl.tensor, b_depth: tl.tensor, b_weight: tl.tensor) -> tl.tensor:
-    """[WAYS, TILE]: each weight in the rows whose limit its depth does not pass."""
+    """Weights [WAYS, TILE]: each is kept in the rows whose limit is at least its depth, and 0 in the others."""
     return tl.where(b_depth[None, :] <= b_limits[:, None], b_weight[None, :], 0)
 
 
@@ -34,16 +34,16 @@ def _search(
     num_depths: tl.tensor,
     first: tl.tensor,
     last: tl.tensor,
-    below: tl.tensor,  # what the weights of depths under `first` sum up to
+    below: tl.tensor,  # sum of the weights of depths under `first`
     target: tl.tensor,
     BY_MASS: tl.constexpr,
     WAYS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The least depth in [first, last] up to which weights sum up to `target` or more, and the sum before it.
+    """Lowest depth in [first, last] up to which weights sum to `target` or more, and the sum before it.
 
-    It is `last` if none before is; `last` itself is not looked at. A depth's weight is its mass, or 1. Each pass leaves
-    one of the ways that the range is split into, or less where depths are sparse.
+    The result is `last` if no lower depth reaches `target`; `last` itself is not checked. A depth's weight is its mass,
+    or 1. Each pass splits the range into WAYS parts and keeps one, or less where depths are sparse.
     """
     o_way = tl.arange(0, WAYS)
     while first < last:
@@ -67,7 +67,7 @@ def _search(
         m_short = b_sums < target
         below = tl.max(tl.where(m_short, b_sums, below), 0)
         first = tl.maximum(tl.max(tl.where(m_short, b_limits + 1, first), 0), tl.min(b_low, 0))
-        if first < last:  # then the answer is one of the depths looked at
+        if first < last:  # then the answer is one of the depths in the range
             last = tl.minimum(tl.min(tl.where(m_short, last, b_limits), 0), tl.max(b_high, 0))
     return last, below
 
@@ -81,7 +81,7 @@ def select_kernel(
     temperature_ptr: tl.tensor,  # [S] float32
     top_k_ptr: tl.tensor,  # [S] int32
     top_p_ptr: tl.tensor,  # [S] float64
-    threshold_ptr: tl.tensor,  # [S] float32: the floor on entry, what survives top-k and top-p too on return
+    threshold_ptr: tl.tensor,  # float32 [S]: the floor on entry, on return the threshold of top-k and top-p too
     depths_ptr: tl.tensor,  # [N, V] int32, scratch
     stride_logits: tl.tensor,
     vocab_size: tl.tensor,
@@ -90,9 +90,9 @@ def select_kernel(
     WAYS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """The threshold of one sample: a pass finds roughly where it is, a second keeps what lies above; a search there.
+    """Threshold of one sample: the first pass estimates it, the second collects the depths above, then search these.
 
-    What is kept is few for distributions as models have them, and in the worst case the whole row.
+    Distributions of real models leave few depths to collect; the worst case is the whole row.
     """
     i_selected = tl.program_id(0).to(tl.int64)
     i_sample = tl.load(selecting_ptr + i_selected).to(tl.int64)
@@ -145,7 +145,7 @@ def select_kernel(
         num_at_edge = tl.zeros((), tl.int64)
         if is_cut:
             last, below = _search(p_depths, num_depths, first, last, below, target, False, WAYS, TILE)
-            num_at_edge = target - below  # of equals at the edge, as many count as fill up to k
+            num_at_edge = target - below  # equal logits at the edge count only up to k
         if top_p < 1.0:
             b_sum = tl.zeros((TILE,), tl.int64)
             for i_tile in range(0, num_depths, TILE):
@@ -162,7 +162,7 @@ def select_kernel(
 
 
 def survival_thresholds(logits: Tensor, rows: SampleRows, part_max: Tensor, *, indexed: bool) -> Tensor:
-    """float32 [S]: the floors, and for samples with top-k or top-p what survives those, too."""
+    """Thresholds float32 [S]: the floors, raised for samples with top-k or top-p."""
     num_selecting, vocab_size = len(rows.selecting), logits.shape[1]
     if num_selecting == 0:
         return rows.floors
