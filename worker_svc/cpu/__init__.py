@@ -1,1 +1,1 @@
-"""The runner of a CPU: packed weights, and kernels that read the pool in place."""
+"""CPU runner: packed weights, and kernels that read the KV pool in place."""

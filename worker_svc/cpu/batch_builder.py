@@ -1,6 +1,6 @@
-"""From the rows of a step to the tensors of a forward pass, without a loop over rows or tokens.
+"""Builds the tensors of a forward pass from the rows of a step, without a loop over rows or tokens.
 
-It reads the slot table and changes nothing.
+Reads the slot table and changes nothing.
 """
 
 import numpy as np
@@ -14,8 +14,8 @@ from worker_svc.steps.step_check import IntArray, StepRows
 def build_batch(
     table: SlotTable, rows: StepRows, query_start: IntArray, logit_rows: IntArray, device: torch.device
 ) -> ForwardBatch:
-    """The batch of `rows`; `query_start` [R + 1] from `starts_of`; logits of the tokens `logit_rows` [L]."""
-    if query_start[-1] == len(rows.slots):  # one token each
+    """Batch of `rows`; `query_start` [R + 1] is from `starts_of`; the head computes the tokens `logit_rows` [L]."""
+    if query_start[-1] == len(rows.slots):  # one token per row
         positions, token_slots, max_query_len = rows.starts, rows.slots, 1
     else:
         num_tokens = rows.num_tokens

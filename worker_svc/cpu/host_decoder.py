@@ -1,8 +1,8 @@
-"""The forward pass on a CPU: packed products, and between them kernels that work in place or into kept buffers.
+"""Forward pass on a CPU: packed products, and between them kernels that work in place or into reused buffers.
 
-It computes what `Decoder.hidden` and `Decoder.logits` do and can stand in its place. Its first pass calls kernel after
-kernel; where all of them are native it is recorded, and later passes are one call. It reads and writes the KV pool that
-is handed in, whose blocks lie inside as its kernels want; it knows no sequences and samples nothing.
+Replaces `Decoder`: results equal those of `Decoder.hidden` and `Decoder.logits`. The first pass calls kernel by kernel.
+If all kernels are native, the pass is recorded, and later passes are one call. Reads and writes the KV pool that it is
+given, whose blocks have the layout of the kernels. Knows no sequences and samples nothing.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class HostDecoder:
     """A decoder's weights, and the buffers of its passes. The next pass overwrites the result of a pass."""
 
     def __init__(self, decoder: Decoder, kernels: CpuKernels) -> None:
-        self.before_pass: Callable[[], None] = lambda: None  # called when nothing but a pass's kernels is left to do
+        self.before_pass: Callable[[], None] = lambda: None  # called just before a pass runs its kernels
         self._weights = decoder
         self._kernels = kernels
         self._buffers = RowBuffers(decoder.dtype)
@@ -49,16 +49,16 @@ class HostDecoder:
         self._layers = tuple(LayerRules.of(layer) for layer in decoder.layers)
         self._final_norm = None if decoder.final_norm is None else norm_rule(decoder.final_norm)
         self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
-        self._pool: KVPool | None = None  # that the caches belong to
+        self._pool: KVPool | None = None  # the pool of `_caches`
         self._caches: tuple[LayerCache, ...] = ()
         self._chosen = GreedyTokens(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
-        # Where native kernels compute all of the layers, passes are recorded: with all tokens wanted or some, and with
-        # the choice or without.
+        # If native kernels compute all layers, passes are recorded: one program for each combination of all tokens
+        # wanted or some, and greedy choice or not.
         self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
         head = decoder.head
         self._native_head = head if decoder.project_out is None and isinstance(head, PackedProduct) else None
         self._programs: dict[tuple[bool, bool], Program] = {}
-        self._num_moves = 0  # of the buffers, when the programs were recorded
+        self._num_moves = 0  # value of the buffers' `num_moves` when the programs were recorded
 
     @property
     def config(self) -> ModelConfig:
@@ -74,7 +74,7 @@ class HostDecoder:
 
     @property
     def sampling(self) -> SamplingOperations:
-        """From this decoder's logits to tokens."""
+        """Operations that turn this decoder's logits into tokens."""
         return self._kernels.sampling
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
@@ -91,11 +91,11 @@ class HostDecoder:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the buffers of passes so far, beside weights and pool."""
+        """Bytes of the buffers of passes so far, without weights and pool."""
         return self._buffers.num_bytes + self._logits.num_bytes
 
     def take_memory(self) -> None:
-        """Have the system back the reserved memory, as far as a pass has asked for it."""
+        """Have the system back the reserved memory of buffers that a pass has used."""
         self._buffers.take_memory()
 
     def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
@@ -104,7 +104,7 @@ class HostDecoder:
 
     @torch.inference_mode()
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """Hidden states that the head takes, as `forward` computes them: [L, hidden_size], normalised."""
+        """Hidden states for the head, as `forward` computes them: [L, hidden_size], normalised."""
         hidden = self._compute(batch, kv_pool, chooses=False)
         if hidden is not None:
             return hidden
@@ -113,9 +113,9 @@ class HostDecoder:
 
     @torch.inference_mode()
     def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
-        """`forward`, and the choice of each of its rows, [L]; token 0 where a row is not finite.
+        """`forward`, and the greedy token of each row, [L]; token 0 if a row is not finite.
 
-        Overwritten by the next call.
+        The next call overwrites the result.
         """
         if self._native is None or self._native_head is not None:
             self._compute(batch, kv_pool, chooses=True)
@@ -125,9 +125,9 @@ class HostDecoder:
         return self._chosen.token_ids.numpy()[:num_rows], self._chosen.is_finite.numpy()[:num_rows]
 
     def _compute(self, batch: ForwardBatch, kv_pool: KVPool, *, chooses: bool) -> Tensor | None:
-        """A pass up to the head, or up to the choice; what is to be recorded is so the first time.
+        """Compute a pass up to the head, or up to the greedy choice; record it the first time, if it can be recorded.
 
-        Returns hidden states [L, hidden_size], or None where the pass was one call, which left them in their buffer.
+        Returns hidden states [L, hidden_size], or None if the pass was one call, which leaves them in their buffer.
         """
         self._look_at(kv_pool)
         wants_all = _wants_all(batch)
@@ -140,13 +140,13 @@ class HostDecoder:
         if program is not None:
             program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted, batch.max_context_len)
             return None
-        if self._native is not None and len(batch.logit_rows):  # where no rows are, there is no memory to write down
+        if self._native is not None and len(batch.logit_rows):  # without rows there are no addresses to record
             program = self._native.new_program()
         with nullcontext() if program is None else recording(program):
             hidden = self._layers_of(x, batch, plans, wanted)
             if chooses:
                 self._choose(hidden)
-        if program is not None:  # not before: a pass that broke off would be half of one
+        if program is not None:  # only now: an exception would leave half a program
             self._programs[wants_all, chooses] = program
         return hidden
 
@@ -162,7 +162,7 @@ class HostDecoder:
     ) -> Tensor:
         """Compute all layers, kernel by kernel.
 
-        x: [T, hidden_size], embedded; None: is to be; wanted: the tokens whose results are, or all
+        x: [T, hidden_size], embedded, or None to embed here; wanted: tokens whose results are wanted, or None for all
         """
         x = self._embed(batch) if x is None else x
         residual = None
@@ -183,7 +183,7 @@ class HostDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head: any rows of `hidden` to logits [..., vocab_size] in the model's dtype."""
+        """Apply the head to any rows of `hidden`: logits [..., vocab_size] in the model's dtype."""
         if self._weights.project_out is not None:
             hidden = self._weights.project_out(hidden)
         return self._weights.head(hidden, self._logits.of("logits", len(hidden), self.config.vocab_size))
@@ -204,7 +204,7 @@ class HostDecoder:
         self._caches, self._pool, self._programs = layer_caches(kv_pool.blocks, shape), kv_pool, {}
 
     def _plan(self, batch: ForwardBatch) -> dict[int | None, CpuPlan]:
-        """One plan for all layers with the same window."""
+        """Make one plan for all layers with the same window."""
         rows, any_layer = batch.rows, self._caches[0]
         return {
             window: self._kernels.plan(rows, any_layer, window) for window in dict.fromkeys(self.config.sliding_windows)
@@ -224,7 +224,7 @@ class HostDecoder:
     def _norm_before(
         self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
     ) -> tuple[Tensor, Tensor]:
-        """The output of the layer, and the residual that it is still to be added to."""
+        """Output of the layer, and the residual to add it to."""
         normed = self._norm(rules.attention_norm, x, residual, "normed")
         residual = x if residual is None else residual
         x = self._attend(layer.attention, rules, normed, tokens)
@@ -244,7 +244,7 @@ class HostDecoder:
         return self._norm(rules.mlp_norm, self._mlp(layer.mlp, middle), middle, "layer_out"), None
 
     def _attend(self, attention: Attention, rules: LayerRules, x: Tensor, tokens: "_LayerTokens") -> Tensor:
-        """Attention of all tokens, and its output product of those that are wanted."""
+        """Attention of all tokens, then the output product of the wanted ones."""
         num_tokens, config, kernels = len(x), self.config, self._kernels
         qkv = attention.qkv(x, self._buffers.of("qkv", num_tokens, config.query_size + 2 * config.kv_size))
         if rules.projection_norms is not None:
@@ -278,7 +278,7 @@ class HostDecoder:
         return out
 
     def _norm(self, rule: NormRule, x: Tensor, residual: Tensor | None, buffer: str) -> Tensor:
-        """Adds x to the residual, if there is one, in place."""
+        """Norm of x; with a residual, add x to it in place first."""
         out = self._buffers.of(buffer, *x.shape)
         self._kernels.add_norm(x, residual, rule, out)
         return out
@@ -291,11 +291,11 @@ class _LayerTokens(NamedTuple):
     plan: CpuPlan
     positions: Tensor
     slot_mapping: Tensor
-    wanted: Tensor | None  # what goes on behind attention; None: all
+    wanted: Tensor | None  # tokens to compute after attention; None: all
 
 
 def _is_native(decoder: Decoder) -> bool:
-    """True if native kernels compute all of the layers, given that norms, activations and attention are native."""
+    """True if native kernels compute all layers, given that norms, activations and attention are native."""
     products = (
         each
         for layer in decoder.layers
@@ -313,7 +313,7 @@ def _wants_all(batch: ForwardBatch) -> bool:
 
 
 def _rotary_table(decoder: Decoder) -> Tensor | None:
-    """Cosines, then sines, of all positions' rotary angles, [max_model_len, head_dim] float32."""
+    """Cosines, then sines, of the rotary angles of all positions, [max_model_len, head_dim] float32."""
     frequencies = decoder.inverse_frequencies
     if frequencies is None:
         return None

@@ -1,4 +1,4 @@
-"""The runner of a CPU with its kernels: `ModelRunner`, which is told the greedy choice, and says when a pass begins."""
+"""Runner with the kernels of a CPU: a `ModelRunner` that gets greedy tokens directly and announces each pass."""
 
 from collections.abc import Callable
 

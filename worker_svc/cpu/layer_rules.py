@@ -13,7 +13,7 @@ class LayerRules(NamedTuple):
     attention_norm: NormRule
     mlp_norm: NormRule
     head_norms: HeadNorms | None
-    projection_norms: tuple[NormRule, NormRule] | None  # of all query heads, and of all key heads, of a token
+    projection_norms: tuple[NormRule, NormRule] | None  # over all query heads of a token, and over all its key heads
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> "LayerRules":

@@ -1,6 +1,6 @@
-"""Products with weights that oneDNN has packed once, for any number of rows: torch's private operators for that.
+"""Products with weights that oneDNN packs once for any number of rows, through torch's private operators.
 
-They may be missing, or refuse a dtype that the processor has no instructions for; `supports` tries.
+The operators may be missing, or refuse a dtype that the processor has no instructions for; `supports` tries them.
 """
 
 import torch
@@ -12,7 +12,7 @@ _TRIAL_SIZE = 32
 
 
 class OneDnnLinear:
-    """x W^T + b. The weight exists in packed form only."""
+    """x W^T + b. The weight is kept in packed form only."""
 
     __slots__ = ("_bias", "_packed")
 
@@ -28,7 +28,7 @@ class OneDnnLinear:
 
 
 def supports(dtype: torch.dtype) -> str | None:
-    """Reason that products of this dtype cannot be packed here; None if they can."""
+    """Reason why weights of this dtype cannot be packed here; None if they can."""
     weight = torch.eye(_TRIAL_SIZE, dtype=dtype)
     x = torch.arange(2 * _TRIAL_SIZE, dtype=dtype).view(2, -1)
     bias = torch.ones(_TRIAL_SIZE, dtype=dtype)

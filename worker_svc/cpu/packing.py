@@ -1,4 +1,4 @@
-"""In which form the weights of a model are kept on a CPU: packed for the products, or as they are read."""
+"""Form of a model's weights on a CPU: packed for the products, or unchanged."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,17 @@ from worker_svc.runner_choice import DeviceError
 
 
 class Packing(NamedTuple):
-    """A way to keep weights."""
+    """One form of weights."""
 
     name: str  # for logs
     make_product: MakeProduct
-    shortcoming: str | None = None  # why it is not a faster one
+    shortcoming: str | None = None  # why no faster form is used
 
 
 def choose_packing(dtype: torch.dtype, *, has_native: bool, int8: bool = False) -> Packing:
-    """The fastest way that works on this machine: native products, else a library's, tried with a small product.
+    """Choose the fastest form that works on this machine: native products, else oneDNN's, tried with a small product.
 
-    Raises DeviceError if int8 is asked for and nothing here multiplies it.
+    Raises DeviceError if int8 is asked for and no product here multiplies it.
     """
     if int8:
         if not has_native or dtype not in (torch.float32, torch.bfloat16):

@@ -1,6 +1,6 @@
-"""Buffers for rows of numbers that are kept from pass to pass and hold as many rows as the largest pass seen.
+"""Buffers for rows of numbers, reused from pass to pass, with as many rows as the largest pass so far.
 
-Knows how rows lie in memory, and not what they are.
+Knows how rows lie in memory, not what they contain.
 """
 
 import torch
@@ -12,13 +12,13 @@ _LINE = 64  # bytes of a cache line
 
 
 class RowBuffers:
-    """One buffer for each purpose. Asking again gives the same memory, whose content may be overwritten."""
+    """One buffer per purpose. Asking again returns the same memory, whose content may be overwritten."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._buffers: dict[str, Tensor] = {}  # with the room between rows
-        self._num_rows = 0  # of every buffer
-        self.num_moves = 0  # how often all of them were given up for larger ones
+        self._buffers: dict[str, Tensor] = {}  # with the padding between rows
+        self._num_rows = 0  # in every buffer
+        self.num_moves = 0  # how often all buffers were replaced by larger ones
 
     def reserve(self, num_rows: int) -> None:
         """Keep buffers of up to `num_rows` rows in place until more rows are reserved or asked for."""
@@ -42,16 +42,16 @@ class RowBuffers:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def take_memory(self) -> None:
-        """Have the system back the memory of all buffers that exist, for all of their rows."""
+        """Have the system back all memory of the existing buffers."""
         for buffer in list(self._buffers.values()):
             take_memory(buffer, buffer.nbytes)
 
 
 def row_stride(size: int, dtype: torch.dtype) -> int:
-    """From row to row, in elements: an odd number of cache lines.
+    """Stride between rows, in elements: an odd number of cache lines.
 
     A product reads the same inputs of a dozen rows at a time. Rows that are a power of two apart share a few sets of
-    the first cache, which then holds fewer of them: of 4,096 inputs in bfloat16 products were 1.4 times as slow.
+    the L1 cache, which then holds fewer of them: with 4,096 inputs in bfloat16, products took 1.4 times as long.
     """
     lines = -(-size * dtype.itemsize // _LINE)
     return (lines | 1) * _LINE // dtype.itemsize

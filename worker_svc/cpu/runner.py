@@ -1,6 +1,6 @@
 """Executes steps with a real model: slot table, block moves, one forward pass, sampling and ranking.
 
-It knows nothing of epochs or streams. It runs on one thread; the slot table and the KV pool are its own.
+Runs on one thread and owns the slot table and the KV pool. Knows nothing of epochs or streams.
 """
 
 import time
@@ -25,7 +25,7 @@ from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import DirectUpload
 
 ChooseGreedy = Callable[[ForwardBatch, KVPool], GreedyChoice]
-MAX_PROMPT_LOGITS = 1 << 24  # at a time: 64 MiB in float32
+MAX_PROMPT_LOGITS = 1 << 24  # per slice: 64 MiB in float32
 
 
 class ModelRunner:
@@ -40,7 +40,7 @@ class ModelRunner:
         max_prompt_logits: int = MAX_PROMPT_LOGITS,
         greedy: ChooseGreedy | None = None,
     ) -> None:
-        """`greedy` takes the place of model and sampler where a step wants its rows' greatest logits and no more."""
+        """`greedy` replaces model and sampler in steps that want only the greedy token of each row."""
         self._model = model
         self._kv_pool = kv_pool
         self._slots = SlotTable(limits)
@@ -55,8 +55,8 @@ class ModelRunner:
     def launch(self, step: Step) -> StepResult:
         """Executes a step and waits for the device.
 
-        Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an
-        unknown state, which only a snapshot ends.
+        Raises InvalidStepError before anything has changed. After any other exception the slots are in an
+        unknown state until the next snapshot.
         """
         with torch.inference_mode():
             checked = self._slots.apply(step)
@@ -67,7 +67,7 @@ class ModelRunner:
             return result
 
     def _move_blocks(self, checked: CheckedStep) -> int:
-        """Returns the nanoseconds that swaps took; only they are waited for."""
+        """Move blocks and return the nanoseconds that swaps took; only swaps are waited for."""
         swap_ns = 0
         if checked.swap_out or checked.swap_in:
             self._wait_for_device()
@@ -84,7 +84,7 @@ class ModelRunner:
             torch.cuda.synchronize(self._kv_pool.device)
 
     def _compute(self, rows: StepRows, result: StepResult) -> None:
-        # Between two passes the processor idles: what most steps lack is passed over.
+        # The processor idles between two passes, so skip what most steps do not need.
         query_start = starts_of(rows)
         spans: list[PromptSpan] = []
         logit_rows = sampled_rows = which_sampled = rows.sample_rows
@@ -104,16 +104,16 @@ class ModelRunner:
         self._slots.advance(rows, result.token_ids)
 
     def _wants_greatest(self, rows: StepRows) -> bool:
-        """True if there are samples, and each is the greatest logit as it is."""
+        """True if there are samples, and each is the argmax of unedited logits."""
         slots = rows.sample_slots
         return len(slots) > 0 and not self._columns.features[slots].any()
 
     def _take_logits(
         self, batch: ForwardBatch, spans: list[PromptSpan], which_sampled: IntArray, rows: StepRows, result: StepResult
     ) -> None:
-        """Compute the pass, and answer for its rows: those that are sampled, those that are ranked, those of `spans`.
+        """Compute the pass, and the results of its rows: samples, ranked rows, and prompt log-probabilities of `spans`.
 
-        Sample s has row which_sampled[s] of the logits; ranked rows come behind those of samples.
+        Sample s uses row which_sampled[s] of the logits; ranked rows follow those of samples.
         """
         hidden = self._model.hidden(batch, self._kv_pool)
         prompts = pack_prompts(self._upload, spans)
@@ -143,7 +143,7 @@ class ModelRunner:
 
 
 def distinct_rows(sample_rows: IntArray) -> tuple[IntArray, IntArray]:
-    """The distinct rows, ascending, and which of them each sample has."""
+    """Distinct rows, ascending, and the index among them of each sample's row."""
     if np.count_nonzero(sample_rows[1:] <= sample_rows[:-1]):
         return np.unique(sample_rows, return_inverse=True)
     return sample_rows, np.arange(len(sample_rows))

@@ -1,4 +1,4 @@
-"""Choice of a CPU's kernels and of the form of its weights, made once at the start and logged."""
+"""Choice of a CPU's kernels and of the form of the weights, made once at the start and logged."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class HostChoice:
 
 
 def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool, int8_kv: bool) -> HostChoice:
-    """Choose by `kernels`, the setting. Raises DeviceError if native ones are needed and not to be had."""
+    """Choose by the setting `kernels`. Raises DeviceError if native kernels are required and unavailable."""
     try:
         chosen, shortcoming = choose_kernels(kernels, dtype)
     except NativeUnavailableError as error:

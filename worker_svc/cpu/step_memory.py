@@ -1,6 +1,6 @@
-"""Memory of the largest step on a CPU beside weights and pool: rows of its pass, and logits while tokens are drawn.
+"""Memory of the largest step on a CPU, without weights and pool: rows of its pass, and logits while tokens are drawn.
 
-It knows the shapes of a model, and nothing that is allocated.
+Knows the shapes of a model, and no allocations.
 """
 
 import torch
@@ -8,12 +8,12 @@ import torch
 from worker_svc.cpu.runner import MAX_PROMPT_LOGITS
 from worker_svc.model.config import ModelConfig
 
-# Of a row's logits while tokens are drawn: as floats, sorted, and what they add up to.
+# Copies of a row's logits while tokens are drawn: as floats, sorted, and as cumulative sums.
 _COPIES_OF_LOGITS = 3
 
 
 def step_buffer_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int, num_rows: int) -> int:
-    """Bytes for a step of so many tokens, with so many rows that are sampled, or logits of prompts in their place."""
+    """Bytes for a step of `num_tokens` tokens that needs `num_rows` rows of logits, for samples or prompts."""
     hidden, inner = config.hidden_size, config.intermediate_size
     numel = sum(
         (
@@ -22,7 +22,7 @@ def step_buffer_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: in
             config.query_size + 2 * config.kv_size,  # qkv
             config.query_size,  # attended
             (3 if config.gated_mlp else 1) * inner,  # gate_up and inner
-            hidden + config.query_size,  # of wanted tokens: the residual, what was attended
+            hidden + config.query_size,  # of wanted tokens: residual and attended
         )
     )
     logits = config.vocab_size * (dtype.itemsize + _COPIES_OF_LOGITS * torch.float32.itemsize)

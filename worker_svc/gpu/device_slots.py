@@ -1,7 +1,7 @@
-"""Tokens and block tables of all slots on the device, so that a step says only what changed.
+"""Tokens and block tables of all slots on the device, so that a step sends only changes.
 
-A sampled token is written where the next step finds its input, without the host. It repeats on the device what
-`SlotTable` does on the host, which has checked all that comes here; what was sampled, only the device knows.
+A sampled token is written where the next step reads its input, without the host. The tables mirror `SlotTable` on
+the host, which has checked every change. Only the device knows the sampled tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from worker_svc.steps.step_upload import StepUpload
 
 @dataclass(frozen=True, slots=True)
 class _Writes:
-    """Elements of a table, by their place in it."""
+    """Writes of elements to a table, by flat index."""
 
     places: Tensor  # [N] int64, flat
     values: Tensor  # [N] int32
@@ -34,10 +34,10 @@ class SlotChanges:
 
 
 class DeviceSlots:
-    """The tables; all writes are queued on the current stream."""
+    """Token table and block tables; writes are queued on the current stream."""
 
     def __init__(self, limits: StepLimits, device: torch.device) -> None:
-        # One token more than the longest sequence, as on the host: for one sampled after its last.
+        # One token more than the longest sequence, as on the host: for the token sampled after its last one.
         self.tokens = torch.zeros((limits.num_slots, limits.max_model_len + 1), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((limits.num_slots, limits.max_blocks), dtype=torch.int32, device=device)
 
@@ -58,7 +58,7 @@ class DeviceSlots:
         return slots * self.tokens.shape[1] + positions
 
     def write_tokens(self, places: Tensor, token_ids: Tensor) -> None:
-        """`token_ids` [N] int32 at `places` [N] int64, no place twice."""
+        """Queue the write of `token_ids` [N] int32 at `places` [N] int64, no place twice."""
         self.tokens.view(-1).index_copy_(0, places, token_ids)
 
     def _pack_tokens(self, upload: StepUpload, whole: Sequence[SlotState]) -> _Writes | None:
@@ -84,7 +84,7 @@ def _pack_spans(
     places: IntArray | None = None,
     values: IntArray | None = None,
 ) -> _Writes | None:
-    """Runs of values from a place on, and single ones."""
+    """Pack runs of values, each from a start place on, and single values."""
     all_places = [np.arange(start, start + len(run)) for start, run in spans if len(run)]
     all_values = [np.asarray(run, dtype=np.int32) for _, run in spans if len(run)]
     if places is not None and values is not None and len(places):

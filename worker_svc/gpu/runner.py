@@ -1,7 +1,7 @@
-"""Executes steps on an accelerator: packs what the device must be told, queues what it must do, and comes back.
+"""Executes steps on an accelerator: packs the device's inputs, queues its operations, and returns without waiting.
 
-Tokens that are sampled stay on the device, where the next step finds them; their copy to the host is waited for by who
-wants the answer, not before the next step is launched. It knows nothing of epochs or streams of the wire.
+Sampled tokens stay on the device, where the next step finds them. Only the reader of a result waits for their copy on
+the host; the launch of the next step does not. Knows nothing of epochs or gRPC streams.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,16 +34,16 @@ from worker_svc.steps.step_runner import DeviceLostError
 from worker_svc.steps.step_upload import StepUpload
 from worker_svc.steps.streams import DeviceEvent
 
-_MAX_PROMPT_LOGITS = 1 << 26  # at a time: 256 MiB in float32
-_UPLOAD_BYTES = 1 << 20  # beside slots and positions; steps with more, such as long prompts, send it apart
+_MAX_PROMPT_LOGITS = 1 << 26  # per slice: 256 MiB in float32
+_UPLOAD_BYTES = 1 << 20  # beside slots and positions; larger steps, such as long prompts, send the rest separately
 
 
 @contextmanager
 def _device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[None]:
-    """An error of the device spoils all that this process has there; to be short of memory is not one.
+    """Raise DeviceLostError for a device error, which leaves this process without the device; not if memory is short.
 
-    Triton and torch's libraries raise any RuntimeError for both, so then `device`, if given, is asked whether it still
-    does its work.
+    Triton and torch's libraries raise any RuntimeError in both cases. So on a RuntimeError `device`, if given,
+    is synchronized: that fails if the device is lost.
     """
     try:
         yield
@@ -58,12 +58,12 @@ def _device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[N
         raise
 
 
-Finish = Callable[[StepResult], None]  # once what was copied to the host is there
+Finish = Callable[[StepResult], None]  # called once the copies to the host are done
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDeviceStep:
-    """A step that is queued. `finish` fills the result from what was copied to the host."""
+    """Queued step. `finish` fills the result from the copies on the host."""
 
     result: StepResult
     swaps: PendingSwaps
@@ -71,7 +71,7 @@ class PendingDeviceStep:
     finish: tuple[Finish, ...]
 
     def wait(self) -> StepResult:
-        """Waits for the device alone."""
+        """Wait for the device and fill the result."""
         with _device_lost_if_it_says_so():
             self.done.synchronize()
             for finish in self.finish:
@@ -94,9 +94,9 @@ class DeviceRunner:
         max_prompt_logits: int = _MAX_PROMPT_LOGITS,
         cost: SharingCost | None = None,
     ) -> None:
-        """`graph_sizes` are the batch sizes at which decode steps are computed; the last holds all slots.
+        """`graph_sizes` are the batch sizes of decode steps; the last holds all slots.
 
-        `cost` is that of rows attending to a common prefix together; None: as estimated for the model's shape.
+        `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
         """
         assert graph_sizes[-1] >= limits.num_slots, "every slot may decode at once"
         device, max_rows = kv_pool.device, graph_sizes[-1]
@@ -120,7 +120,7 @@ class DeviceRunner:
     def warm_up(self) -> None:
         """Launch every kernel that steps without prompts may need, so that none is compiled while requests wait.
 
-        Kernels of prompts have one form each, which the first prompt compiles. The computed rows are padding.
+        Prompt kernels have one variant each, which the first prompt compiles. The computed rows are padding.
         """
         with torch.inference_mode(), _device_lost_if_it_says_so():
             self._batch.warm_up()
@@ -138,8 +138,8 @@ class DeviceRunner:
     def launch(self, step: Step) -> PendingDeviceStep:
         """Queue a step without waiting for the device.
 
-        Raises InvalidStepError, and then nothing has changed; after any other exception the slots are in an
-        unknown state, which only a snapshot ends, unless it is DeviceLostError.
+        Raises InvalidStepError before anything has changed. After any other exception the slots are in an
+        unknown state until the next snapshot; DeviceLostError is final.
         """
         with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
             checked = self._table.apply(step)
@@ -208,11 +208,11 @@ class DeviceRunner:
 
 @dataclass(frozen=True, slots=True)
 class _PackedRows:
-    """Arrays of a step's rows: those of the pass, of samples, of candidates and of prompts."""
+    """Arrays of a step's rows: for the pass, samples, candidates and prompts."""
 
     batch: PackedBatch
     samples: PackedSampling | None
-    sample_places: Tensor  # int64 [S], where the sampled tokens go in the table of tokens
+    sample_places: Tensor  # int64 [S], places of the sampled tokens in the token table
     candidates: PackedCandidates | None
     prompts: PackedPrompts | None
-    prompt_tokens: Tensor | None  # int64, which of the step's tokens predict those of prompts
+    prompt_tokens: Tensor | None  # int64, the step's tokens that predict prompt tokens

@@ -1,1 +1,1 @@
-"""From logits to tokens: edits of logits, draws, candidates of beam searches, log-probabilities."""
+"""Sampling from logits: edits, draws, candidates of beam searches, log-probabilities."""

@@ -1,8 +1,8 @@
-"""Ranks the next tokens of rows whose token the scheduler chooses, as a beam search needs them.
+"""Ranks the next tokens of rows whose token the scheduler chooses, for beam search.
 
 As in the beam search of `transformers`, edits (ids, bias, penalties) change the log-probabilities of the model, not its
-logits, and nothing is normalised again. In three parts, as sampling is: pack, launch, and the result from copies on the
-host. A row is ranked the same whatever else is in the batch. It knows nothing of beams.
+logits, and the result is not normalised again. Three parts, as in `sampler`: pack, launch, and read the copies on the
+host. The ranks of a row do not depend on the rest of the batch. Knows nothing of beams.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from worker_svc.steps.step_upload import Upload
 
 @dataclass(frozen=True, slots=True)
 class PackedCandidates:
-    """Parameters of C ranked rows; tensors have their content once the upload is sent."""
+    """Parameters of C ranked rows; tensors are filled once the upload is sent."""
 
     logit_rows: Tensor  # int32 [C]
     counts: list[int]
     edits: LogitEdits | None
-    num_top: dict[int, int]  # of the model's own most likely tokens, by row that asks for them
+    num_top: dict[int, int]  # row -> number of the model's most likely tokens that it asks for
     rows_with_top: Tensor | None  # int64, the rows in `num_top`
 
 
@@ -39,7 +39,7 @@ class RankedRows:
 
     packed: PackedCandidates
     ranked: RankedTokens
-    logprobs: TokenLogprobs | None  # by the model's own distribution, of the candidates of the rows in `num_top`
+    logprobs: TokenLogprobs | None  # of candidates of the rows in `num_top`, before any edit
 
     def fetch(self) -> "RankedRows":
         """Queue the copies to the host, to be read once the step's event is reached."""
@@ -51,7 +51,7 @@ class RankedRows:
         )
 
     def fill_result(self, result: StepResult) -> None:
-        """The candidates of each row; none for a row whose logits were not finite. Only after `fetch`."""
+        """Add the candidates of each row; none for a row whose logits were not finite. Call after `fetch` only."""
         token_ids, logprobs = self.ranked.token_ids.tolist(), self.ranked.logprobs.tolist()
         valid, rows_of = self.ranked.valid.tolist(), self._model_rows()
         result.candidates = [
@@ -62,7 +62,7 @@ class RankedRows:
         ]
 
     def _model_rows(self) -> dict[int, LogprobRows]:
-        """The candidates of a row stand at one position, so the most likely tokens beside each are the same."""
+        """Log-probabilities by row. Candidates of a row share one position, so they share the most likely tokens."""
         if self.logprobs is None:
             return {}
         num_top = self.packed.num_top
@@ -80,7 +80,7 @@ class CandidateRanker:
     def pack(
         self, upload: Upload, slots: IntArray, positions: IntArray, logit_rows: IntArray, counts: IntArray
     ) -> PackedCandidates | None:
-        """Pack the counts[i] best tokens at positions[i] of slots[i], by row logit_rows[i] of the logits.
+        """Pack row i: the counts[i] best tokens at positions[i] of slots[i], from row logit_rows[i] of the logits.
 
         counts are at most V. None if there is nothing to rank.
         """
@@ -98,7 +98,7 @@ class CandidateRanker:
         )
 
     def launch(self, logits: Tensor, packed: PackedCandidates, token_table: Tensor) -> RankedRows:
-        """`logits` [L, V] in any floating dtype; `token_table` int32 [num_slots, width], read for penalties."""
+        """Queue the ranking of `logits` [L, V], any floating dtype; `token_table` int32 [num_slots, width]: for penalties."""
         operations, logit_rows = self._operations, packed.logit_rows
         ranked = operations.rank_tokens(logits, logit_rows, max(packed.counts), packed.edits, token_table)
         if packed.rows_with_top is None:

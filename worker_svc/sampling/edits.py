@@ -1,7 +1,7 @@
-"""Packs the edits that a step's slots ask for on their rows of logits into the step's upload.
+"""Packs the edits of logits that a step's slots ask for into the step's upload.
 
-Histories are not packed: they are read from the token table, which has the newest tokens. A kind of edit that no slot
-of the step has costs nothing.
+Histories are not packed: kernels read them from the token table, which has the newest tokens. A kind of edit that no
+slot of the step uses costs nothing.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Log-probabilities as the answer to a step has them, from tensors on the host. Knows no slots."""
+"""Converts log-probabilities from tensors on the host to the form of a step's result. Knows no slots."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from kernels.sampling.sampling import TokenLogprobs
 
 
 def logprob_rows(logprobs: TokenLogprobs, num_tokens: Sequence[int], num_top: Sequence[int]) -> list[LogprobRows]:
-    """For each row of `logprobs` its first num_tokens[i] tokens, each beside the row's num_top[i] most likely ones."""
+    """First num_tokens[i] tokens of each row of `logprobs`, each with the row's num_top[i] most likely tokens."""
     own, ranks = logprobs.logprobs.tolist(), logprobs.ranks.tolist()
     top_token_ids, top_logprobs = logprobs.top_token_ids.tolist(), logprobs.top_logprobs.tolist()
     return [
@@ -23,7 +23,7 @@ def logprob_rows(logprobs: TokenLogprobs, num_tokens: Sequence[int], num_top: Se
 
 
 def span_rows(logprobs: TokenLogprobs, rows: slice, num_top: int) -> LogprobRows:
-    """Rows of one token each, as one answer, each token beside the `num_top` most likely ones of its row."""
+    """Join rows of one token each; each token has the `num_top` most likely tokens of its row."""
     top_token_ids = logprobs.top_token_ids[rows, :num_top]
     return LogprobRows(
         logprobs=logprobs.logprobs[rows, 0].tolist(),

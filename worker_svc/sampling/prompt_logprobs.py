@@ -1,7 +1,7 @@
-"""Log-probabilities of prompt tokens: finds the logits that give them, queues the work, and cuts it into answers.
+"""Log-probabilities of prompt tokens: finds the logits that predict them, queues the work, and splits the result.
 
-The logits at position i are those of token i + 1, which the slot knows already, since it belongs to the prompt. The
-head is computed in slices, since all logits of a long prompt at once could outgrow the memory.
+The logits at position i predict token i + 1, which the slot knows already, since it belongs to the prompt. The head is
+computed in slices, since all logits of a long prompt at once could exceed the memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ from worker_svc.steps.step_upload import Upload
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """The prompt tokens that one row of a step predicts."""
+    """Prompt tokens that one row of a step predicts."""
 
     slot: int
-    position: int  # of the first of them
+    position: int  # of the first token
     token_ids: IntArray  # [n]
     logit_rows: IntArray  # [n], indices among the step's tokens
     num_top: int
@@ -34,7 +34,7 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompts:
-    """The spans of a step, and their tokens on the device once the upload is sent."""
+    """Spans of a step, and their tokens, which are on the device once the upload is sent."""
 
     spans: Sequence[PromptSpan]
     token_ids: Tensor  # int64 [n], of all spans
@@ -46,13 +46,13 @@ class PackedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPrompts:
-    """Log-probabilities of all the spans' tokens on the host; to be read once the step's event is reached."""
+    """Log-probabilities of the tokens of all spans, on the host; read them once the step's event is reached."""
 
     spans: Sequence[PromptSpan]
     logprobs: TokenLogprobs
 
     def fill_result(self, result: StepResult) -> None:
-        """One answer for each span."""
+        """Add one result for each span."""
         answers, start = [], 0
         for span in self.spans:
             end = start + len(span.token_ids)
@@ -63,7 +63,7 @@ class FetchedPrompts:
 
 
 def find_prompt_spans(table: SlotTable, rows: StepRows, query_start: IntArray) -> list[PromptSpan]:
-    """The spans of rows that are within a prompt and whose slots ask for it."""
+    """Spans of rows that are within a prompt and whose slots ask for prompt log-probabilities."""
     within_prompt = np.flatnonzero(rows.starts < table.num_prompt_tokens[rows.slots] - 1)
     spans = []
     for row in within_prompt.tolist():
@@ -93,9 +93,9 @@ def launch_prompts(
     rows_at_once: int,
     operations: SamplingOperations,
 ) -> FetchedPrompts:
-    """Queue the head over `rows` [n, ..], those of all spans in order, and the copies to the host.
+    """Queue the head over `rows` [n, ..] of all spans in order, and the copies to the host.
 
-    `logits_of` gives the logits [m, V], in any floating dtype, of some of the rows [m, ..].
+    `logits_of` computes the logits [m, V], in any floating dtype, of some of the rows [m, ..].
     """
     row_slices, id_slices = torch.split(rows, rows_at_once), torch.split(packed.token_ids, rows_at_once)
     parts = []

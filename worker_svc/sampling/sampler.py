@@ -1,8 +1,8 @@
-"""Samples a step's tokens without waiting for the device: packs parameters, queues operations, reads the answer.
+"""Samples a step's tokens without waiting for the device: packs parameters, queues operations, reads the result.
 
-Packing is the host's; operations are queued on the logits' device, on a CPU they are done at once; the answer is read
-once the step's event is reached. A slot gets the same token whatever else is in the batch. It knows nothing of rows of
-the step, sequences or blocks.
+The host packs. Operations are queued on the logits' device; a CPU runs them at once. The result is read once the step's
+event is reached. A slot's token does not depend on the rest of the batch. Knows nothing of rows of the step, sequences
+or blocks.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from worker_svc.steps.step_upload import Upload
 
 @dataclass(frozen=True, slots=True)
 class _WantedLogprobs:
-    """The samples whose log-probabilities were asked for."""
+    """Samples whose log-probabilities were asked for."""
 
     samples: list[int]  # [n]
     num_top: list[int]  # [n]
@@ -36,7 +36,7 @@ class _WantedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PackedSampling:
-    """Parameters of a step's samples; tensors have their content once the upload is sent."""
+    """Parameters of a step's samples; tensors are filled once the upload is sent."""
 
     rows: SampleRows
     edits: LogitEdits | None
@@ -45,7 +45,7 @@ class PackedSampling:
 
 @dataclass(frozen=True, slots=True)
 class FetchedSamples:
-    """Samples on the host; to be read once the step's event is reached."""
+    """Samples on the host; read them once the step's event is reached."""
 
     token_ids: Tensor
     valid: Tensor
@@ -53,7 +53,7 @@ class FetchedSamples:
     wanted: _WantedLogprobs | None
 
     def fill_result(self, result: StepResult) -> None:
-        """Tokens, samples that are not valid, and log-probabilities by sample."""
+        """Set tokens and invalid samples, and add log-probabilities by sample."""
         result.token_ids = self.token_ids.tolist()
         if not self.valid.all():
             result.invalid_samples = (~self.valid).nonzero().flatten().tolist()
@@ -64,7 +64,7 @@ class FetchedSamples:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedSamples:
-    """Samples on the device; operations that compute them are queued."""
+    """Samples on the device, whose operations are queued."""
 
     chosen: ChosenTokens
     logprobs: TokenLogprobs | None
@@ -72,7 +72,7 @@ class LaunchedSamples:
 
     @property
     def token_ids(self) -> Tensor:
-        """int32 [S]; 0 where not valid."""
+        """Token ids, int32 [S]; 0 for an invalid sample."""
         return self.chosen.token_ids
 
     def fetch(self) -> FetchedSamples:
@@ -125,7 +125,7 @@ class Sampler:
         return _WantedLogprobs(samples.tolist(), num_top.tolist(), upload.add(samples))
 
     def launch(self, logits: Tensor, packed: PackedSampling, token_table: Tensor) -> LaunchedSamples:
-        """`logits` [L, V] in any floating dtype; `token_table` int32 [num_slots, width], read for penalties."""
+        """Queue sampling from `logits` [L, V], any floating dtype; `token_table` int32 [num_slots, width]: for penalties."""
         chosen = self._operations.choose_tokens(logits, packed.rows, packed.edits, token_table)
         if packed.logprobs is None:
             return LaunchedSamples(chosen, None, None)
@@ -137,9 +137,9 @@ class Sampler:
         return LaunchedSamples(chosen, logprobs, packed.logprobs)
 
     def warm_up(self, logits: Tensor, token_table: Tensor) -> None:
-        """Have all kernels compiled, for batches of any size, which would hold up the first steps otherwise.
+        """Compile all kernels, for batches of any size; otherwise the first steps would wait for that.
 
-        `logits` [L, V] have dtype and stride of those to come; they are only read.
+        `logits` [L, V] must have the dtype and stride of later steps; they are only read.
         """
         num_slots, vocab_size = len(self._columns.features), logits.shape[1]
         for num_samples in sorted({1, min(16, num_slots), num_slots}):

@@ -1,7 +1,7 @@
 """Sampling parameters as arrays over all slots, so that a step gathers its parameters without a loop.
 
-A slot's columns are set when the slot is placed. Values that every token would compute again, such as noise keys up to
-the position and the ids of edits, are kept in the form that the device takes. It knows no tokens and no device.
+A slot's columns are set when the slot is placed. Values that do not change from token to token, such as noise keys
+without the position and the ids of edits, are kept in the form that the device takes. Knows no tokens and no device.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class Feature(IntFlag):
-    """Parameters that are on for a slot, so that a step skips those that no slot needs; 0 is plainly greedy."""
+    """Parameters that are on for a slot, so that a step skips unused ones; 0 is greedy without edits."""
 
     DRAWS = 1  # is not greedy
     SELECTS = 2  # draws with top-k or top-p
@@ -50,7 +50,7 @@ _NO_IDS = EditedIds(_NONE, _NONE, _NONE, _NONE.astype(np.float32))
 
 
 class SamplingColumns:
-    """Columns [num_slots] of the slots that were placed. Only the thread that executes steps uses them."""
+    """Columns [num_slots] of the placed slots. Only the thread that executes steps uses them."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -89,7 +89,7 @@ class SamplingColumns:
         self._keys[slot] = partial_keys([sampling.seed], [sampling.sample_index]).item()
 
     def keys(self, slots: IntArray, positions: IntArray) -> IntArray:
-        """Noise keys of tokens that are to be sampled, int64, as `row_keys` gives them."""
+        """Noise keys of the tokens to sample, int64, equal to those of `row_keys`."""
         return position_keys(self._keys[slots], positions)
 
     def _top_k(self, sampling: SlotSampling) -> int:

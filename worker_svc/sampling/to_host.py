@@ -1,6 +1,6 @@
 """Copies from the device that the host does not wait for.
 
-They lie in pinned memory, which the allocator keeps until the copy is done. It knows nothing of who waits, or when.
+Copies are in pinned memory, which the allocator keeps until the copy is done. Knows nothing of who waits, or when.
 """
 
 import torch
@@ -10,7 +10,7 @@ from kernels.sampling.sampling import TokenLogprobs
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Queues a copy on the current stream; its content is there once an event recorded after it is reached.
+    """Queue a copy on the current stream; it is filled once an event recorded after it is reached.
 
     On a CPU the copy is done at once.
     """
@@ -21,7 +21,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def logprobs_to_host(logprobs: TokenLogprobs) -> TokenLogprobs:
-    """`to_host` of all its tensors."""
+    """Apply `to_host` to each tensor."""
     return TokenLogprobs(
         to_host(logprobs.logprobs),
         to_host(logprobs.ranks),
