@@ -98,7 +98,10 @@ class CandidateRanker:
         )
 
     def launch(self, logits: Tensor, packed: PackedCandidates, token_table: Tensor) -> RankedRows:
-        """Queue the ranking of `logits` [L, V], any floating dtype; `token_table` int32 [num_slots, width]: for penalties."""
+        """Queue the ranking of `logits` [L, V], in any floating dtype.
+
+        `token_table` int32 [num_slots, width] is read for penalties.
+        """
         operations, logit_rows = self._operations, packed.logit_rows
         ranked = operations.rank_tokens(logits, logit_rows, max(packed.counts), packed.edits, token_table)
         if packed.rows_with_top is None:

@@ -125,7 +125,10 @@ class Sampler:
         return _WantedLogprobs(samples.tolist(), num_top.tolist(), upload.add(samples))
 
     def launch(self, logits: Tensor, packed: PackedSampling, token_table: Tensor) -> LaunchedSamples:
-        """Queue sampling from `logits` [L, V], any floating dtype; `token_table` int32 [num_slots, width]: for penalties."""
+        """Queue sampling from `logits` [L, V], in any floating dtype.
+
+        `token_table` int32 [num_slots, width] is read for penalties.
+        """
         chosen = self._operations.choose_tokens(logits, packed.rows, packed.edits, token_table)
         if packed.logprobs is None:
             return LaunchedSamples(chosen, None, None)
