@@ -1,7 +1,7 @@
-"""Finding the native kernels for the processor at hand: those of the wheel, else compiled at first use and kept.
+"""Finding the native kernels for this machine's processor: those of the wheel, else compiled at first use and cached.
 
-What was compiled is found again by a hash of all that it depends on: sources, flags, compiler, processor. It is put in
-place by renaming, so processes that build at once do not disturb each other. It knows no kernel.
+The cache key is a hash of sources, flags, compiler and processor. A build is put in place by renaming, so processes may
+build at the same time. Knows no kernel.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ _ON = ("on", "1", "yes", "true", "auto")
 
 
 def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> Path:
-    """The compiled library, built now if there is none yet.
+    """Path of the compiled library; build it now if there is none yet.
 
-    `flags` are for a build of its own. Raises NativeUnavailableError, which says why, if it cannot be built.
+    `flags` make a separate build. Raises NativeUnavailableError, which says why, if it cannot be built.
     """
     if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         raise NativeUnavailableError("native kernels are switched off by QUIRE_NATIVE")
@@ -46,7 +46,7 @@ def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> P
 def prebuilt_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> tuple[Variant, Path] | None:
     """The wheel's best variant for this processor; None if a library is compiled instead.
 
-    QUIRE_NATIVE may name another variant, or say "compile". Raises NativeUnavailableError if what it names is not here.
+    QUIRE_NATIVE may name another variant, or say "compile". Raises NativeUnavailableError if that one is not here.
     """
     wish = environment.get("QUIRE_NATIVE", "").lower() or None
     if flags or wish == "compile" or wish in _OFF:
@@ -71,7 +71,7 @@ def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bo
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Folder of builds: QUIRE_CACHE_DIR, else the user's cache."""
+    """Folder of builds: QUIRE_CACHE_DIR, else the user's cache folder."""
     if directory := environment.get("QUIRE_CACHE_DIR"):
         return Path(directory)
     if directory := environment.get("XDG_CACHE_HOME"):
@@ -103,7 +103,7 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _processor_features() -> str:
-    """Lines of /proc/cpuinfo that decide what -march=native means; machines may share a cache."""
+    """Lines of /proc/cpuinfo that determine what -march=native means; machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

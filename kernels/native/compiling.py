@@ -1,7 +1,7 @@
-"""Compiling the native kernels: their sources, the flags for all of them, and one library of them.
+"""Compiling the native kernels: their sources, the common flags, and the library.
 
-Needs nothing but the standard library and a compiler: the build of a wheel uses it too. It knows no kernel, and not
-where a library is kept.
+Needs only the standard library and a compiler: the build of a wheel uses it too. Knows no kernel, and not where a
+library is kept.
 """
 
 import os
@@ -27,12 +27,12 @@ class NativeUnavailableError(RuntimeError):
 
 
 def is_arm(machine: str = platform.machine()) -> bool:
-    """True if this names 64-bit ARM processors."""
+    """True if `machine` names 64-bit ARM processors."""
     return machine in ("aarch64", "arm64")
 
 
 def find_compiler(environment: Mapping[str, str]) -> str:
-    """Path of GCC, or of what CXX names. Raises NativeUnavailableError."""
+    """Path of GCC, or of the compiler that CXX names. Raises NativeUnavailableError."""
     name = environment.get("CXX") or "g++"
     compiler = shutil.which(name, path=environment.get("PATH"))
     if compiler is None:
@@ -41,9 +41,9 @@ def find_compiler(environment: Mapping[str, str]) -> str:
 
 
 def compile_library(compiler: str, flags: Sequence[str], path: Path, link_flags: Sequence[str] = ()) -> None:
-    """Each source on its own, several at once, then the library, which appears under its name when it is whole.
+    """Compile each source separately, several at once, then link; the library gets its name once it is complete.
 
-    Raises NativeUnavailableError with what the compiler says, or OSError.
+    Raises NativeUnavailableError with the compiler's output, or OSError.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         sources = sorted(SOURCES.glob("*.cpp"))

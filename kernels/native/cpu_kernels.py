@@ -1,8 +1,8 @@
-"""Kernels of a CPU runner besides matrix products: one interface, two ways to compute.
+"""Kernels of a CPU runner besides matrix products: one interface, two implementations.
 
-`TorchKernels` are the references and need nothing; `NativeKernels` are compiled at first use. Results agree to
-rounding. Tensors are on the CPU, in float32 or bfloat16; sums are in float32. They know rows, heads and blocks, no
-models. No call allocates what grows with the model; a call reads and writes only the tensors that it is given.
+`TorchKernels` are the references and need no compiler; `NativeKernels` are compiled at first use. Results agree up to
+rounding. Tensors are on the CPU, in float32 or bfloat16; sums are in float32. No call allocates memory that grows with
+the model; a call reads and writes only the tensors that it is given. Knows rows, heads and blocks, no models.
 """
 
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from kernels.sampling.sampling_operations import SamplingOperations
 
 
 def stored_row(head_dim: int, dtype: torch.dtype) -> int:
-    """Elements that a token's key, or value, of one head takes in a pool of this dtype: int8 has a scale beside it."""
+    """Elements of a token's key, or value, of one head in a pool of this dtype; int8 includes the scale."""
     return head_dim + (torch.float32.itemsize if dtype == torch.int8 else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """Shape of attention, which model and pool fix."""
+    """Shape of attention, given by model and pool."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype  # of queries and results
-    int8: bool = False  # keys and values as stored: int8, with a float32 scale for each token and head; else as queries
+    int8: bool = False  # keys and values are int8, with a float32 scale for each token and head; else they have `dtype`
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0, "each key-value head serves as many heads as any other"
 
     @property
     def group(self) -> int:
-        """Heads that share a key-value head."""
+        """Number of query heads that share a key-value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
@@ -47,15 +47,15 @@ class CacheShape:
 
     @property
     def side_numel(self) -> int:
-        """Elements of the keys, or of the values, of one block in one layer, scales among them."""
+        """Elements of the keys, or of the values, of one block in one layer, with scales."""
         return self.block_size * self.num_kv_heads * stored_row(self.head_dim, self.stored_dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's part of the pool. How a block lies inside is known to the kernels alone.
+    """One layer's part of the pool. Only the kernels know the layout inside a block.
 
-    So a pool belongs to the kernels that write it; whole blocks may be copied and swapped by anybody.
+    So a pool belongs to the kernels that write it; any caller may copy and swap whole blocks.
     """
 
     keys: Tensor  # [num_blocks, side_numel], a block contiguous, any block stride
@@ -64,7 +64,7 @@ class LayerCache:
 
 
 def layer_caches(pool: Tensor, shape: CacheShape) -> tuple[LayerCache, ...]:
-    """Each layer's part of a pool. Make them once: kernels are quickest with the same objects.
+    """Each layer's part of a pool. Make them once: kernels are fastest with the same objects.
 
     pool: [num_blocks, num_layers, 2, ...] with side_numel elements in the rest, contiguous
     """
@@ -80,7 +80,7 @@ class CpuPlan:
 
 
 class HeadNorms(NamedTuple):
-    """Root-mean-square norms of each query head and each key head before rotation."""
+    """RMS norms of each query head and each key head before rotation."""
 
     query: Tensor  # [head_dim], the dtype of the heads
     key: Tensor
@@ -88,7 +88,7 @@ class HeadNorms(NamedTuple):
 
 
 class NormRule(NamedTuple):
-    """Root-mean-square norm, or layer norm, with what it scales and shifts by."""
+    """RMS norm, or layer norm, with its weight and bias."""
 
     weight: Tensor | None  # [size], the dtype of the rows
     bias: Tensor | None
@@ -98,38 +98,38 @@ class NormRule(NamedTuple):
 
 
 class GreedyTokens(NamedTuple):
-    """The choice of each row, where the kernels are to put it."""
+    """Greedy token of each row, in memory that the kernels write."""
 
-    token_ids: Tensor  # [L] int64, contiguous: the first of the greatest; 0 where the row is not finite
-    is_finite: Tensor  # [L] bool, contiguous: whether every logit of the row is finite
+    token_ids: Tensor  # [L] int64, contiguous: the lowest id on a tie; 0 if the row is not finite
+    is_finite: Tensor  # [L] bool, contiguous: every logit of the row is finite
 
 
 class CpuKernels(Protocol):
-    """One way to compute. Rows may have any stride, elements of a row are contiguous."""
+    """One implementation. Rows may have any stride; elements of a row are contiguous."""
 
     @property
     def name(self) -> str:
-        """For logs: "torch", or "native" and for which instructions."""
+        """Name for logs: "torch", or "native" with the instruction set."""
 
     @property
     def sampling(self) -> SamplingOperations:
-        """From logits to tokens, candidates and log-probabilities."""
+        """Operations that turn logits into tokens, candidates and log-probabilities."""
 
     def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> CpuPlan:
-        """Divides the work over threads. Valid until the next plan for this window is made, and while `rows` live.
+        """Divide the work over threads. The plan is valid until the next plan for this window, and while `rows` exists.
 
         A query at position p sees keys p - sliding_window + 1 to p. Entries of block tables beyond a row's context,
-        and slots beyond it, are never read. Rows may have no query; then they are left out.
+        and slots beyond it, are never read. Rows without queries are skipped.
 
         rows:  int32 tensors, block tables with contiguous rows
-        cache: stands for every layer's, only its shape and strides are read
+        cache: of any layer; only its shape and strides are read
         """
 
     def attend(self, query: Tensor, cache: LayerCache, plan: CpuPlan, scale: float, out: Tensor) -> None:
-        """softmax(scale * Q K^T + mask) V for each row, K and V read in their blocks; prefill and decode together.
+        """softmax(scale * Q K^T + mask) V for each row, with K and V read in place; prefill and decode together.
 
         query: [T, num_heads * head_dim]; may be the first columns of the fused product
-        out:   [T, num_heads * head_dim]; not query's memory; tokens of no row are left as they are
+        out:   [T, num_heads * head_dim]; not query's memory; tokens of no row are not written
         """
 
     def rotate_and_write(
@@ -141,21 +141,21 @@ class CpuKernels(Protocol):
         cache: LayerCache,
         norms: HeadNorms | None = None,
     ) -> None:
-        """Norms of heads, then rotation, of queries in place; each token's key, so treated, and value to its slot.
+        """Norm and rotate query heads in place; norm and rotate keys and write them and the values to their slots.
 
-        Dimension i turns against i + rotary_dim / 2; those from rotary_dim on stay as they are, and all without
-        `rotary`. What is left in the columns of keys is not defined.
+        Dimension i rotates with i + rotary_dim / 2; those from rotary_dim on do not rotate, and none without `rotary`.
+        The columns of keys in `qkv` are undefined afterwards.
 
         qkv:          [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values
         rotary:       [max_positions, rotary_dim] float32, contiguous: cosines, then sines, of each position
         positions:    [T] int64
-        slot_mapping: [T] int64, block_id * block_size + offset, no slot twice; negative is not written
+        slot_mapping: [T] int64, block_id * block_size + offset, no slot twice; a negative one is not written
         """
 
     def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
-        """Residual addition and norm: residual += x, rounded to its dtype; out = norm(residual). Without one: norm(x).
+        """Residual addition and norm: residual += x, rounded to its dtype; out = norm(residual). Without: norm(x).
 
-        With `then_add`, out = residual + norm(x), and the residual stays as it is.
+        With `then_add`, out = residual + norm(x), and the residual does not change.
 
         x, residual, out: [T, size]; out may be x
         """
@@ -168,7 +168,7 @@ class CpuKernels(Protocol):
         """
 
     def activation(self, x: Tensor, activation: Activation, out: Tensor) -> None:
-        """The activation of every element. x, out: [T, size]; out may be x."""
+        """Activation of every element. x, out: [T, size]; out may be x."""
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """out[i] = x[rows[i]]. x: [T, size]; rows: [L] int64; out: [L, size], not x's memory."""
@@ -177,4 +177,4 @@ class CpuKernels(Protocol):
         """out[i] = table[token_ids[i]]. table: [vocab_size, size]; token_ids: [T] int64; out: [T, size]."""
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
-        """The greatest logit of each row, and whether all are finite, in one pass. logits: [L, vocab_size]."""
+        """Argmax of each row, and whether the row is finite, in one pass. logits: [L, vocab_size]."""

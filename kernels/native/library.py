@@ -1,6 +1,6 @@
-"""The compiled library as typed functions: loading it, and what each function takes.
+"""The compiled library as typed functions: loading it, and the arguments of each function.
 
-It knows addresses and counts, no tensors.
+Knows addresses and counts, no tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,12 +46,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-# Done in microseconds: the interpreter's lock is kept, since to get it back may take longer.
+# These take microseconds, so they keep the interpreter's lock: getting it back may take longer.
 _QUICK = ("quire_plan_fill",)
 
 
 def load_library(environment: Mapping[str, str], flags: Sequence[str] = ()) -> CDLL:
-    """The library, compiled if need be. Raises NativeUnavailableError, which says why there is none."""
+    """Load the library, compiled if necessary. Raises NativeUnavailableError, with the reason."""
     path = library_path(environment, flags)
     try:
         library = CDLL(str(path))

@@ -1,8 +1,7 @@
 """The CPU's kernels in C++, compiled and called on the memory of tensors.
 
-The library has threads of its own (`src/team.h`), which sleep where there is nothing to do and which no call waits for
-that could do without. A call releases the interpreter's lock. `src/cache.h` says how a block
-lies inside.
+The library has its own threads (`src/team.h`), which sleep when idle; a call never waits for a thread that has not
+begun. A call releases the interpreter's lock. `src/cache.h` defines the layout of a block.
 """
 
 import os
@@ -37,13 +36,13 @@ _ACTIVATIONS: dict[Activation, int] = {"relu": 0, "silu": 1, "gelu": 2, "gelu_ta
 
 
 class NativePlan(CpuPlan):
-    """Units of work in memory of the library, which grows with the largest step and is kept."""
+    """Units of work in the library's memory, which grows to the largest step and is reused."""
 
     __slots__ = ("__weakref__", "handle", "rows")
 
     def __init__(self, library: CDLL) -> None:
         self.handle: int = library.quire_plan_new()
-        self.rows: RaggedRows | None = None  # the library reads its block tables
+        self.rows: RaggedRows | None = None  # kept alive: the library reads its block tables
         weakref.finalize(self, library.quire_plan_delete, self.handle)
 
 
@@ -57,7 +56,7 @@ class NativeKernels:
         self._num_threads = num_threads
         self._call = partial(call, library, num_threads)
         self._plans: dict[int | None, NativePlan] = {}
-        # By id, which stays the cache's own while it is kept here.
+        # By id(cache), which stays unique while the cache is kept here.
         self._memories: dict[int, tuple[LayerCache, CacheMemory, int]] = {}
 
     def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> NativePlan:
@@ -154,7 +153,7 @@ class NativeKernels:
         self._call(EMBED, table, out, token_ids=token_ids, num_outputs=table.shape[1] * table.element_size())
 
     def new_program(self) -> Program:
-        """For a pass whose native kernels are to be recorded."""
+        """New program, to record the native kernels of a pass."""
         return Program(self._library, self._num_threads, len(os.sched_getaffinity(0)))
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
@@ -164,7 +163,7 @@ class NativeKernels:
         self._call(GREEDY, logits, out.token_ids, num_inputs=logits.shape[1], finite=out.is_finite.data_ptr())
 
     def num_units(self, plan: NativePlan) -> int:
-        """Into how many units of work a plan divides its rows."""
+        """Number of units of work in a plan."""
         return int(self._library.quire_plan_num_units(plan.handle))
 
     def _address(self, cache: LayerCache) -> int:
@@ -194,9 +193,9 @@ def _memory(cache: LayerCache) -> CacheMemory:
 
 
 def native_kernels(environment: Mapping[str, str] = os.environ, flags: Sequence[str] = ()) -> NativeKernels:
-    """Compiled kernels, from the cache or anew, for as many threads as torch uses.
+    """Compiled kernels, from the cache or a new build, for as many threads as torch uses.
 
-    Raises NativeUnavailableError, which says why there are none.
+    Raises NativeUnavailableError, with the reason.
     """
     prebuilt = prebuilt_library(environment, flags)
     origin = "compiled here" if prebuilt is None else f"built for {prebuilt[0].name}"
@@ -204,9 +203,9 @@ def native_kernels(environment: Mapping[str, str] = os.environ, flags: Sequence[
 
 
 def choose_kernels(choice: str, dtype: torch.dtype) -> tuple[CpuKernels, str | None]:
-    """The kernels for `choice` (auto, native, torch) and a dtype, and with auto why they are not native.
+    """Kernels for `choice` (auto, native, torch) and a dtype; with auto also the reason why they are not native.
 
-    Raises NativeUnavailableError if native ones were asked for and there are none.
+    Raises NativeUnavailableError if native kernels were asked for and are unavailable.
     """
     if choice == "torch":
         return TorchKernels(), None

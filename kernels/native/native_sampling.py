@@ -1,9 +1,9 @@
 """Sampling in C++ behind the interface `SamplingOperations`, for logits on the CPU.
 
-Tokens are those of `sampling_operations.REFERENCES`. Libraries round float64 exp and log differently in the last place:
-a sum of probabilities may be off by 2^-40 for each of its tokens, a score by about 1e-15. Another token can be chosen
-only where two are as near as that. A log-probability may be off by the rounding of float32.
-Rows are shared by the library's threads; a row is treated the same whatever else is in the batch.
+Tokens equal those of `sampling_operations.REFERENCES`. Libraries round float64 exp and log differently in the last
+place: a sum of probabilities may be off by 2^-40 for each of its tokens, a score by about 1e-15. So a token can differ
+only where two are that close. A log-probability may be off by the rounding of float32. The library's threads share the
+rows; the result of a row does not depend on the rest of the batch.
 """
 
 from ctypes import CDLL, POINTER, Structure, byref, c_int32, c_int64, c_void_p, pointer
@@ -103,7 +103,7 @@ class _Logprobs(Structure):
 
 
 class NativeSampling:
-    """The operations; each call releases the interpreter's lock."""
+    """Sampling operations; each call releases the interpreter's lock."""
 
     def __init__(self, library: CDLL, num_threads: int) -> None:
         self._library, self._num_threads = library, num_threads
@@ -182,7 +182,7 @@ class NativeSampling:
 
 
 def _rows_with_contiguous_values(logits: Tensor) -> Tensor:
-    """The logits themselves, or a copy in float32 if the library does not read them as they are."""
+    """Logits as given, or a float32 copy if the library cannot read their layout or dtype."""
     is_read = logits.dtype in (torch.float32, torch.bfloat16) and logits.stride(1) == 1
     return logits if is_read else logits.to(torch.float32).contiguous()
 
@@ -203,7 +203,7 @@ def _address(tensor: Tensor, dtype: torch.dtype) -> int:
 
 
 def _edits(edits: LogitEdits | None, token_table: Tensor) -> Any:
-    """A pointer; the memory is that of `edits` and the table."""
+    """Pointer to the memory of `edits` and the table, which must outlive it."""
     if edits is None:
         return None
     memory = _Edits(allowed=_pairs(edits.allowed), suppressed=_pairs(edits.suppressed), biased=_pairs(edits.biased))

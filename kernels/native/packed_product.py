@@ -1,6 +1,6 @@
-"""Matrix products in native code, with weights that are packed once: as they are, or rounded to int8 for each output.
+"""Matrix products in native code, with weights that are packed once: unchanged, or rounded to int8 per output.
 
-A row's result does not depend on the rows that are multiplied beside it, to the last bit. It knows no layers.
+A row's result does not depend on the other rows, to the last bit. Knows no layers.
 """
 
 import os
@@ -25,14 +25,14 @@ _SIGNATURES = {
 
 
 class PackedProduct:
-    """x W^T + b. The weight exists in packed form only; one thread at a time may multiply."""
+    """x W^T + b. The weight is kept in packed form only; one thread at a time may multiply."""
 
     __slots__ = ("_bias", "_call", "_fields", "_outputs", "_packed", "_scales")
 
     def __init__(
         self, library: CDLL, weight: Tensor, bias: Tensor | None, scales: Tensor | None, dtype: torch.dtype
     ) -> None:
-        """For rows of `dtype`, float32 or bfloat16, as bias and results are.
+        """Pack for rows of `dtype`, float32 or bfloat16, which bias and results have too.
 
         weight: [out, in], contiguous, of `dtype` or int8; scales: [out] float32, with int8; bias: [out]
         """
@@ -55,26 +55,26 @@ class PackedProduct:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the weight takes."""
+        """Bytes of the packed weight."""
         return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The product, in `out` if that is given. x: [T, in]"""
+        """Multiply, into `out` if given. x: [T, in]"""
         if out is None:
             out = x.new_empty(len(x), self._outputs)
         self._call(PRODUCT, x, out, **self._fields)
         return out
 
     def choose(self, x: Tensor, out: GreedyTokens) -> None:
-        """The result of `CpuKernels.greedy` for the product, which is not kept. x: [L, in]"""
+        """Do `CpuKernels.greedy` on the product without storing the product. x: [L, in]"""
         self._call(CHOOSE, x, out.token_ids, finite=out.is_finite.data_ptr(), **self._fields)
 
 
 class ProductMaker:
-    """Packs weights, of one dtype, for the native product."""
+    """Packs weights of one dtype for the native product."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, *, int8: bool = False) -> None:
-        """Raises NativeUnavailableError, which says why there are no native kernels."""
+        """Raises NativeUnavailableError, with the reason why there are no native kernels."""
         self._library = load_library(environment)
         self._int8 = int8
         for name, (result, arguments) in _SIGNATURES.items():
@@ -82,7 +82,7 @@ class ProductMaker:
             function.restype, function.argtypes = result, arguments
 
     def __call__(self, weight: Tensor, bias: Tensor | None) -> PackedProduct:
-        """The product with this weight [out, in]."""
+        """Pack a weight [out, in]."""
         assert weight.dtype in (torch.float32, torch.bfloat16), f"no native product in {weight.dtype}"
         if not self._int8:
             return PackedProduct(self._library, weight.contiguous(), bias, None, weight.dtype)
@@ -91,7 +91,7 @@ class ProductMaker:
 
 
 def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric, for each output: weight ~ int8 * scale. Returns int8 [out, in] and float32 [out]."""
+    """Quantize symmetrically per output: weight ~ int8 * scale. Returns int8 [out, in] and float32 [out]."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / _INT8_MAX
     scales = torch.where(scales > 0, scales, 1.0)

@@ -8,7 +8,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
-    """Names such as avx2, avx512_bf16, asimd, bf16; none where the system does not tell."""
+    """Names such as avx2, avx512_bf16, asimd, bf16; none if the system does not list them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -21,7 +21,7 @@ def processor_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
 
 
 def multiplies_bfloat16(features: frozenset[str]) -> str | None:
-    """The instruction set that multiplies bfloat16 as it is; None: it is widened to float32 first."""
+    """Instruction set that multiplies bfloat16 directly; None if bfloat16 is widened to float32 first."""
     known = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
     if is_arm():
         known = {"bf16": "NEON BF16"}

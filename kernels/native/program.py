@@ -1,8 +1,8 @@
-"""Native kernels by what they are called with; and a pass through a model as one call, written down once and run again.
+"""Native kernels called by their operands, and a pass through a model as one call, recorded once and run again.
 
-While a program is being recorded, each kernel that is called is also written down: memory, strides, sizes, but no
-number of rows. Rows are all tokens of a pass, or from the first gathering of rows on those that are wanted. Whoever
-records sees to it that everything lies where it was, and that nothing but native kernels computes in between.
+While a program is recorded, each kernel call also records its memory, strides and sizes, but not the number of rows.
+Rows are all tokens of a pass, or, after the first GATHER, the wanted ones. The recording caller must keep all memory at
+its address and compute with native kernels only.
 """
 
 from collections.abc import Iterator
@@ -55,31 +55,31 @@ class Pass(Structure):
     )
 
 
-# A pass below both is over in about two milliseconds on one core.
-SMALL_PASS_PRODUCTS = 1 << 26  # multiplications, attention's among them
+# A pass below both limits takes about two milliseconds on one core.
+SMALL_PASS_PRODUCTS = 1 << 26  # multiplications, with those of attention
 SMALL_PASS_BYTES = 1 << 25  # of weights
 
 
 class Program:
-    """Operations in their order. One thread at a time may run it.
+    """Operations in order. One thread at a time may run a program.
 
-    A small pass leaves a core to all else where its threads have all of them: what else there is to do for a step
-    takes as long as the pass, and each would wait for the other.
+    If the threads have all cores, a small pass leaves one core free: the other work of a step takes as long as such a
+    pass, and each would wait for the other.
     """
 
     def __init__(self, library: CDLL, num_threads: int, num_cores: int) -> None:
         self._library, self._num_threads = library, num_threads
         self._num_threads_if_small = max(1, min(num_threads, num_cores - 1))
-        self._num_weights = 0  # multiplications for each token
-        self._num_attended = 0  # and for each key of each token
+        self._num_weights = 0  # multiplications per token
+        self._num_attended = 0  # multiplications per token and key
         self._weight_bytes = 0
         self._operations: list[Operation] = []
-        self._array: Any = None  # of the operations, made at the first run
+        self._array: Any = None  # array of the operations, made at the first run
         self._of_wanted = False
         self._pass = Pass()
 
     def add(self, operation: Operation) -> None:
-        """Writes an operation down. Its rows are those that are wanted, once some were gathered."""
+        """Record an operation. After a GATHER its rows are the wanted ones."""
         assert operation.x and operation.out, "tensors without rows have no address"
         self._of_wanted |= operation.kind == GATHER
         operation.of_wanted = self._of_wanted
@@ -94,10 +94,10 @@ class Program:
     def run(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor | None, max_context_len: int
     ) -> None:
-        """Another pass.
+        """Run another pass.
 
-        token_ids, positions, slots: [T] int64; wanted: [L] int64, the tokens that are, or None: all
-        max_context_len: keys of a token, at most
+        token_ids, positions, slots: [T] int64; wanted: [L] int64, the wanted tokens, or None for all
+        max_context_len: most keys of any token
         """
         if self._array is None:
             self._array = (Operation * len(self._operations))(*self._operations)
@@ -113,7 +113,7 @@ class Program:
 
 
 def _weight_itemsize(product: Operation) -> int:
-    """Bytes of a weight: int8 where there are scales, else as the rows."""
+    """Bytes of a weight: int8 if there are scales, else the dtype of the rows."""
     return 1 if product.second else 2 if product.half else 4
 
 
@@ -122,7 +122,7 @@ _recorded: Program | None = None
 
 @contextmanager
 def recording(program: Program) -> Iterator[None]:
-    """Record every native kernel that this thread calls within the block."""
+    """Record every native kernel that this thread calls inside the `with` block."""
     global _recorded
     assert _recorded is None, "one at a time"
     _recorded = program
@@ -145,7 +145,7 @@ def call(
     rows: Tensor | None = None,
     **fields: Any,
 ) -> None:
-    """Runs one kernel on rows `x` [.., ..], whose results are the rows `out`; `fields` of Operation, as it needs them.
+    """Run one kernel on rows `x` [.., ..] into the rows `out`; `fields` are those of Operation that the kernel needs.
 
     positions, slots: [T] int64, for ROTATE; rows: [L] int64, for GATHER; token_ids: [T] int64, for EMBED
     """
@@ -167,5 +167,5 @@ def call(
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Address of the first element; None for no tensor."""
+    """Address of the first element; None without a tensor."""
     return None if tensor is None else tensor.data_ptr()

@@ -1,6 +1,6 @@
-"""The CPU's kernels in plain torch: the references, and the choice where no compiler is at hand.
+"""The CPU's kernels in plain torch: the references, used in production where there is no compiler.
 
-A block lies as `[block_size, num_kv_heads, head_dim]` inside. It knows rows, heads and blocks, no models.
+A block has the layout `[block_size, num_kv_heads, head_dim]`. Knows rows, heads and blocks, no models.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from kernels.sampling.sampling_operations import REFERENCES
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan(CpuPlan):
-    """The plan of the gathering reference."""
+    """Plan of the reference that gathers keys and values."""
 
     attention: AttentionPlan
 
@@ -65,7 +65,7 @@ class TorchKernels:
 
     def add_norm(self, x: Tensor, residual: Tensor | None, norm: NormRule, out: Tensor) -> None:
         """See CpuKernels.add_norm."""
-        if norm.then_add and residual is not None:  # rounded once, as native code does
+        if norm.then_add and residual is not None:  # rounded once, as in native code
             out.copy_(residual.float() + _norm(x.float(), norm))
         else:
             out.copy_(_norm(x if residual is None else residual.add_(x), norm))
@@ -106,7 +106,7 @@ def _in_slots(side: Tensor, shape: CacheShape) -> Tensor:
 
 
 def _tokens(plan: AttentionPlan) -> list[Tensor | slice]:
-    """Places of the plan's queries."""
+    """Indices of the plan's query tokens."""
     chunks = [slice(row.start, row.end) for row in plan.prefill_rows]
     return [*(group.tokens for group in plan.decode_groups), *chunks]
 

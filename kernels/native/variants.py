@@ -1,6 +1,6 @@
-"""The variants in which a wheel brings the native kernels, and which of them suits a processor.
+"""Variants of the native kernels in a wheel, and the choice of the best one for a processor.
 
-Needs nothing but the standard library: the build of a wheel uses it too.
+Needs only the standard library: the build of a wheel uses it too.
 """
 
 import platform
@@ -15,7 +15,7 @@ PREBUILT = Path(__file__).parent / "prebuilt"  # in an installed wheel; a source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to compile the kernels, and what a processor must have for it, in the names of /proc/cpuinfo."""
+    """One build of the kernels, and the processor features that it needs, as named in /proc/cpuinfo."""
 
     name: str
     is_arm: bool
@@ -27,7 +27,7 @@ class Variant:
         return f"kernels-{self.name}.so"
 
 
-# Levels 3 and 4 of x86-64, as the psABI has them.
+# Levels 3 and 4 of x86-64, as the psABI defines them.
 _AVX2 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = ("avx512bf16", "avx512vnni", "avx512vbmi")
@@ -35,7 +35,7 @@ _BF16 = ("avx512bf16", "avx512vnni", "avx512vbmi")
 _AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"}
 _AMX = ("amx-tile", "amx-bf16")
 
-# The best first, for each kind of processor.
+# Best first, for each kind of processor.
 VARIANTS = (
     Variant(
         name="amx",
@@ -57,7 +57,7 @@ VARIANTS = (
 
 
 def variants_for(machine: str = platform.machine()) -> list[Variant]:
-    """Variants of a kind of processor, as `uname -m` names it; the best first."""
+    """Variants for a kind of processor, as named by `uname -m`; best first."""
     if is_arm(machine):
         return [each for each in VARIANTS if each.is_arm]
     return [each for each in VARIANTS if not each.is_arm and machine in ("x86_64", "AMD64")]
@@ -66,7 +66,7 @@ def variants_for(machine: str = platform.machine()) -> list[Variant]:
 def prebuilt_for(
     features: Collection[str], machine: str = platform.machine(), folder: Path = PREBUILT, *, name: str | None = None
 ) -> tuple[Variant, Path] | None:
-    """The best variant, or the one of this name, that is there and that a processor with these features can execute."""
+    """Best prebuilt variant, or the named one, that exists and that a processor with these features can execute."""
     for each in variants_for(machine):
         path = folder / each.file_name
         if name in (None, each.name) and each.features.issubset(features) and path.is_file():
