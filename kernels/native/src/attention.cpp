@@ -1,5 +1,5 @@
-// Attention of an iteration, over keys and values that are stored as queries are. That over int8 has a file of its own, so
-// that both are compiled at once.
+// Attention of an iteration, over keys and values in the dtype of the queries. Attention over int8 has its own file, so
+// that the two compile in parallel.
 
 #include "attention_unit.h"
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// What attention of an iteration is called with, and how results reach their rows. Knows a plan, no keys or blocks.
+// Arguments of an iteration's attention, and how results reach their rows. Knows a plan, no keys or blocks.
 //
 // S is the storage of queries and results, K that of keys and values: the same, or int8 with a scale for each token and
 // key-value head.
@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// What a pass gives and takes.
+// Inputs and outputs of a pass.
 struct Rows {
   const void* query;
   int64_t query_stride;
@@ -18,7 +18,7 @@ struct Rows {
   float scale;
 };
 
-// The same with types, keys and values, and the plan's memory for what is to be merged.
+// The same with types, keys and values, and the plan's memory for partial results.
 template <class S, class K>
 struct Call {
   const S* query;

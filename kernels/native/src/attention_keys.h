@@ -1,4 +1,4 @@
-// Where the keys and values of a unit lie, and which tile of them is attended some tiles later. Knows a plan, no words.
+// Addresses of the keys and values of a unit, and the tile to prefetch. Knows a plan, no words.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct TileOf {
   const UnitKeys<K>* keys;
   int head, first_key;  // a multiple of TILE
 
-  // Which groups of the tile are the unit's.
+  // Groups of the tile that belong to the unit.
   int first_group() const { return std::max(0, keys->first_key - first_key) / GROUP; }
   int last_group() const { return (std::min(TILE, keys->last_key - first_key) - 1) / GROUP; }
 };

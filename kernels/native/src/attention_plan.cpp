@@ -1,8 +1,8 @@
 // Divides the ragged rows of an iteration into units of about equal work, for any number of threads.
 //
-// A unit is some queries of one row with the heads of one key-value head. A single query has several key-value heads in
-// one unit, whose blocks lie side by side and so are read at a stretch, but where that would leave too few units. Keys
-// are divided among units only where whole units would leave threads idle.
+// A unit is some queries of one row with the query heads of one key-value head. A unit of a single query takes several
+// key-value heads, which are contiguous in a block and so are read in one run, unless that leaves too few units. Keys
+// are divided among units only if whole units would leave threads idle.
 
 #include "attention_plan.h"
 
@@ -15,10 +15,10 @@ namespace quire {
 
 namespace {
 
-constexpr int UNITS_PER_THREAD = 4;  // so that the last ones to end differ little
+constexpr int UNITS_PER_THREAD = 4;  // so that threads end at about the same time
 
 int64_t cost(const Unit& unit) {
-  // The queries' own work, and a start.
+  // Includes the work on the queries themselves, and the start of a unit.
   return static_cast<int64_t>(unit.last_key - unit.first_key + TILE) * (unit.num_heads * unit.num_queries + 2);
 }
 
@@ -60,7 +60,7 @@ void add_row(Plan& plan, int64_t num_rows, int row, int64_t first_token, int num
 
 int num_parts(const Unit& unit) { return (unit.last_key - 1) / PART_KEYS - unit.first_key / PART_KEYS + 1; }
 
-// Divides the keys of the longest units until none has much more than a fair share.
+// Divides the keys of the longest units until no unit has much more than its share.
 void split_long_units(Plan& plan) {
   int64_t total = 0;
   for (const Unit& unit : plan.units) total += cost(unit);
@@ -97,7 +97,7 @@ int64_t Plan::scratch_floats() const {
   int64_t dims = padded_dim();
   int64_t queries_and_results = 2 * MAX_UNIT_ROWS * dims + MAX_UNIT_ROWS * (dims + 2);
   int64_t scores_and_weights = 2 * MAX_UNIT_ROWS * TILE;
-  int64_t gathered = 2 * TILE * dims;  // plain blocks, and rows of values of which half is not to be read
+  int64_t gathered = 2 * TILE * dims;  // plain blocks, and pairs of values with one token that must not be read
   return queries_and_results + scores_and_weights + gathered + 64;
 }
 
@@ -130,7 +130,7 @@ void quire_plan_fill(Plan* plan, const quire::Cache* cache, const int32_t* query
       quire::add_row(*plan, num_rows, static_cast<int>(row), query_start[row], num_queries, context_lens[row]);
   }
   quire::split_long_units(*plan);
-  // Merges name their units by place, so the order of work is a list beside.
+  // Merges refer to units by index, so the order of work is a separate list.
   plan->order.resize(plan->units.size());
   for (size_t i = 0; i < plan->order.size(); ++i) plan->order[i] = static_cast<int>(i);
   const std::vector<quire::Unit>& units = plan->units;

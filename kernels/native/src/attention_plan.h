@@ -1,4 +1,4 @@
-// How one iteration's attention is divided into units of work, and the memory that they compute in.
+// Division of one iteration's attention into units of work, and their scratch memory.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 namespace quire {
 
 constexpr int MAX_UNIT_ROWS = 32;  // query heads times tokens
-// Keys are attended in parts that begin at multiples of this, and parts are merged in order, whoever attends them. So a
-// row's result does not depend on the rows beside it, on how its prompt is cut or on the number of threads.
+// Keys are attended in parts that begin at multiples of this, and parts are merged in order, on any thread. So a row's
+// result does not depend on the other rows, on the chunks of its prompt or on the number of threads.
 constexpr int PART_KEYS = 256;
 
 struct Unit {
@@ -18,7 +18,7 @@ struct Unit {
   int64_t first_token;            // of these queries, in the query tensor
   int first_position;             // of the first query in its row's context
   int first_key, last_key;        // keys, the last one not included
-  int partial;                    // index of its first part's results, to be merged; or -1: it is the whole
+  int partial;                    // index of its first part's results, to be merged; -1: the unit has all keys
 };
 
 // Keys of the same queries in several units: the results of their parts from `first` on are merged.

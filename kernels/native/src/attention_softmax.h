@@ -1,5 +1,5 @@
 // The online softmax of a row: weights relative to the greatest score so far, tile after tile, and the merge of parts
-// that were computed apart. Knows scores and results, no keys or blocks.
+// that were computed separately. Knows scores and results, no keys or blocks.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Softmax {
   vfloat sums = vfloat{};
 };
 
-// By what a tile of int8 was divided: a row's scores by that of each key, its weights by that of each value.
+// Scales of a tile of int8: a row's scores are multiplied by the keys' scales, its weights by the values'.
 QUIRE_INLINE void multiply_tile(float* row, const float* scales) {
   for (int i = 0; i < TILE; i += LANES) store(row + i, load<vfloat>(row + i) * load<vfloat>(scales + i));
 }
@@ -27,7 +27,7 @@ struct Seen {
   bool is_nothing() const { return first >= last; }
 };
 
-// The greatest of a row's scores that it sees; the others become LOWEST, where it sees any.
+// The greatest score among the keys that a row sees; other scores become LOWEST if the row sees any key.
 inline float greatest_of(float* scores, Seen seen) {
   if (seen.is_nothing()) return LOWEST;
   if (seen.first > 0 || seen.last < TILE)

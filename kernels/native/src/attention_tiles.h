@@ -14,7 +14,7 @@ constexpr int TILE_GROUPS = 4;
 constexpr int TILE = TILE_GROUPS * GROUP;  // keys that are scored before their softmax
 constexpr int MAX_SUM_ROWS = 4;            // rows whose sums are in registers together
 
-// How words of storage S are multiplied by what stands for a row: FACTORS numbers for each word.
+// Multiplication of words of storage S by a row's factors, FACTORS numbers for each word.
 template <class S>
 struct Products;
 
@@ -37,7 +37,7 @@ struct Products<float> {
   }
 };
 
-// As float32; what the bytes are to be multiplied by is left to the caller.
+// As float32; the caller multiplies by the scales of the bytes.
 template <>
 struct Products<int8_t> {
   static constexpr int STEP = 1;

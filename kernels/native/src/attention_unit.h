@@ -1,5 +1,5 @@
 // One unit of attention over keys and values in their blocks, tile by tile; and all units of a plan. Knows a plan, no
-// model; which slots a unit reads is all in the plan.
+// model; the plan lists the slots that a unit reads.
 //
 // Scores of keys in int8 are multiplied by the keys' scales, and weights by the values'.
 #pragma once
@@ -37,7 +37,7 @@ QUIRE_INLINE void in_chunks(int num_rows, F f) {
 template <class S, class K, bool PACKED>
 class UnitAttention {
  public:
-  // next: the unit that this thread will most likely take after this one, or the same
+  // next: the unit that this thread will probably take next, or the same unit
   UnitAttention(const Plan& plan, const Unit& unit, const Unit& next, const Call<S, K>& call, float* scratch)
       : plan_(plan),
         unit_(unit),
@@ -89,9 +89,9 @@ class UnitAttention {
   typedef typename P::Factor Factor;
   static constexpr int ROW_FACTORS = P::FACTORS;
   static constexpr bool SCALED = PACKED && std::is_same<K, int8_t>::value;
-  // In tiles of the processor: each row always, or never, so that its bits do not depend on the rows beside it.
+  // True if rows use the processor's tiles: always or never, so that a row's bits do not depend on the other rows.
   static constexpr bool CAN_TILE = QUIRE_TILES && PACKED && std::is_same<K, bf16>::value;
-  // Which of the tiles to come is fetched into the caches meanwhile.
+  // Number of tiles ahead to prefetch.
   static constexpr int TILES_AHEAD = 2;
 
   int64_t query_factors() const { return dims_ / P::STEP * P::FACTORS; }
@@ -159,7 +159,7 @@ class UnitAttention {
       if (last % 2) weigh_half(first_row, values, last / 2, 0x0000ffffu);
   }
 
-  // In place of a group that must not be read there is one that may; what comes of it is not used.
+  // A group that must not be read is replaced by a readable one, whose results are not used.
   void find_groups(const TileOf<K>& tile, const Word** keys, const Word** values) const {
     int64_t head_offset = tile.keys->offset_of(tile.head);
     for (int g = 0; g < TILE_GROUPS; ++g) {

@@ -1,4 +1,4 @@
-// One layer's keys and values in their blocks, as the Python side describes them once.
+// One layer's keys and values in their blocks; the Python side fills this once.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct Cache {
   int64_t key_block_stride, value_block_stride;  // in elements as stored
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   int32_t half;  // queries and results are bfloat16, else float32
-  int32_t int8;  // keys and values are, with a scale for each token and head; else they are as queries
+  int32_t int8;  // keys and values are int8, with a scale for each token and head; else as queries
 };
 
 // Blocks of these shapes are packed for vectors; others lie plainly, [num_kv_heads, block_size, head_dim].

@@ -1,4 +1,4 @@
-// What a scan of a row's logits has found so far, and how two such are one. Knows no logits.
+// Result of scanning some of a row's logits, and how to merge two results. Knows no logits.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct Best {
   bool is_finite;  // all of them
 };
 
-// `other` lies behind: among equals the first stays.
+// `other` is of later tokens: on a tie the first stays.
 inline void add_best(Best& best, const Best& other) {
   best.is_finite &= other.is_finite;
   if (other.value > best.value) {
@@ -20,7 +20,7 @@ inline void add_best(Best& best, const Best& other) {
   }
 }
 
-// Token 0 where a logit is not finite.
+// Token 0 if a logit is not finite.
 inline void set_choice(const Best& best, int64_t* token, bool* finite) {
   *token = best.is_finite ? best.index : 0;
   *finite = best.is_finite;

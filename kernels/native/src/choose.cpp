@@ -1,5 +1,5 @@
-// Products of which only the greatest output of each row is wanted: the logits are never in memory. What is found is
-// what `quire_greedy` finds in the outputs of `quire_product`, to the last tie.
+// Products that keep only the greatest output of each row: logits are never written to memory. Results equal those of
+// `quire_greedy` on the outputs of `quire_product`, ties included.
 
 #include "choice.h"
 #include "product.h"
@@ -11,11 +11,11 @@ namespace {
 QUIRE_INLINE vfloat rounded_as(vfloat x, const float*) { return x; }
 QUIRE_INLINE vfloat rounded_as(vfloat x, const bf16*) { return bits_as<vfloat>(widened_halves(rounded(x)) << 16); }
 
-// The least finite number: it lies behind all that equal it where there is no output.
+// The lowest finite number, for lanes without an output; on a tie a real output comes first.
 float least_as(const float*) { return std::numeric_limits<float>::lowest(); }
 float least_as(const bf16*) { return bits_as<float>(0xff7f0000u); }
 
-// Keeps, for each row, the greatest output of each lane, which vector it was of, and whether all were finite.
+// Keeps, for each row, the greatest output of each lane, its vector, and whether all were finite.
 template <class M, class S>
 class Greatest {
  public:
@@ -34,7 +34,7 @@ class Greatest {
         int64_t vector = panel * VECTORS + v;
         vfloat outputs = outputs_of(call_, sums + row * PANEL + v * LANES, vector * LANES, least);
         outputs = rounded_as(outputs, call_.bias);
-        lanes.zeros += outputs * 0.0f;  // NaN where an output is not finite
+        lanes.zeros += outputs * 0.0f;  // NaN if an output is not finite
         vint is_greater = outputs > lanes.values;
         lanes.values = is_greater ? outputs : lanes.values;
         lanes.vectors = is_greater ? vint{} + static_cast<int32_t>(vector) : lanes.vectors;

@@ -11,7 +11,7 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t SPAN = 1024;             // scanned for its greatest, and once more where that is to be found
+constexpr int64_t SPAN = 1024;             // scanned for its maximum, and again for its place if it leads
 constexpr int64_t MIN_PARALLEL = 1 << 13;  // elements
 
 template <class S>

@@ -15,7 +15,7 @@ struct Pairs {
   int64_t count;
 };
 
-// As `LogitEdits` has them; a kind without elements is off.
+// Mirrors `LogitEdits`; a kind without elements is off.
 struct Edits {
   Pairs allowed, suppressed, biased;
   const float* biases;  // beside `biased`
@@ -79,7 +79,7 @@ class EditedRows {
     return starts.empty() ? 0 : starts[row + 1] - starts[row];
   }
 
-  // Each token of the history once: whoever takes its count away penalises it.
+  // Penalises each token of the history once: when its count is taken.
   void penalise(int64_t e, LogitRow& logits) const {
     constexpr int32_t OCCURS = 1 << 30;            // beside the number of occurrences in the output
     thread_local std::vector<int32_t> counts;      // [vocabulary], zeros between calls

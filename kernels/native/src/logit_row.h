@@ -1,5 +1,5 @@
-// One row of logits as floats in memory that a thread keeps: blocks, and the greatest value of each, by which most of
-// the row is passed over later. Knows no sampling parameters.
+// One row of logits as floats in a thread's memory: blocks, and the maximum of each, by which later scans skip most of
+// the row. Knows no sampling parameters.
 #pragma once
 
 #include <algorithm>
@@ -157,7 +157,7 @@ class LogitRow {
     max_ = maxima_[b] > max_ ? maxima_[b] : max_;
   }
 
-  // A number that at least `count` values reach: the maximum that so many blocks have.
+  // A number that at least `count` values reach: the count-th largest of the blocks' maxima.
   float bound_of(int64_t count) {
     if (count > num_blocks_) return MINUS_INFINITY;
     copies_.assign(maxima_.begin(), maxima_.begin() + num_blocks_);

@@ -46,7 +46,7 @@ void write_product(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_i
   });
 }
 
-// What lies beyond the last output or input is left as it is.
+// Memory beyond the last output or input is not written.
 template <class M>
 void pack(const typename M::Weight* weight, int64_t num_outputs, int64_t num_inputs, typename M::Weight* packed,
           int num_threads) {

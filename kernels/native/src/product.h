@@ -1,8 +1,8 @@
-// Matrix products with weights that were packed once, float32 sums, up to what becomes of the sums.
+// Matrix products with weights that were packed once, in float32 sums; the caller says what to do with the sums.
 //
 // Weights lie in panels of PANEL outputs (product_words.h), as float, bfloat16 or int8 with a scale for each output.
-// Each sum runs over the inputs in one order, with one accumulator, whatever the number of rows: a row's result does
-// not depend on the rows beside it. Knows rows and strides, no layers.
+// Each sum runs over the inputs in one order, with one accumulator, for any number of rows: a row's result does not
+// depend on the other rows. Knows rows and strides, no layers.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@ constexpr int64_t TILED_BLOCK_BYTES = 1 << 20;      // the same where there are 
 constexpr int64_t MAX_BLOCK = 12 * ROWS;            // rows
 constexpr int64_t MAX_TILED_BLOCK = 256;            // the same where they are multiplied as tiles
 constexpr int64_t MIN_PARALLEL = 1 << 15;           // multiplications
-constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a thread that was held up does not hold up the other
+constexpr int64_t GROUPS_PER_THREAD = 8;            // so that a delayed thread does not delay the others
 constexpr int MAX_SIDE = 4;                         // panels side by side
 constexpr int64_t TURN = 8;                         // steps between two looks ahead
 constexpr int64_t LINE = 64;                        // bytes of a cache line
 
-// Weights that are fetched while others are multiplied, some lines at each turn: memory and products share the time.
+// Weights to prefetch while others are multiplied, some lines each turn, so that memory and products overlap.
 struct Ahead {
   const char* at;
   int64_t lines;
@@ -177,7 +177,7 @@ inline void multiply_tiles(const bf16* x, int64_t stride, int64_t num_rows, cons
 }
 #endif
 
-// What is multiplied. M: how. S: storage of the bias and of the outputs, float or bf16.
+// Operands of a product. M: how to multiply. S: storage of bias and outputs, float or bf16.
 template <class M, class S>
 struct ProductCall {
   const typename M::Input* x;
@@ -188,7 +188,7 @@ struct ProductCall {
   int64_t num_outputs;
 };
 
-// A vector of sums of one row as outputs, from output `begin` on. What lies beyond the last one is `beyond`.
+// A vector of sums of one row as outputs, from output `begin` on. Lanes beyond the last output are `beyond`.
 template <class M, class S>
 QUIRE_INLINE vfloat outputs_of(const ProductCall<M, S>& call, const float* sums, int64_t begin, float beyond) {
   if (begin + LANES <= call.num_outputs) {
@@ -260,7 +260,7 @@ void panels(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, 
   if constexpr (!M::TILED) {
     if (call.num_rows == 1) return few_rows<1, 4>(call, begin, end, out);
     if (call.num_rows == 2) return few_rows<2, 2>(call, begin, end, out);
-    // Of narrower weights, two panels and what they are widened with do not fit the registers.
+    // Two panels of narrower weights, with the constants to widen them, do not fit the registers.
     if (call.num_rows == 3 && sizeof(typename M::Weight) == sizeof(float)) return few_rows<3, 2>(call, begin, end, out);
   }
   many_rows(call, first_row, num_rows, begin, end, out);
@@ -268,7 +268,7 @@ void panels(const ProductCall<M, S>& call, int64_t first_row, int64_t num_rows, 
 
 inline int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + PANEL - 1) / PANEL; }
 
-// How the outputs of a product are shared: blocks of rows by groups of panels.
+// Division of a product's outputs among threads: blocks of rows by groups of panels.
 template <class M>
 struct Parts {
   int64_t block, num_blocks, group, num_groups, num_panels;  // rows and panels

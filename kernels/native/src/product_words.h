@@ -1,4 +1,4 @@
-// How packed weights lie in their panels, and how they are multiplied by the inputs of a row, for each storage of both.
+// Layout of packed weights in their panels, and their products with the inputs of a row, for each storage of both.
 // Knows one panel and one row.
 #pragma once
 
@@ -91,8 +91,8 @@ struct WholeNumbers {
 };
 static constexpr WholeNumbers WHOLE_NUMBERS;
 
-// Bytes that are looked up, a panel at once, instead of converted, which is thrice the work: sign and absolute value, up
-// to 127, in the order in which low and high bytes are joined.
+// Converts bytes by table lookup, a panel at once, in a third of the instructions: sign and absolute value, up to 127,
+// in the order in which low and high bytes are joined.
 struct LookedUp : InPairs<int8_t> {
   static_assert(PANEL == 32, "a panel of two inputs is one vector");
 

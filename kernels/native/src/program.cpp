@@ -1,5 +1,5 @@
-// A pass through a model as one call: the kernels of all its layers, in order, with what is the same in every pass
-// written down beforehand. Knows which kernel takes which of an operation's fields, no model.
+// A pass through a model as one call: the kernels of all layers, in order, with recorded operands that are the same in
+// every pass. Knows which kernel takes which of an operation's fields, no model.
 
 #include <cstdint>
 #include <cstring>
@@ -31,7 +31,7 @@ struct Operation {
   bool* finite;  // beside `out`: which rows are
 };
 
-// What is another in every pass.
+// Operands that change with every pass.
 struct Pass {
   int64_t num_tokens, num_wanted;
   const int64_t *token_ids, *positions, *slots;  // [num_tokens]
@@ -86,7 +86,7 @@ void quire_gather_rows(const void* x, int64_t x_stride, const int64_t* rows, int
     std::memcpy(static_cast<char*>(out) + i * out_stride, static_cast<const char*>(x) + rows[i] * x_stride, row_bytes);
 }
 
-// By so many threads at most, whatever a plan of attention was made for.
+// Uses at most so many threads, even if the attention plan was made for more.
 void quire_run(const quire::Operation* operations, int64_t count, const quire::Pass* pass, int num_threads) {
   quire::ThreadLimit limit(num_threads);
   for (int64_t i = 0; i < count; ++i) quire::run(operations[i], *pass, num_threads);

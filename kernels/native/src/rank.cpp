@@ -20,7 +20,7 @@ struct Ranking {
   int32_t half;
 };
 
-// Tokens of rows by the model's own distribution.
+// Log-probabilities of rows by the model's own distribution.
 struct Logprobs {
   const void* logits;  // [.., size]
   int64_t stride, size, num_rows, num_tokens, num_top;

@@ -1,5 +1,5 @@
-// What happens to a token's fused queries, keys and values before attention: norms of heads, rotation, and keys and
-// values into their slots. Knows slots and how blocks lie inside, no rows.
+// Work on a token's fused queries, keys and values before attention: norms of heads, rotation, and writing keys and
+// values to their slots. Knows slots and the layout of blocks, no rows.
 
 #include <cmath>
 
@@ -84,7 +84,7 @@ float round_to_int8(const float* x, int dim, int8_t* rounded) {
   return step;
 }
 
-// In int8 the scales are behind the head's bytes.
+// In int8 the scales follow the head's bytes.
 template <class S>
 void write_slot(const Cache& cache, int8_t* keys, int8_t* values, int offset, const float* key, const S* value) {
   int64_t dim = cache.head_dim, size = cache.block_size, key_stride = is_packed(cache) ? size : 1;

@@ -1,5 +1,5 @@
-// What a decoder layer does to rows of hidden states between its products: norms with the residual addition, gated and
-// plain activations. Float32 inside, rounded once. Knows rows and strides, no layers.
+// Row operations of a decoder layer between its products: norms with the residual addition, gated and plain
+// activations. Computed in float32, rounded once. Knows rows and strides, no layers.
 
 #include <cmath>
 
@@ -15,7 +15,7 @@ constexpr int64_t MIN_PARALLEL = 1 << 14;  // elements, below which a second thr
 
 enum Activation { RELU = 0, SILU = 1, GELU = 2, GELU_TANH = 3 };
 
-// Vectors of a row; the rest of it that is no whole vector goes through a buffer, as zeros beyond.
+// Vectors of a row; a last partial vector goes through a buffer that is padded with zeros.
 template <class S>
 struct Row {
   QUIRE_INLINE vfloat at(const S* p, int64_t i, int64_t size) {

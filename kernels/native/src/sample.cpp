@@ -1,5 +1,5 @@
-// A token for each sample: the argmax, or a draw by counter-based noise among what survives truncation. The bits of the
-// noise are those of `noise.py`. Knows rows of logits and columns of parameters, no slots.
+// A token for each sample: the argmax, or a draw by counter-based noise among the tokens that truncation keeps. The
+// noise bits equal those of `noise.py`. Knows rows of logits and columns of parameters, no slots.
 
 #include <cmath>
 #include <cstring>
@@ -66,8 +66,8 @@ QUIRE_INLINE vfloat gumbel_bounds(vuint bits) {
   return 158.0f * LN_2 - __builtin_convertvector(bits_as<vint>(rest), vfloat) * (LN_2 / 8388608.0f);
 }
 
-// The survivor whose scaled logit and noise sum up to most, the lowest id among equals. Exact scores cost two
-// logarithms; only blocks of which a bound reaches the best so far pay for them.
+// The kept token with the largest sum of scaled logit and noise, the lowest id on a tie. Exact scores cost two
+// logarithms; only blocks whose upper bound reaches the best so far compute them.
 int64_t draw(const LogitRow& row, const Truncation& rule, float threshold, Noise noise) {
   int64_t best_id = row.best_token();
   double best = noise.gumbel_of(static_cast<uint32_t>(best_id));  // its scaled logit is 0
@@ -108,8 +108,8 @@ int64_t draw(const LogitRow& row, const Truncation& rule, float threshold, Noise
   return best_id;
 }
 
-// True if a token that was drawn without top-p surely survives it: then it is what a draw with top-p gives. Sums in
-// float32 are off by less than a tenth of the margin; where that leaves it open, the answer is false.
+// True if top-p certainly keeps a token that was drawn without top-p: then a draw with top-p gives the same token. Sums
+// in float32 are off by less than a tenth of the margin; in doubt the answer is false.
 bool surely_survives(const LogitRow& row, const Truncation& rule, int64_t token_id) {
   constexpr double MARGIN = 1e-4;
   const float value = row.values()[token_id], factor = 1.0f / rule.divisor;
@@ -128,7 +128,7 @@ bool surely_survives(const LogitRow& row, const Truncation& rule, int64_t token_
   return before < rule.top_p * total * (1.0 - MARGIN);
 }
 
-// True if top-p alone truncates, and keeps so much that a draw without it is likely to be one with it.
+// True if only top-p truncates, and it keeps so much that a draw without it probably gives the same token.
 bool may_draw_first(const LogitRow& row, const Truncation& rule) {
   const bool has_top_p_alone = rule.top_k >= row.size() && rule.floor == std::numeric_limits<float>::lowest();
   const bool is_accurate = rule.divisor > 1e-30f && rule.divisor < 1e30f;

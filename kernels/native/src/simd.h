@@ -25,7 +25,7 @@
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
-// Compiled once for all who call it.
+// Compiled once for all callers.
 #define QUIRE_OUTLINE static __attribute__((noinline))
 
 // Keeps a vector in a register: else compilers read it from memory again for every product.
@@ -37,7 +37,7 @@
 #define QUIRE_KEEP(vector) (void)0
 #endif
 
-// Where registers are few: what was read before this is read again after it, not kept.
+// Where registers are few: values read before this are read again after it, not kept.
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define QUIRE_READ_AGAIN() (void)0
 #else
@@ -129,7 +129,7 @@ QUIRE_INLINE float to_float(int8_t x) { return x; }
 QUIRE_INLINE float to_float(bf16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 QUIRE_INLINE vfloat load_floats(const float* p) { return load<vfloat>(p); }
-// GCC makes four instructions of a conversion that is one.
+// GCC emits four instructions for a conversion that needs one.
 QUIRE_INLINE vuint widened_halves(vhalf x) {
 #if defined(__AVX512F__) && QUIRE_LANES == 16 && !defined(__clang__)
   typedef short shorts __attribute__((vector_size(32)));
@@ -148,7 +148,7 @@ QUIRE_INLINE vfloat load_floats(const bf16* p) { return bits_as<vfloat>(widened_
 // One instruction each to load and to widen, which compilers do not find by themselves.
 QUIRE_INLINE vfloat load_floats(const int8_t* p) {
 #if defined(__AVX512F__) && QUIRE_LANES == 16
-  // With a mask, since GCC 12 takes what the unmasked ones leave undefined for a mistake.
+  // With a mask, since GCC 12 warns of the undefined values in the unmasked ones.
   __m512i whole = _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)p));
   return bits_as<vfloat>(_mm512_maskz_cvtepi32_ps(0xffff, whole));
 #elif defined(__AVX2__) && QUIRE_LANES == 8
@@ -158,7 +158,7 @@ QUIRE_INLINE vfloat load_floats(const int8_t* p) {
 #endif
 }
 
-// Whether the processor multiplies pairs of bfloat16: products are exact, sums are in float32.
+// True if the processor multiplies pairs of bfloat16: products are exact, sums are in float32.
 #if defined(__AVX512BF16__) && QUIRE_LANES == 16
 #define QUIRE_PAIRS 1
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && QUIRE_LANES == 4
@@ -221,7 +221,7 @@ QUIRE_INLINE void copy_floats(To* to, const From* from, int64_t size) {
   for (; i < size; ++i) set_float(to[i], to_float(from[i]));
 }
 
-// What exp_of and exp_below share: e^x = 2^whole * fraction, for x between -87 and 88.7.
+// Common part of exp_of and exp_below: e^x = 2^whole * fraction, for x between -87 and 88.7.
 struct Power {
   vint whole;
   vfloat fraction;

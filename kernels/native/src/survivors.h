@@ -1,6 +1,6 @@
-// What survives min-p, top-k and top-p: a threshold on scaled logits, exactly that of `sampling.truncation_thresholds`.
-// Probabilities are integers, so sums do not depend on the order of addition, and nothing is sorted: the threshold is
-// sought in parts of equal width, then among the bits of float32 numbers, digit by digit.
+// Threshold of min-p, top-k and top-p on scaled logits, exactly that of `sampling.truncation_thresholds`.
+// Probabilities are integers, so sums do not depend on the order of addition, and nothing is sorted: the search goes
+// over buckets of equal width, then over the bits of float32 numbers, digit by digit.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ typedef float vfew __attribute__((vector_size(LANES * 2)));  // half a vector's 
 typedef double vdouble __attribute__((vector_size(LANES * 4)));
 typedef int64_t vlong __attribute__((vector_size(LANES * 4)));
 
-// How rows are drawn from.
+// Sampling parameters of one row.
 struct Truncation {
   float max, divisor;  // scaled = (logit - max) / divisor
   float floor;         // the least scaled logit that survives min-p
@@ -47,7 +47,7 @@ QUIRE_INLINE vlong masses_of(vdouble x) {
   return bits_as<vlong>(y * 1099511627776.0 + ROUNDER) - bits_as<int64_t>(ROUNDER);
 }
 
-// GCC 12 makes many instructions of a conversion that is one.
+// GCC 12 emits many instructions for a conversion that needs one.
 QUIRE_INLINE vdouble widened(vfew x) {
 #if defined(__AVX512F__) && QUIRE_LANES == 16
   return (vdouble)_mm512_maskz_cvtps_pd(0xff, (__m256)x);
@@ -68,7 +68,7 @@ QUIRE_INLINE void store_masses(int64_t* masses, vuint depths) {
 
 class Survivors {
  public:
-  // The least scaled logit that survives; rows must be finite or barred, and their maximum finite.
+  // The lowest scaled logit that is kept; logits must be finite or barred, and their maximum finite.
   float threshold_of(LogitRow& row, const Truncation& rule) {
     const bool has_top_k = rule.top_k < row.size();
     float threshold = rule.floor;
@@ -149,7 +149,7 @@ class Survivors {
     return bits_as<vuint>(__builtin_convertvector(bits_as<vfloat>(depths) * 32.0f, vint));
   }
 
-  // The first bucket up to which sums reach the target, or -1; `below` is what lies before it.
+  // The first bucket up to which sums reach the target, or -1; `below` is the sum before it.
   int find_bucket(int64_t& below, int64_t target) const {
     for (int bucket = 0; bucket < NUM_BUCKETS; ++bucket) {
       if (below + sums_[bucket] >= target) return bucket;

@@ -1,6 +1,6 @@
-// The threads behind `share_units`. A unit is taken by raising a ticket that holds the number of the work it belongs
-// to, so that a thread which comes late finds nothing to take. Who waits spins for a moment and then sleeps: a core
-// that nobody needs is given back, and a thread that lost its core gets the one of who waits for it.
+// The threads behind `share_units`. A thread takes a unit by incrementing a ticket that holds the number of the current
+// work, so a late thread finds no unit. A waiting thread spins briefly and then sleeps: that frees its core, also for
+// a thread that lost its own core and is waited for.
 //
 // Knows units, no kernel.
 
@@ -21,9 +21,9 @@ namespace quire {
 namespace {
 
 constexpr int MAX_THREADS = 256;
-// As long as a pass has between two kernels that are shared, and not into the time between passes.
+// As long as the gap between two shared kernels of a pass, but shorter than the gap between passes.
 constexpr std::chrono::microseconds HELPER_SPINS(50);
-// As long as units of two threads differ. Behind that a thread has most likely lost its core.
+// As long as the units of two threads differ. After that a thread has most likely lost its core.
 constexpr std::chrono::microseconds CALLER_SPINS(30);
 constexpr int TURNS = 32;  // of spinning between two looks at the clock
 
@@ -43,7 +43,7 @@ void wake(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, MAX_THREADS, nullptr, nullptr, 0);
 }
 
-// Whether it held before the time was over.
+// True if the condition held before the time was over.
 template <class F>
 bool spin_until(F holds, std::chrono::microseconds limit) {
   auto until = std::chrono::steady_clock::now() + limit;
@@ -90,7 +90,7 @@ class Team {
     num_threads = num_threads < MAX_THREADS ? num_threads : MAX_THREADS;
     while (num_helpers_ < num_threads - 1) start_helper();
     uint32_t number = number_.load(std::memory_order_relaxed) + 1;
-    // Closed while the work is written down: who read some of it with an older ticket takes nothing with that.
+    // Closed while the work is written: a thread that read part of it with an older ticket takes no unit.
     ticket_.store(ticket_of(number, UINT32_MAX), std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     function_.store(function, std::memory_order_relaxed);
@@ -129,8 +129,8 @@ class Team {
     }
   }
 
-  // A woken thread is often put where it was woken from, and then stands in its caller's way: it sleeps as one that may
-  // not run there.
+  // A thread is often woken on its caller's core and then delays the caller: so before it sleeps it excludes that core
+  // from its affinity.
   void sleep_until_new(uint32_t seen) {
     Affinity own;
     own.leave(caller_cpu_.load(std::memory_order_relaxed));
@@ -143,7 +143,7 @@ class Team {
     own.restore();
   }
 
-  // What was read of a work is of that work where a unit of it could be taken: it changes only once all are done.
+  // A thread that took a unit has read the matching work: the work changes only once all its units are done.
   void take_units(uint32_t number, int thread) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (ticket >> 32 == number) {
@@ -166,7 +166,7 @@ class Team {
   alignas(64) std::atomic<uint64_t> ticket_{0};  // number of the work, and its next unit
   alignas(64) std::atomic<uint32_t> unfinished_{0};
   alignas(64) std::atomic<uint32_t> number_{0};
-  std::atomic<uint32_t> num_asleep_{0};  // since somebody was woken, at least
+  std::atomic<uint32_t> num_asleep_{0};  // since the last wake-up, at least
   std::atomic<int> caller_cpu_{-1};
   std::atomic<UnitFunction> function_{nullptr};
   std::atomic<void*> context_{nullptr};

@@ -1,5 +1,5 @@
-// Threads that share a kernel's work. Whoever calls works itself and waits for nobody who has not begun: where another
-// process has taken a core, the units that its thread would have had are simply the caller's.
+// Threads that share a kernel's work. The caller works too and waits for no thread that has not begun: if another
+// process takes a core, the caller computes the units of that core's thread.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace quire {
 typedef void (*UnitFunction)(void* context, int64_t unit, int thread);
 
 // Calls function(context, unit, thread) once for each unit in [0, count), on the caller and up to num_threads - 1
-// others, in any order; returns when all are done. `thread` is in [0, num_threads), and nobody else has it meanwhile.
-// Who calls while another caller is at it, works alone.
+// others, in any order; returns when all are done. `thread` is in [0, num_threads) and unique among running units.
+// A call during another caller's call works alone.
 void share_units(int num_threads, int64_t count, UnitFunction function, void* context);
 
-// While it lives, what this thread shares is shared by so many threads at most.
+// While this object lives, at most so many threads share the work of this thread.
 class ThreadLimit {
  public:
   explicit ThreadLimit(int num_threads);
@@ -37,10 +37,10 @@ void share(int num_threads, int64_t count, F&& function) {
   share_units(num_threads, count, call, const_cast<std::remove_const_t<Function>*>(&function));
 }
 
-// Rows [0, count) in pieces of about the same size: function(begin, end). `is_much`: that sharing is worth it.
+// Rows [0, count) in pieces of about the same size: function(begin, end). `is_much`: worth sharing.
 template <class F>
 void share_rows(int num_threads, int64_t count, bool is_much, F&& function) {
-  constexpr int64_t PIECES_PER_THREAD = 4;  // so that a thread that was held up does not hold up the others
+  constexpr int64_t PIECES_PER_THREAD = 4;  // so that a delayed thread does not delay the others
   int64_t pieces = is_much ? num_threads * PIECES_PER_THREAD : 1;
   if (pieces > count) pieces = count;
   share(num_threads, pieces, [&](int64_t piece, int) {
