@@ -39,7 +39,7 @@ def test_the_next_tile_is_copied_while_one_is_worked_on() -> None:
 
 
 def test_shapes_that_are_not_served_are_refused() -> None:
-    with pytest.raises(AssertionError, match="as many heads"):
+    with pytest.raises(AssertionError, match="equally many heads"):
         AttentionShape(num_heads=5, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.float16)
     with pytest.raises(AssertionError, match="no keys of"):
         AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.bfloat16)

@@ -43,7 +43,7 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
     [
         (
             ["--num-blocks", "4", "--kv-memory-fraction", "0.5"],
-            "--num-blocks 4 and --kv-memory-fraction 0.5 each settle",
+            "--num-blocks 4 and --kv-memory-fraction 0.5 each set the size of the KV pool",
         ),
         (["--num-blocks", "0"], "greater than or equal to 1"),
         (["--kv-memory-fraction", "1.5"], "less than or equal to 1"),

@@ -192,7 +192,8 @@ def by_token(token_ids: Tensor, values: Tensor) -> Tensor:
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    # Both sum up to 150,000 exponentials in float32, each to some units in the last place.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_barred_comes_last_in_the_order_of_ids(native_operations: SamplingOperations) -> None:
