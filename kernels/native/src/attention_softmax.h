@@ -45,10 +45,16 @@ inline float greatest_of(float* scores, Seen seen) {
 // multiplied by. The scale is positive.
 inline void raise_greatest(const float* greatest, float scale, int num_rows, Softmax* rows, float* factors) {
   float before[LANES] = {}, now[LANES] = {};
+  bool is_raised = false;
   for (int i = 0; i < num_rows; ++i) {
     before[i] = rows[i].greatest;
     now[i] = std::max(greatest[i] * scale, before[i]);
     rows[i].greatest = now[i];
+    is_raised |= now[i] != before[i];
+  }
+  if (!is_raised) {  // mostly, once a row has seen a few tiles
+    std::fill(factors, factors + num_rows, 1.0f);
+    return;
   }
   vfloat was = load<vfloat>(before), is = load<vfloat>(now);
   store(factors, was == is ? all(1.0f) : exp_of(was - is));

@@ -354,7 +354,6 @@ class UnitAttention {
       }
     }
   }
-
 #endif
 
   const Plan& plan_;
