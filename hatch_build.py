@@ -74,5 +74,5 @@ class NativeKernelsHook(BuildHookInterface[Any]):
 
 
 def _platform_tag() -> str:
-    """That of this machine: a wheel for others to install is to be looked over by auditwheel first."""
+    """Platform tag of this machine: auditwheel is to look over a wheel that others install."""
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")

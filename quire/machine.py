@@ -102,7 +102,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is none: no such file, or no limit."""
+    """Limit in a file; None for no such file, or no limit."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
 

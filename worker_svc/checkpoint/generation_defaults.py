@@ -43,7 +43,7 @@ def _number(table: JsonTable, key: str, least: float, most: float) -> float | No
 
 
 def _top_k(table: JsonTable) -> int | None:
-    """None for 0 too: both mean all tokens."""
+    """Read top_k; None, as for 0: both mean all tokens."""
     if "top_k" not in table:
         return None
     return table.integer("top_k", least=0, most=_MOST_TOP_K) or None
