@@ -14,6 +14,7 @@ class Incidents:
     disbelieved_on: set[str] = field(default_factory=set)  # of those workers, where the answer could not be believed
     num_losses: int = 0  # of workers
     num_lone_losses: int = 0  # latest losses in a row in which it was alone
+    num_excused_losses: int = 0  # beside num_losses: it had not yet recomputed up to its position
     marks: dict[Sequence, int] = field(default_factory=dict)  # tokens computed with which it is past the position
     loss_positions: dict[Sequence, int] = field(default_factory=dict)  # the first position that may have ended a worker
 

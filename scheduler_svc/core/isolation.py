@@ -2,8 +2,9 @@
 
 Groups in a failed step are suspects. Groups in flight on a worker that is lost become suspects at the second loss: most
 losses are caused by no request, and a group that had not yet recomputed up to its position at the first loss did not
-cause the second. Suspects are tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past
-the position of its incident is cleared. A group that fails alone for the third time in all is guilty.
+cause the second. That excuse holds three times, since a group may also end workers wherever it computes. Suspects are
+tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past the position of its incident
+is cleared. A group that fails alone for the third time in all is guilty.
 
 The fault may be the worker's: a group that failed on one is tried on others that could hold it, and is guilty of failed
 steps only after it has failed on each of them, or on four. If a worker's answer could not be believed, and the group
@@ -28,6 +29,7 @@ from scheduler_svc.core.worker_state import WorkerState
 MAX_FAILED_STEPS = 3
 MAX_WORKERS_TRIED = 4  # most workers on which a group fails steps
 MAX_LOSSES = 3
+MAX_EXCUSED_LOSSES = 3  # of a group that had not yet recomputed up to its position; later ones count
 NUM_LOSSES_OF_SUSPECTS = 2
 LATELY_S = 60.0  # losses within this time tell if workers are lost for other reasons, too
 
@@ -92,8 +94,11 @@ class Isolation:
         while self._losses_s[0] < now_s - LATELY_S:
             self._losses_s.popleft()
         spans = self._mark_positions(step.plan for step in worker.in_flight)
-        for group in [each for each in spans if self._may_have_caused_loss(each, spans[each])]:
+        for group in spans:
             incidents = self._incidents_of(group)
+            if not _may_have_caused_loss(incidents, spans[group]):
+                incidents.num_excused_losses += 1
+                continue
             for sequence, span in spans[group].items():
                 incidents.loss_positions[sequence] = max(span.start, incidents.loss_positions.get(sequence, 0))
             incidents.num_losses += 1
@@ -174,17 +179,6 @@ class Isolation:
                 marks[sequence] = max(position + num_tokens, marks.get(sequence, 0))
         return spans
 
-    def _may_have_caused_loss(self, group: SequenceGroup, spans: dict[Sequence, range]) -> bool:
-        """True if the group had recomputed up to its position at an earlier loss, or has had none."""
-        incidents = self._incidents_of(group)
-        if not incidents.num_losses:
-            return True
-        return any(
-            span.stop > before
-            for sequence, span in spans.items()
-            if (before := incidents.loss_positions.get(sequence)) is not None
-        )
-
     def _incidents_of(self, group: SequenceGroup) -> Incidents:
         return (self._of_paused if group.is_paused else self._incidents).setdefault(group, Incidents())
 
@@ -217,3 +211,16 @@ class Isolation:
         del self._incidents[group]
         self.trials.remove_suspect(group)
         self._waiting.release_from_quarantine(group)
+
+
+def _may_have_caused_loss(incidents: Incidents, spans: dict[Sequence, range]) -> bool:
+    """True if a member was at the end of its tokens, or past its position at an earlier loss, or all excuses are used.
+
+    `spans`: the positions of each member in the steps that were in flight.
+    """
+    if not incidents.num_losses or incidents.num_excused_losses == MAX_EXCUSED_LOSSES:
+        return True
+    return any(
+        span.stop > min(incidents.loss_positions.get(sequence, span.stop), len(sequence.token_ids) - 1)
+        for sequence, span in spans.items()
+    )

@@ -2,17 +2,19 @@
 
 import random
 from collections import deque
+from collections.abc import Callable
 from math import ceil, log2
 
 import pytest
 
-from scheduler_svc.core.isolation import MAX_FAILED_STEPS, MAX_LOSSES
+from scheduler_svc.core.isolation import MAX_EXCUSED_LOSSES, MAX_FAILED_STEPS, MAX_LOSSES
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from tests.scheduler.core_cluster import Cluster
 
 Poison = dict[SequenceGroup, int]  # the position at which it shows its effect, in whichever of its members
+Effect = Callable[[Sequence, int, int], bool]  # of a row of a poisoned group: its position and number of tokens
 
 
 class SickCluster:
@@ -23,6 +25,7 @@ class SickCluster:
         self.cluster = Cluster(config)
         self.num_blocks = num_blocks
         self.poison: Poison = {}
+        self.has_effect: Effect = self._computes_poison
         self.failed: list[SequenceGroup] = []
         self.num_incidents = 0
         self.num_steps: dict[str, int] = dict.fromkeys(workers, 0)
@@ -34,9 +37,12 @@ class SickCluster:
 
     def is_poisoned(self, plan: StepPlan) -> bool:
         return any(
-            position <= self.poison.get(sequence.group, -1) < position + num_tokens
+            sequence.group in self.poison and self.has_effect(sequence, position, num_tokens)
             for sequence, position, num_tokens in zip(plan.sequences, plan.positions, plan.num_tokens, strict=True)
         )
+
+    def _computes_poison(self, sequence: Sequence, position: int, num_tokens: int) -> bool:
+        return position <= self.poison[sequence.group] < position + num_tokens
 
     def lose(self, worker_id: str) -> None:
         """Kill a worker; it is back at once, empty."""
@@ -206,10 +212,43 @@ def test_who_had_yet_to_come_back_to_its_place_had_no_part_in_a_loss() -> None:
     one = site.cluster.add([1] * 20, 30)
     while one.num_output_tokens < 3:
         site.go_on("a", kills=False)
-    for _ in range(5):
+    for _ in range(1 + MAX_EXCUSED_LOSSES):
         assert site.cluster.start("a") is not None
         site.lose("a")
     assert one.group.cohort is None and not site.failed
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("effect", ["any row", "long row", "late row", "first member", "last member"])
+@pytest.mark.parametrize("num_sequences", [1, 3])
+def test_one_that_ends_workers_wherever_it_computes_is_found_after_any_other_loss(
+    num_sequences: int, effect: str, seed: int
+) -> None:
+    """The other loss comes when only some members are in flight, and some are not as far as others."""
+    rng = random.Random(seed)
+    site = SickCluster("a", "b", depth=rng.choice([1, 2]), budget=rng.choice([8, 12]))
+    poisoned = site.cluster.add_group([1] * 14, num_sequences, max_tokens=20)
+    others = [site.cluster.add([number + 2] * rng.randrange(2, 20), 25) for number in range(rng.randrange(3))]
+    while max(sequence.num_output_tokens for sequence in poisoned.sequences) < 5:
+        site.go_on("a", kills=False)
+        site.go_on("b", kills=False)
+    for _ in range(rng.randrange(3)):  # losses without a cause among the requests
+        for _ in range(rng.randrange(1, 4)):
+            site.go_on("a", kills=False)
+        site.lose(rng.choice("ab"))
+    site.has_effect = {
+        "any row": lambda sequence, position, num_tokens: True,
+        "long row": lambda sequence, position, num_tokens: num_tokens > 1 or sequence.num_output_tokens > 12,
+        "late row": lambda sequence, position, num_tokens: position >= 17,
+        "first member": lambda sequence, position, num_tokens: sequence is poisoned.sequences[0],
+        "last member": lambda sequence, position, num_tokens: sequence is poisoned.sequences[-1],
+    }[effect]
+    site.poison = {poisoned: 0}
+    site.num_incidents = 0
+    site.run(kills=True)
+    site.assert_only_the_poisoned_failed()
+    assert all(other.num_output_tokens == 25 for other in others)
+    assert site.num_incidents <= MAX_LOSSES + MAX_EXCUSED_LOSSES + 4  # not each of them leaves it alone
 
 
 def test_where_workers_are_lost_for_other_reasons_one_loss_alone_makes_nobody_guilty() -> None:
