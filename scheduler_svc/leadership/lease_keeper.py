@@ -38,6 +38,7 @@ class LeaseKeeper:
         self._longer_ms = 0
         self._is_released = self._is_late = False
         self._other: Lease | None = None  # of another holder, as last seen
+        self.has_seen_other = False  # another scheduler had the lease at some time
 
     async def keep_lease(self) -> None:
         """Take the lease, renew it, and take it again if it was lost, until cancelled."""
@@ -91,4 +92,5 @@ class LeaseKeeper:
             if self._other != other:
                 log.warning("another scheduler has the lease", epoch=lease.epoch, other=str(other))
             self._on_doubt()
+        self.has_seen_other |= other is not None
         self._other = other

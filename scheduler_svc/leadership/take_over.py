@@ -6,15 +6,18 @@ Knows no gRPC.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
 from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.journal_entry import decode, is_news
 from scheduler_svc.journal.leases import Lease, Leases
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import (
     FencedError,
+    JournalDamagedError,
     JournalLostError,
     Store,
     StoreConfigurationError,
@@ -25,11 +28,15 @@ from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
-from scheduler_svc.requests.recovery.recovery import Recovery
+from scheduler_svc.requests.recovery.recovery import JournalContents, Recovery
 
 log = structlog.get_logger()
 
 _RETRY_S = 0.1
+_LOOK_S = 0.25
+# Lives of a lease to wait for a leader that was seen here, and may come back to an emptied store: it may be frozen, or
+# cut off from the store.
+_RETURN_LEASES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,7 @@ class TakeOver:
         self._store_timeout_s = store_timeout_s
         self._standby = standby
         self._hot = hot
+        self._has_seen_leader = False
 
     async def lead(self) -> Leading:
         """Return once this process leads, and may serve.
@@ -113,13 +121,12 @@ class TakeOver:
         )
         keeping_lease = asyncio.create_task(lease.keep_lease())
         try:
-            epoch = await take_over(
-                journal,
-                attempt.recovery,
-                self._store,
-                self._hot,
-                patience_s=self._lease_ms / 1000 if self._store.durable else 0.0,
-            )
+            if self._standby is None and self._store.durable:
+                await self._let_other_begin()
+            contents = await open_journal(journal, attempt.recovery, self._store, self._hot)
+            if contents is not JournalContents.SETTLED and self._store.durable:
+                await self._wait_for_leader(journal, lease, is_empty=contents is JournalContents.EMPTY)
+            await journal.begin()
         except BaseException as error:
             keeping_lease.cancel()
             await asyncio.gather(keeping_lease, return_exceptions=True)
@@ -127,26 +134,65 @@ class TakeOver:
             if isinstance(error, FencedError):
                 await lease.release()  # another process was faster
             raise
-        return Leading(attempt=attempt, epoch=epoch, lease=lease, keeping_lease=keeping_lease)
+        finally:
+            self._has_seen_leader |= lease.has_seen_other
+        return Leading(attempt=attempt, epoch=journal.stats.epoch, lease=lease, keeping_lease=keeping_lease)
+
+    async def _let_other_begin(self) -> None:
+        """Wait while a living scheduler begins to lead in an empty journal: it may be waiting for one that knows more.
+
+        Without this, two that are started again when they are fenced would fence each other for ever. Wait no longer
+        than the other may: a dead scheduler's lease outlives it if the store's clock is set back.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._lease_ms / 1000 * (_RETURN_LEASES + 1)
+        while loop.time() < until_s:
+            held = await self._leases.read()
+            if held is None or held.lease.holder == self._me.holder:
+                return
+            self._has_seen_leader = True
+            if await _is_ready(self._store):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _wait_for_leader(self, journal: Journal, lease: LeaseKeeper, *, is_empty: bool) -> None:
+        """Wait for a living leader that may know more than the journal has. Raises FencedError once one begins.
+
+        One life of a lease. If the journal is empty though this process has seen another scheduler lead, a store was
+        emptied, and nobody else may know what the other has accepted: then some more.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        lease_s = self._lease_ms / 1000
+        patience_s = 0.0
+        while True:
+            has_seen_leader = (
+                self._has_seen_leader
+                or lease.has_seen_other
+                or (self._standby is not None and self._standby.has_seen_leader)
+            )
+            before_s, patience_s = patience_s, lease_s * (_RETURN_LEASES if is_empty and has_seen_leader else 1)
+            if patience_s > before_s:
+                epoch = journal.stats.epoch
+                log.info(
+                    "waiting for a leader that may know more than the journal has", seconds=patience_s, epoch=epoch
+                )
+            left_s = began_s + patience_s - loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, _LOOK_S))
+            with suppress(StoreUnavailableError):
+                await journal.confirm_leading()
 
 
-async def take_over(
-    journal: Journal,
-    recovery: Recovery,
-    store: Store,
-    hot: HotJournal | None,
-    *,
-    patience_s: float,
-) -> int:
-    """Fence earlier leaders and read what they left; returns the epoch in which this process leads.
+async def open_journal(journal: Journal, recovery: Recovery, store: Store, hot: HotJournal | None) -> JournalContents:
+    """Fence earlier leaders and read what they left.
 
     Args:
         journal: not opened yet.
         recovery: takes the requests that have not ended.
         store: the journal's.
         hot: the journal as read before, if this was a standby.
-        patience_s: wait for a living leader that may know more than the journal has: the journal is empty, or its
-            last leader had not become ready.
 
     Raises StoreUnavailableError, JournalLostError or FencedError if the take-over fails, JournalDamagedError if an
     entry of the journal is damaged.
@@ -156,8 +202,14 @@ async def take_over(
         says_all_again=hot is not None and await hot.outlives_journal(),
     )
     begun = await hot.begun(epoch) if hot is not None else None
-    if not await recovery.read(store, begun) and patience_s:
-        log.info("waiting for a leader that may know more than the journal has", seconds=patience_s, epoch=epoch)
-        await asyncio.sleep(patience_s)
-    await journal.begin()
-    return journal.stats.epoch
+    return await recovery.read(store, begun)
+
+
+async def _is_ready(store: Store) -> bool:
+    """True if the last leader in the journal was ready, False if there is none. Raises StoreUnavailableError."""
+    last = await store.last_entry_id()
+    entries = await store.read_entries(last, 1) if last is not None else []
+    try:
+        return bool(entries) and is_news(decode(entries[0]))
+    except JournalDamagedError:
+        return True  # reading the whole journal will report it

@@ -1,8 +1,8 @@
 """Admission of requests: check a submission, tokenise its prompt, make it durable, or refuse it with the reason.
 
-Two submissions with one request_id are one request, also while the first is still on its way in. Each runs in a task of
-its own, so that a client that hangs up leaves nothing half done. Knows nothing of calls on admitted requests: see
-`request_control`.
+Two submissions with one request_id are one request, also while the first is still on its way in; if their bodies
+differ, the second waits until the first has the id or is refused. Each runs in a task of its own, so that a client that
+hangs up leaves nothing half done. Knows nothing of calls on admitted requests: see `request_control`.
 """
 
 import asyncio
@@ -153,18 +153,19 @@ class Admission:
         model: ServedModel,
         timeout_s: float | None,
     ) -> tuple[OutputStream, bool]:
+        while (submission := self._submissions.get(params.request_id)) is not None and submission.digest != digest:
+            # Nobody has the id yet: the other may be refused, and this one the request of a finished record.
+            await asyncio.wait([submission.task])
+            await asyncio.sleep(0)  # a callback takes it out of the table
         live = self._engine.live.get(params.request_id)
         if live is not None:
             _check_same(params.request_id, live.digest, digest)
             return live.stream, False
-        submission = self._submissions.get(params.request_id)
         is_new = submission is None
         if submission is None:
             admitting = self._admit(request, params, digest, model, timeout_s)
             submission = self._submissions[params.request_id] = Submission(digest, asyncio.create_task(admitting))
             submission.task.add_done_callback(lambda done: self._remove_submission(params.request_id, done))
-        else:
-            _check_same(params.request_id, submission.digest, digest)
         try:
             return await asyncio.shield(submission.task), is_new
         finally:

@@ -29,12 +29,13 @@ TTL_S = 60
 
 @dataclass
 class StandbySite:
-    """`on_attempt` is called as each attempt to lead begins."""
+    """`stands_by`: else it tries to lead at once. `on_attempt` is called as each attempt to lead begins."""
 
     name: str
     store: RedisStore
     leases: RedisLeases
     hot: HotJournal
+    stands_by: bool = True
     on_attempt: Callable[[], None] = lambda: None
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -48,8 +49,8 @@ class StandbySite:
             me,
             lease_ms=LEASE_MS,
             store_timeout_s=1.0,
-            standby=standby,
-            hot=self.hot,
+            standby=standby if self.stands_by else None,
+            hot=self.hot if self.stands_by else None,
         )
         return await taking_over.lead()
 

@@ -3,20 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import FencedError
 from scheduler_svc.leadership.take_over import Leading
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
 from tests.scheduler.journal_setup import redis_store, running_journal, until
-from tests.scheduler.standby_site import StandbySite, standby_site
+from tests.scheduler.renewed_leases import RenewedLeases
+from tests.scheduler.standby_site import LEASE_MS, StandbySite, standby_site
 from tests.scheduler.test_standby import admission
 from tests.valkey import ValkeyProcess
 
@@ -142,6 +145,55 @@ async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_rea
             await newcomer.begin()
             await until(lambda: site.hot.last.epoch == newcomer.stats.epoch)
             assert not task.done() and not site.attempts
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_an_emptied_journal_waits_longer_for_a_leader_that_was_seen(valkey: ValkeyProcess, is_seen: bool) -> None:
+    """The leader was cut off from the store as that was emptied, and no other process knows its requests."""
+    leader_lease = Lease("leader", "leader:1", 1)
+    async with redis_store(valkey.url) as store, standby_site(valkey.url) as site:
+        if is_seen:
+            await site.leases.hold(leader_lease, 60_000)
+        with capture_logs() as logs:
+            async with leading(site, lambda: True) as task:
+                if is_seen:
+                    await until(lambda: any(line["event"] == "leader seen" for line in logs))
+                    valkey.command("FLUSHALL")
+                await until(lambda: any("may know more" in line["event"] for line in logs))
+                (waiting,) = [line for line in logs if "may know more" in line["event"]]
+                assert waiting["seconds"] == LEASE_MS / 1000 * (8 if is_seen else 1)
+                if is_seen:
+                    back = Journal(store, leader_id="leader")
+                    await back.open(after_epoch=waiting["epoch"])
+                    await back.begin()
+                    await site.leases.hold(replace(leader_lease, epoch=back.stats.epoch), 60_000)
+                    await until(lambda: any("the take-over failed" in line["event"] for line in logs))
+                    assert not task.done()
+                else:
+                    await asyncio.wait_for(task, patient(15))
+
+
+async def test_one_that_is_about_to_lead_in_an_empty_journal_is_not_fenced_by_another_newcomer(
+    valkey: ValkeyProcess,
+) -> None:
+    async with redis_store(valkey.url) as store, standby_site(valkey.url) as site:
+        site.stands_by = False
+        other = Journal(store, leader_id="other")
+        await site.leases.hold(Lease("other", "other:1"), 60_000)
+        await other.open()
+        num_looks = 0
+
+        async def count_looks() -> HeldLease | None:
+            nonlocal num_looks
+            num_looks += 1
+            return await RenewedLeases.read(site.leases)
+
+        with patch.object(site.leases, "read", count_looks):
+            async with leading(site, lambda: num_looks >= 2) as task:
+                assert not task.done()
+                await other.begin()
+                led = await asyncio.wait_for(task, patient(15))
+                assert led.epoch > other.stats.epoch
 
 
 async def test_two_that_have_read_the_same_do_not_contend_for_a_journal_that_is_lost(valkey: ValkeyProcess) -> None:

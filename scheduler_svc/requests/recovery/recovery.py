@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
 import structlog
@@ -31,6 +32,14 @@ log = structlog.get_logger()
 
 SLICE_S = 0.005  # of rebuilding, before the event loop has its turn
 RETURN_GRACE_S = 30.0  # for clients to come back to a scheduler that was away
+
+
+class JournalContents(Enum):
+    """SETTLED: the last leader was ready, so it had restated what it knew. EMPTY: not so, and there was no request."""
+
+    SETTLED = "settled"
+    UNSETTLED = "unsettled"
+    EMPTY = "empty"
 
 
 @dataclass(slots=True, eq=False)
@@ -102,11 +111,11 @@ class Recovery:
         waiting = self._waiting.get(request_id)
         return None if waiting is None else waiting.journaled
 
-    async def read(self, store: Store, begun: BegunReplay | None = None) -> bool:
+    async def read(self, store: Store, begun: BegunReplay | None = None) -> JournalContents:
         """Read what earlier leaders left; they are fenced. Call it after `Journal.open` and before `Journal.begin`.
 
-        `begun`: what was read of the journal before. Returns True if the last leader was ready: else it, or one before
-        it, may know more than its journal has. Raises JournalDamagedError if an entry is damaged, JournalLostError if
+        `begun`: what was read of the journal before. Unless the journal was settled, its last leader, or one before it,
+        may know more than it has. Raises JournalDamagedError if an entry is damaged, JournalLostError if
         the journal is lost meanwhile, FencedError if another one begins to lead, StoreUnavailableError.
         """
         started_s = time.monotonic()
@@ -137,7 +146,9 @@ class Recovery:
             num_pins=len(self.pins),
             seconds=round(time.monotonic() - started_s, 3),
         )
-        return replay.is_settled
+        if replay.is_settled:
+            return JournalContents.SETTLED
+        return JournalContents.UNSETTLED if replay.highest_number else JournalContents.EMPTY
 
     async def settled(self, request_id: str) -> None:
         """Return when the request waits no more."""
