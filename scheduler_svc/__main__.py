@@ -24,6 +24,7 @@ from common.status import Status
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import names_given, to_toml
+from quire.time_slice import shorten_slice
 from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
@@ -73,6 +74,7 @@ def main() -> None:
     set_up_service_logging("scheduler", settings, Status(settings.status_fd), names)
     gc.collect()
     gc.freeze()  # what was imported stays for good: a full collection, which stops everything, need not walk it
+    shorten_slice()
     try:
         run_service(serve(settings))
     except (SupersededError, FencedError) as error:

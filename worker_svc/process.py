@@ -10,6 +10,7 @@ from common.process import run_service
 from common.refusal import refuse_to_start
 from common.serving import ListenError
 from common.status import Status
+from quire.time_slice import shorten_slice
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.option_check import OptionError
@@ -26,6 +27,7 @@ def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> N
     """Serves until told to end, and reports the progress of the start; `names`: names of the settings in errors."""
     set_up_service_logging(SERVICE, settings, status, names)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    shorten_slice()
     options = ServiceOptions(
         listen=settings.listen,
         advertise=settings.advertise,

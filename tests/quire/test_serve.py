@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 import quire
+from quire.time_slice import slice_ns
 from tests.patience import patient
 from tests.services import DEMO_MODEL
 
 READY_S = 90.0
+SHORT_SLICE_NS = 100_000
 
 
 class Serve:
@@ -109,6 +111,11 @@ def children_of(pid: int) -> dict[str, int]:
     return children
 
 
+def slices_of(pid: int) -> set[int | None]:
+    """Slices of a process's threads."""
+    return {slice_ns(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
@@ -133,6 +140,11 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
 
     services = children_of(serve.process.pid)
     assert set(services) == {"scheduler_svc", "worker_svc", "valkey-server"}
+    usual_ns = slice_ns()
+    if usual_ns:  # 0: this kernel has no slices of threads
+        assert slices_of(services["scheduler_svc"]) == {SHORT_SLICE_NS}
+        assert slice_ns(services["valkey-server"]) == SHORT_SLICE_NS
+        assert slices_of(services["worker_svc"]) == {SHORT_SLICE_NS, usual_ns}  # connections', and the computing ones'
     os.kill(services["worker_svc"], signal.SIGKILL)
     serve.wait_for(r"worker-0 was killed by signal 9; starting it again")
     assert asyncio.run(generate(address)) == text

@@ -15,6 +15,7 @@ from common.address import advertised_address
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
+from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.registration import Registration, WorkerIdentity
@@ -55,6 +56,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
     await server.start()
     log.info("listening", address=bound, worker_id=worker_id)
     thread = TaskThread("execution")
+    thread.submit(restore_slice)  # it and the threads that it starts compute, and mostly do not wait
     try:
         engine = await _unless_ended(end, thread.call(load))
         if engine is None:

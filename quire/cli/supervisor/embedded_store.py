@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S
+from quire.time_slice import shorten_slice
 
 POLL_S = 0.02
 ANSWER_S = 10.0
@@ -161,7 +162,7 @@ class EmbeddedStore:
     def _spawn(self) -> subprocess.Popen[bytes]:
         """Start the server; without asyncio's subprocess, which would kill it when our loop closes."""
         with open(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -169,6 +170,8 @@ class EmbeddedStore:
                 start_new_session=True,
                 umask=0o077,
             )
+        shorten_slice(process.pid)
+        return process
 
     async def _ping(self) -> bytes | None:
         """The answer to PING; None if nothing listens. Raises StoreFailedError if a listener does not answer."""
