@@ -82,6 +82,7 @@ class Journal:
         self._stopped = asyncio.Event()
         self._stopped.set()
         self._is_probe_due = False
+        self._later_epoch = 0  # the latest of another scheduler that had the lease
         self._is_whole = True
         self._closing = False
         self._is_handed_over = False  # the entry that ends the epoch is pending or written: nothing may follow it
@@ -282,6 +283,15 @@ class Journal:
         self._is_probe_due = True
         self._wake.set()
 
+    def look_for_leader(self, epoch: int) -> None:
+        """Probe the store now, since another scheduler has the lease, and leads in this epoch; 0: in none yet.
+
+        If that is later than ours, the store has lost the journal meanwhile, and nothing lives here, then we end: the
+        other, or a standby of it, may know more.
+        """
+        self._later_epoch = max(self._later_epoch, epoch)
+        self.probe_soon()
+
     async def run(self) -> None:
         """Write entries, as the one writer. Returns after `close`; raises FencedError when a newer leader is ready."""
         assert self._writer.epoch, "open() comes first"
@@ -385,6 +395,8 @@ class Journal:
         """Rewrite every live request and pin after a loss in the store, before anything new is acknowledged."""
         while True:
             num_restated = 0
+            if not len(self._needed) and self._later_epoch > self._writer.epoch:
+                raise FencedError(f"another scheduler led in epoch {self._later_epoch}, and nothing lives here")
             try:
                 await self._writer.begin_again(holds_nothing=not len(self._needed))
                 for restated, keys in self._needed.restate_all():

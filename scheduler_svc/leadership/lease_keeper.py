@@ -24,17 +24,17 @@ class LeaseKeeper:
     """One per leader. `keep` is its one task."""
 
     def __init__(
-        self, leases: Leases, lease: Lease, *, lease_ms: int, epoch: Callable[[], int], on_doubt: Callable[[], None]
+        self, leases: Leases, lease: Lease, *, lease_ms: int, epoch: Callable[[], int], on_other: Callable[[int], None]
     ) -> None:
         """`epoch` returns the epoch in which we lead; 0: none yet.
 
-        `on_doubt` is called whenever another scheduler has the lease.
+        `on_other` is called with the epoch of another scheduler whenever that one has the lease; 0: none yet.
         """
         self._leases = leases
         self._lease = lease
         self._lease_ms = lease_ms
         self._epoch = epoch
-        self._on_doubt = on_doubt
+        self._on_other = on_other
         self._longer_ms = 0
         self._is_released = self._is_late = False
         self._other: Lease | None = None  # of another holder, as last seen
@@ -91,6 +91,6 @@ class LeaseKeeper:
         if other is not None and not self._is_released:
             if self._other != other:
                 log.warning("another scheduler has the lease", epoch=lease.epoch, other=str(other))
-            self._on_doubt()
+            self._on_other(other.epoch)
         self.has_seen_other |= other is not None
         self._other = other

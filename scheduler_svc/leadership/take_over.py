@@ -117,7 +117,7 @@ class TakeOver:
             self._me,
             lease_ms=self._lease_ms,
             epoch=lambda: journal.stats.epoch,
-            on_doubt=journal.probe_soon,
+            on_other=journal.look_for_leader,
         )
         keeping_lease = asyncio.create_task(lease.keep_lease())
         try:

@@ -7,7 +7,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from quire.errors import OverloadedError, UnavailableError
+from quire.errors import AlreadyExistsError, OverloadedError, UnavailableError
 from quire.rpc import error_of
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.store import FencedError
@@ -73,8 +73,9 @@ async def test_another_body_under_a_known_id_is_refused_at_every_stage(site: Sit
     store.may_read.clear()
     first = asyncio.create_task(site.run(counting(10, 4, "taken")))
     await until(lambda: store.num_reading == 1)
-    assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
+    second = asyncio.create_task(refused(site, counting(20, 4, "taken")))
     store.may_read.set()
+    assert (await second).code() is grpc.StatusCode.ALREADY_EXISTS
     await until(lambda: "taken" in site.engine.live)
     assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
     worker.may_answer.set()
@@ -83,17 +84,25 @@ async def test_another_body_under_a_known_id_is_refused_at_every_stage(site: Sit
     assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_another_body_is_refused_while_a_record_is_being_looked_up(site: Site, store: GatedStore) -> None:
+@pytest.mark.parametrize("is_owner_first", [True, False])
+async def test_the_record_decides_whose_an_id_is_however_two_bodies_come(
+    site: Site, store: GatedStore, is_owner_first: bool
+) -> None:
     await site.add_worker()
     await site.run(counting(10, 4, "taken"))
     await until(lambda: site.records.num_pending == 0)
     store.may_read.clear()
-    again = asyncio.create_task(site.run(counting(10, 4, "taken")))
+    first, second = ((10, 20), (20, 10))[not is_owner_first]
+    calls = {first: asyncio.create_task(site.admission.submit(counting(first, 4, "taken"), None))}
     await until(lambda: store.num_reading == 1)
-    other = asyncio.create_task(refused(site, counting(20, 4, "taken")))
-    assert (await other).code() is grpc.StatusCode.ALREADY_EXISTS
+    calls[second] = asyncio.create_task(site.admission.submit(counting(second, 4, "taken"), None))
+    await asyncio.sleep(0.01)
+    assert not calls[second].done()
     store.may_read.set()
-    assert tokens_in(await again) == [11, 12, 13, 14]
+    _, accepted = await calls[10]
+    assert accepted.request_id == "taken"
+    with pytest.raises(AlreadyExistsError):
+        await calls[20]
 
 
 async def test_a_burst_larger_than_the_queue_is_served_in_order_of_arrival() -> None:

@@ -347,6 +347,28 @@ async def test_a_leader_that_holds_nothing_leaves_a_lost_journal_to_who_began_it
             await behind.admit(admission(2))
 
 
+@pytest.mark.parametrize("holds_any", [False, True])
+async def test_a_leader_that_holds_nothing_leaves_an_emptied_store_to_those_of_a_later_one(holds_any: bool) -> None:
+    """The later one has died with the store's loss: a standby may have read what it accepted."""
+    store = MemoryStore()
+    journal = Journal(store, leader_id="older")
+    epoch = await journal.open()
+    running = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready)
+    if holds_any:
+        await journal.admit(admission(1))
+    store.clear()
+    journal.look_for_leader(epoch + 1)
+    if holds_any:
+        await until(lambda: journal.stats.num_recreated == 1)
+        await journal.close()
+        await running
+    else:
+        with pytest.raises(FencedError, match="another scheduler led in epoch"):
+            await running
+        assert await store.last_entry_id() is None
+
+
 async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_journal_was_lost() -> None:
     """The remaining entries were written by itself, or by a leader whose entries it has read."""
     store = MemoryStore()

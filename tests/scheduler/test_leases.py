@@ -45,9 +45,12 @@ def at(lease: Lease, epoch: int) -> Lease:
 
 
 def keeper_of(
-    leases: RedisLeases, epoch: Callable[[], int], on_doubt: Callable[[], None] = lambda: None, lease_ms: int = 200
+    leases: RedisLeases,
+    epoch: Callable[[], int],
+    on_other: Callable[[int], None] = lambda other: None,
+    lease_ms: int = 200,
 ) -> LeaseKeeper:
-    return LeaseKeeper(leases, OURS, lease_ms=lease_ms, epoch=epoch, on_doubt=on_doubt)
+    return LeaseKeeper(leases, OURS, lease_ms=lease_ms, epoch=epoch, on_other=on_other)
 
 
 def leases_holder(leases: RedisLeases) -> Callable[[], Awaitable[Lease | None]]:
@@ -179,12 +182,12 @@ async def test_a_keeper_renews_the_lease_through_an_outage_of_the_store(valkey: 
 
 async def test_a_keeper_that_finds_another_says_so_and_goes_on(leases: RedisLeases) -> None:
     """The journal decides who leads."""
-    doubts: list[None] = []
+    others: list[int] = []
     epoch = 1
-    keeping = asyncio.create_task(keeper_of(leases, lambda: epoch, lambda: doubts.append(None)).keep_lease())
+    keeping = asyncio.create_task(keeper_of(leases, lambda: epoch, others.append).keep_lease())
     await is_held(leases)
     await leases.hold(at(THEIRS, 2), LONG_MS)
-    await until(lambda: len(doubts) > 1)
+    await until(lambda: others[:2] == [2, 2])
     assert not keeping.done()
     epoch = 3
     await eventually(leases_holder(leases), at(OURS, 3))
