@@ -8,6 +8,7 @@ of them when the store has lost the journal. A restatement has the durable state
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
@@ -82,6 +83,8 @@ class Journal:
         self._stopped = asyncio.Event()
         self._stopped.set()
         self._is_probe_due = False
+        self._seen_id = JOURNAL_START  # the last entry when it was last looked back
+        self._looked_back_s = 0.0
         self._later_epoch = 0  # the latest of another scheduler that had the lease
         self._is_whole = True
         self._closing = False
@@ -387,9 +390,23 @@ class Journal:
         payload = entry.encode()
         while True:
             try:
+                await self._look_back()
                 return await self._writer.write(payload)
             except JournalLostError:
                 await self._rewrite_live_state()
+
+    async def _look_back(self) -> None:
+        """Check now and then that an entry of ours from a while ago is still there.
+
+        A store that was emptied, and in which another leader has begun an epoch before ours, takes our entries. Raises
+        JournalLostError, GaveUpError.
+        """
+        now_s = time.monotonic()
+        if now_s < self._looked_back_s + self._probe_every_s:
+            return
+        seen, self._seen_id, self._looked_back_s = self._seen_id, self._writer.last_id, now_s
+        if seen > self._trimmer.trimmed_to:
+            await self._writer.confirm_entry(seen)
 
     async def _rewrite_live_state(self) -> None:
         """Rewrite every live request and pin after a loss in the store, before anything new is acknowledged."""
@@ -404,6 +421,7 @@ class Journal:
                     self._needed.record_written(keys, entry_id, 0)
                     num_restated += len(keys)
                 await self._writer.write_ready()
+                self._seen_id = JOURNAL_START
                 log.warning("every live request was written into the journal again", num_restated=num_restated)
                 return
             except JournalLostError:

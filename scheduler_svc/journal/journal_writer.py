@@ -153,6 +153,13 @@ class JournalWriter:
         self._check_not_lost(last)
         self._record_answer()
 
+    async def confirm_entry(self, entry_id: EntryId) -> None:
+        """Check that the store still has this entry, which was not trimmed. Raises JournalLostError, GaveUpError."""
+        found = await self._until_answered(lambda: self._store.read_entries(entry_id, 1, is_urgent=True))
+        if not found or found[0].entry_id != entry_id:
+            log.error("the store lost acknowledged entries", acknowledged=str(entry_id))
+            raise JournalLostError(f"the store had acknowledged {entry_id}, and has it no more")
+
     async def begin_again(self, *, holds_nothing: bool = False) -> None:
         """Begin a later epoch in a store that has lost the journal or a part of it, or has a leader that knows less.
 

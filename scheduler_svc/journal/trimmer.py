@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from scheduler_svc.journal.store import EntryId, Store, StoreUnavailableError
+from scheduler_svc.journal.store import JOURNAL_START, EntryId, Store, StoreUnavailableError
 
 log = structlog.get_logger()
 
@@ -16,6 +16,7 @@ class Trimmer:
         self._store = store
         self._every = every
         self._next = every
+        self.trimmed_to = JOURNAL_START  # entries before it may be gone
         self._trimming: asyncio.Task[None] | None = None
 
     def trim_if_due(self, num_entries: int, oldest: EntryId) -> None:
@@ -23,6 +24,7 @@ class Trimmer:
         if num_entries < self._next or (self._trimming is not None and not self._trimming.done()):
             return
         self._next = num_entries + self._every
+        self.trimmed_to = oldest
         self._trimming = asyncio.create_task(self._trim(oldest))
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from scheduler_svc.journal.leases import MOST_LONGER_MS, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.leadership.seen_leaders import SeenLeaders
 
 log = structlog.get_logger()
 
@@ -24,7 +25,14 @@ class LeaseKeeper:
     """One per leader. `keep` is its one task."""
 
     def __init__(
-        self, leases: Leases, lease: Lease, *, lease_ms: int, epoch: Callable[[], int], on_other: Callable[[int], None]
+        self,
+        leases: Leases,
+        lease: Lease,
+        *,
+        lease_ms: int,
+        epoch: Callable[[], int],
+        on_other: Callable[[int], None],
+        seen_leaders: SeenLeaders,
     ) -> None:
         """`epoch` returns the epoch in which we lead; 0: none yet.
 
@@ -35,10 +43,10 @@ class LeaseKeeper:
         self._lease_ms = lease_ms
         self._epoch = epoch
         self._on_other = on_other
+        self._seen_leaders = seen_leaders
         self._longer_ms = 0
         self._is_released = self._is_late = False
         self._other: Lease | None = None  # of another holder, as last seen
-        self.has_seen_other = False  # another scheduler had the lease at some time
 
     async def keep_lease(self) -> None:
         """Take the lease, renew it, and take it again if it was lost, until cancelled."""
@@ -92,5 +100,6 @@ class LeaseKeeper:
             if self._other != other:
                 log.warning("another scheduler has the lease", epoch=lease.epoch, other=str(other))
             self._on_other(other.epoch)
-        self.has_seen_other |= other is not None
+        if other is not None:
+            self._seen_leaders.record(other)
         self._other = other

@@ -13,6 +13,7 @@ import structlog
 from scheduler_svc.journal.leases import MOST_LONGER_MS, HeldLease, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.seen_leaders import SeenLeaders
 
 log = structlog.get_logger()
 
@@ -51,7 +52,7 @@ class Standby:
         self._leader: Lease | None = None  # as last seen
         self._seen: Lease | None = None  # the last lease seen, ended or not
         self._seen_until_s = 0.0  # its end, unless it is released before
-        self.has_seen_leader = False  # another scheduler had the lease at some time
+        self.seen_leaders = SeenLeaders()
         self._could_not_look = False
         self._is_new = True  # no lease was seen, and none waited for
         # Do not take over before: at our own start, after a time without the store, or after a loss in it, the leader
@@ -81,7 +82,7 @@ class Standby:
                 held = await self._shorten(held)
             if held is not None and not is_ours:
                 self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
-                self.has_seen_leader = True
+                self.seen_leaders.record(held.lease)
             is_over = self._seen is not None and self._seen.epoch > 0 and self._seen.epoch == self._journal.ended_epoch
             if held is not None and not is_ours and self._is_forgotten():
                 log.warning("another scheduler begins to lead without what this one has read", other=str(held.lease))

@@ -25,6 +25,7 @@ from scheduler_svc.journal.store import (
 )
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
+from scheduler_svc.leadership.seen_leaders import SeenLeaders
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
@@ -87,7 +88,7 @@ class TakeOver:
         self._store_timeout_s = store_timeout_s
         self._standby = standby
         self._hot = hot
-        self._has_seen_leader = False
+        self._seen_leaders = standby.seen_leaders if standby is not None else SeenLeaders()
 
     async def lead(self) -> Leading:
         """Return once this process leads, and may serve.
@@ -118,14 +119,17 @@ class TakeOver:
             lease_ms=self._lease_ms,
             epoch=lambda: journal.stats.epoch,
             on_other=journal.look_for_leader,
+            seen_leaders=self._seen_leaders,
         )
         keeping_lease = asyncio.create_task(lease.keep_lease())
         try:
             if self._standby is None and self._store.durable:
                 await self._let_other_begin()
-            contents = await open_journal(journal, attempt.recovery, self._store, self._hot)
+            contents = await open_journal(
+                journal, attempt.recovery, self._store, self._hot, after_epoch=self._seen_leaders.latest_epoch
+            )
             if contents is not JournalContents.SETTLED and self._store.durable:
-                await self._wait_for_leader(journal, lease, is_empty=contents is JournalContents.EMPTY)
+                await self._wait_for_leader(journal, is_empty=contents is JournalContents.EMPTY)
             await journal.begin()
         except BaseException as error:
             keeping_lease.cancel()
@@ -134,8 +138,6 @@ class TakeOver:
             if isinstance(error, FencedError):
                 await lease.release()  # another process was faster
             raise
-        finally:
-            self._has_seen_leader |= lease.has_seen_other
         return Leading(attempt=attempt, epoch=journal.stats.epoch, lease=lease, keeping_lease=keeping_lease)
 
     async def _let_other_begin(self) -> None:
@@ -150,12 +152,12 @@ class TakeOver:
             held = await self._leases.read()
             if held is None or held.lease.holder == self._me.holder:
                 return
-            self._has_seen_leader = True
+            self._seen_leaders.record(held.lease)
             if await _is_ready(self._store):
                 return
             await asyncio.sleep(_LOOK_S)
 
-    async def _wait_for_leader(self, journal: Journal, lease: LeaseKeeper, *, is_empty: bool) -> None:
+    async def _wait_for_leader(self, journal: Journal, *, is_empty: bool) -> None:
         """Wait for a living leader that may know more than the journal has. Raises FencedError once one begins.
 
         One life of a lease. If the journal is empty though this process has seen another scheduler lead, a store was
@@ -166,12 +168,8 @@ class TakeOver:
         lease_s = self._lease_ms / 1000
         patience_s = 0.0
         while True:
-            has_seen_leader = (
-                self._has_seen_leader
-                or lease.has_seen_other
-                or (self._standby is not None and self._standby.has_seen_leader)
-            )
-            before_s, patience_s = patience_s, lease_s * (_RETURN_LEASES if is_empty and has_seen_leader else 1)
+            is_emptied = is_empty and self._seen_leaders.has_any
+            before_s, patience_s = patience_s, lease_s * (_RETURN_LEASES if is_emptied else 1)
             if patience_s > before_s:
                 epoch = journal.stats.epoch
                 log.info(
@@ -185,7 +183,9 @@ class TakeOver:
                 await journal.confirm_leading()
 
 
-async def open_journal(journal: Journal, recovery: Recovery, store: Store, hot: HotJournal | None) -> JournalContents:
+async def open_journal(
+    journal: Journal, recovery: Recovery, store: Store, hot: HotJournal | None, *, after_epoch: int
+) -> JournalContents:
     """Fence earlier leaders and read what they left.
 
     Args:
@@ -193,12 +193,13 @@ async def open_journal(journal: Journal, recovery: Recovery, store: Store, hot: 
         recovery: takes the requests that have not ended.
         store: the journal's.
         hot: the journal as read before, if this was a standby.
+        after_epoch: the latest epoch of another leader that is known otherwise: the store may have lost it.
 
     Raises StoreUnavailableError, JournalLostError or FencedError if the take-over fails, JournalDamagedError if an
     entry of the journal is damaged.
     """
     epoch = await journal.open(
-        after_epoch=hot.last.epoch if hot is not None else 0,
+        after_epoch=max(after_epoch, hot.last.epoch if hot is not None else 0),
         says_all_again=hot is not None and await hot.outlives_journal(),
     )
     begun = await hot.begun(epoch) if hot is not None else None

@@ -11,6 +11,7 @@ from common.arrays import unpack_int32, unpack_int64
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leader_epochs import epoch_after
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import (
@@ -367,6 +368,29 @@ async def test_a_leader_that_holds_nothing_leaves_an_emptied_store_to_those_of_a
         with pytest.raises(FencedError, match="another scheduler led in epoch"):
             await running
         assert await store.last_entry_id() is None
+
+
+async def test_a_busy_leader_finds_that_a_leader_of_an_earlier_epoch_began_in_an_emptied_store() -> None:
+    """By a clock that is behind: the store takes our entries behind that one's, and has lost those before."""
+    store = MemoryStore()
+    journal = Journal(store, leader_id="ahead", probe_every_s=0.01)
+    epoch = await journal.open(after_epoch=epoch_after(0, "ahead") + (1 << 40))
+    running = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready)
+    await journal.admit(admission(1))
+    number = 1
+    while not journal.stats.num_recreated:
+        number += 1
+        await journal.admit(admission(number))
+        await asyncio.sleep(0.001)
+        if number == 20:
+            store.clear()
+            await Journal(store, leader_id="behind").open()
+    await journal.close()
+    await running
+    entries = [entry async for entry_id, entry in read_journal(store, JOURNAL_START) if entry_id.epoch > epoch]
+    restated = {each.admission.sequence for entry in entries for each in entry.restatements}
+    assert restated | {each.sequence for entry in entries for each in entry.admissions} == set(range(1, number + 1))
 
 
 async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_journal_was_lost() -> None:

@@ -11,6 +11,7 @@ from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
+from scheduler_svc.leadership.seen_leaders import SeenLeaders
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.valkey import ValkeyProcess
@@ -50,7 +51,7 @@ def keeper_of(
     on_other: Callable[[int], None] = lambda other: None,
     lease_ms: int = 200,
 ) -> LeaseKeeper:
-    return LeaseKeeper(leases, OURS, lease_ms=lease_ms, epoch=epoch, on_other=on_other)
+    return LeaseKeeper(leases, OURS, lease_ms=lease_ms, epoch=epoch, on_other=on_other, seen_leaders=SeenLeaders())
 
 
 def leases_holder(leases: RedisLeases) -> Callable[[], Awaitable[Lease | None]]:

@@ -12,6 +12,8 @@ from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.params.request_params import num_sequences_of
 from tests.simulation.history import History
 
+_BY_TIME = (pb.REQUEST_STATE_EXPIRED, pb.REQUEST_STATE_CANCELLED)  # by a deadline, or readers that are gone
+
 
 @dataclass(slots=True)
 class Admitted:
@@ -66,6 +68,8 @@ class JournalTruth:
         for step in entry.beam_steps:
             self.by_number[step.sequence].num_beam_steps += 1
         restated = {each.admission.sequence for each in entry.restatements}
+        for number in restated & self.by_number.keys():  # by a standby that had not read of the withdrawal
+            self.by_number[number].is_withdrawn = False
         for finish in entry.finishes:
             self._finish(finish, is_repeated=finish.sequence in restated)
 
@@ -112,6 +116,8 @@ class JournalTruth:
             admitted.is_withdrawn = True
         elif admitted.state is None:
             admitted.state, admitted.ended_s = finish.state, self.history.now_s
+        elif self.has_loss and finish.state in _BY_TIME:
+            return  # the earlier end is lost, and time has passed since
         elif admitted.state != finish.state:
             self.history.violate(
                 f"P1: {admitted.request_id} ended as {pb.RequestState.Name(admitted.state)}, and then as "
