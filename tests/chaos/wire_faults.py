@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from tests.chaos.client_load import ClientLoad
@@ -84,20 +85,39 @@ async def answers_are_damaged(stage: Stage) -> Figures:
 
 
 async def _damaged(stage: Stage, direction: Direction) -> Figures:
-    """Flip one bit after another, each once the worker has been back."""
-    wires = await wired(stage)
-    load = stage.load(wires.deployment.address)
+    """Flip one bit after another, in what either worker is sent or sends, each once both workers have been back.
+
+    Either, since requests follow their cached prefixes: one of the workers may have no requests for minutes.
+    """
+    await stage.reference()
+    deployment = stage.own()
+    wires: list[Proxy] = []
+    for number in range(2):
+        listen = free_address()
+        wires.append(await stage.proxy(listen))
+        deployment.begin_worker(f"worker-{number}", "--listen", listen, "--advertise", wires[-1].address)
+    await deployment.begin_scheduler()
+    await deployment.until_driven("worker-0", "worker-1")
+    load = stage.load(deployment.address)
     await load.until_flowing()
-    for number in range(NUM_FLIPS):
-        wires.steps.flip(direction)
-        await load.until(partial(_has_flipped, wires.steps, number + 1), "a bit is flipped", FLIPS_TIMEOUT_S)
+    for _ in range(NUM_FLIPS):
+        num_before = _num_flipped(wires)
+        for wire in wires:
+            wire.flip(direction)
+        await load.until(partial(_have_flipped, wires, num_before + 1), "a bit is flipped", FLIPS_TIMEOUT_S)
+        for wire in wires:
+            wire.flip(direction, 0)
         await load.until_flowing(60)
-        await wires.deployment.until_driven("worker-0", "worker-1")
-    return await stage.figures(load, wires.deployment, bits_flipped=wires.steps.num_flipped)
+        await deployment.until_driven("worker-0", "worker-1")
+    return await stage.figures(load, deployment, bits_flipped=_num_flipped(wires))
 
 
-def _has_flipped(wire: Proxy, number: int) -> bool:
-    return wire.num_flipped >= number
+def _have_flipped(wires: Sequence[Proxy], number: int) -> bool:
+    return _num_flipped(wires) >= number
+
+
+def _num_flipped(wires: Sequence[Proxy]) -> int:
+    return sum(wire.num_flipped for wire in wires)
 
 
 async def the_worker_is_far(stage: Stage) -> Figures:
