@@ -63,8 +63,10 @@ class World:
 
     @property
     def life(self) -> SchedulerLife:
-        """The youngest scheduler."""
-        return self.lives[-1]
+        """The last that was to lead, or, once that is dead, one that began before it and leads still."""
+        last = self.lives[-1]
+        serving = [life for life in self.lives if life.serves and not life.process.is_dead]
+        return serving[-1] if serving and last.process.is_dead else last
 
     async def serve(self) -> None:
         """Run until every client is served and no work is left. Raises TimeoutError."""
@@ -189,16 +191,16 @@ class World:
             if not life.is_told_to_end:
                 self.history.violate(f"P4: {life.process.name} ended while it stood by")
             if self.life.process.is_dead and not self.standbys:
-                self.loop.outside(RESTART_S[1], self._restart_after, self.life)
-        elif life is self.life:
+                self.loop.outside(RESTART_S[1], self._restart_after, self.lives[-1])
+        elif life is self.lives[-1] or self.life.process.is_dead:
             slowest_s = RESTART_BESIDE_STANDBYS_S if self.standbys else RESTART_S[1]
-            self.loop.outside(self.random.uniform(RESTART_S[0], slowest_s), self._restart_after, life)
+            self.loop.outside(self.random.uniform(RESTART_S[0], slowest_s), self._restart_after, self.lives[-1])
 
-    def _restart_after(self, life: SchedulerLife) -> None:
-        if life is not self.life:
+    def _restart_after(self, last: SchedulerLife) -> None:
+        if last is not self.lives[-1] or not self.life.process.is_dead:
             return
         if self.standbys and self.store.has_lost_data and any(each.process.runs for each in self.standbys):
-            self.loop.outside(RESTART_BESIDE_STANDBYS_S, self._restart_after, life)  # theirs may be the only memory
+            self.loop.outside(RESTART_BESIDE_STANDBYS_S, self._restart_after, last)  # theirs may be the only memory
         elif self.options.stands_by:
             self.start_standby()
         else:
