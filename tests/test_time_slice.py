@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(KERNEL < (6, 12), reason="this kernel has no sli
 
 
 def in_thread(call: Callable[[], T]) -> T:
-    """What the call returns in a new thread, which ends with its slice."""
+    """Result of the call in a new thread, which ends with its slice."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(call()))
     thread.start()
