@@ -173,9 +173,7 @@ async def test_a_keeper_renews_the_lease_through_an_outage_of_the_store(valkey: 
         await until(lambda: any(line["event"] == "lease not renewed" for line in logs))
         valkey.start()
         await until(lambda: valkey.num_calls("EVAL") > 2)
-    held = await leases.read()
-    assert held is not None
-    assert held.lease == at(OURS, 1)
+    await eventually(leases_holder(leases), at(OURS, 1))  # it may have ended between two renewals of a slow machine
     assert not keeping.done()
     keeping.cancel()
     await leases.close()
