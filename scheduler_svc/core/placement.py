@@ -1,4 +1,5 @@
-"""Choice of the worker that takes the head of the waiting queue: most cached prefix, then most available blocks.
+"""Choice of the worker that takes the head of the waiting queue: most cached prefix unless it is much busier, then most
+available blocks.
 
 Pure functions over worker states. They are asked while the step of one worker is planned: if another worker suits
 better, the head is left to the next plan of that one.
@@ -13,6 +14,9 @@ from scheduler_svc.core.worker_state import WorkerState
 
 # A stalled worker must not block the queue: after so many plans the next best worker takes the head.
 MAX_TIMES_LEFT = 4
+# A cached block of the prefix makes up for so many more blocks in use. If only the prefix counted, requests with a
+# common one would all go to the worker that has it, and the others would have nothing to do until its memory is full.
+PREFIX_WEIGHT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +135,17 @@ def _suits_better(
     if not goes_before_swapped(other, group, limits):
         return False
     start = plan_start(other, group)
-    if start.num_prefix_blocks < num_prefix_blocks:
+    num_more = start.num_prefix_blocks - num_prefix_blocks
+    if num_more and PREFIX_WEIGHT * num_more <= _num_blocks_in_use(other) - _num_blocks_in_use(worker):
         return False
-    has_longer_prefix = start.num_prefix_blocks > num_prefix_blocks
-    if not has_longer_prefix and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
+    if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
         return False
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
-    if is_pipeline_full and not (has_longer_prefix and is_busy):
+    if is_pipeline_full and not (num_more > 0 and is_busy):
         return False
     return has_room_for(other, start) and other.num_spare_tokens() > 0
+
+
+def _num_blocks_in_use(worker: WorkerState) -> int:
+    """Number of blocks of the sequences that run there."""
+    return worker.blocks.num_used_blocks - worker.num_pinned_blocks

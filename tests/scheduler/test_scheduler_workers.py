@@ -41,6 +41,26 @@ def test_the_head_goes_to_the_worker_that_has_its_prefix() -> None:
     assert late.worker_id == "a"
 
 
+def test_requests_with_a_short_common_prefix_use_all_workers_and_with_a_long_one_the_worker_that_has_it() -> None:
+    """`a` has the prefix; of eight requests that arrive one by one, and run on, it gets most if the prefix is long."""
+    for num_shared, num_expected in ((4, range(3, 6)), (40, range(7, 9))):
+        shared = list(range(100, 100 + num_shared))
+        cluster = make_cluster({"a": 400})
+        cluster.add([*shared, 1], 1)
+        cluster.run_until_idle()
+        cluster.add_worker("b", num_blocks=400)
+        sequences = []
+        for number in range(8):
+            sequences.append(cluster.add([*shared, number + 2, *range(11)], 60))
+            for _ in range(3):
+                for worker_id in ("b", "a"):
+                    if cluster.start(worker_id) is not None:
+                        cluster.complete(worker_id)
+        on_workers = [sequence.worker_id for sequence in sequences]
+        assert None not in on_workers
+        assert on_workers.count("a") in num_expected, (num_shared, on_workers)
+
+
 def test_equal_workers_take_what_they_are_asked_for_first() -> None:
     cluster = make_cluster({"a": 10, "b": 10})
     a = cluster.add([1, 2, 3])
