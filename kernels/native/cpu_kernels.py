@@ -115,8 +115,12 @@ class CpuKernels(Protocol):
     def sampling(self) -> SamplingOperations:
         """Operations that turn logits into tokens, candidates and log-probabilities."""
 
-    def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> CpuPlan:
-        """Divide the work over threads. The plan is valid until the next plan for this window, and while `rows` exists.
+    def plan(
+        self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None, *, is_second: bool = False
+    ) -> CpuPlan:
+        """Divide the work over threads. The plan is valid while `rows` exists, and until the next plan for this window.
+
+        With `is_second`, until the next second one: a window can have two plans, for other queries of the same tokens.
 
         A query at position p sees keys p - sliding_window + 1 to p. Entries of block tables beyond a row's context,
         and slots beyond it, are never read. Rows without queries are skipped.

@@ -55,15 +55,17 @@ class NativeKernels:
         self._library = library
         self._num_threads = num_threads
         self._call = partial(call, library, num_threads)
-        self._plans: dict[int | None, NativePlan] = {}
+        self._plans: dict[tuple[int | None, bool], NativePlan] = {}  # by window, and whether it is the second one
         # By id(cache), which stays unique while the cache is kept here.
         self._memories: dict[int, tuple[LayerCache, CacheMemory, int]] = {}
 
-    def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> NativePlan:
+    def plan(
+        self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None, *, is_second: bool = False
+    ) -> NativePlan:
         """See CpuKernels.plan."""
-        plan = self._plans.get(sliding_window)
+        plan = self._plans.get((sliding_window, is_second))
         if plan is None:
-            plan = self._plans[sliding_window] = NativePlan(self._library)
+            plan = self._plans[sliding_window, is_second] = NativePlan(self._library)
         plan.rows = rows
         tables = rows.block_tables
         assert tables.dtype == rows.query_start.dtype == rows.context_lens.dtype == torch.int32

@@ -29,7 +29,9 @@ class TorchKernels:
     name = "torch"
     sampling = REFERENCES
 
-    def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> TorchPlan:
+    def plan(
+        self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None, *, is_second: bool = False
+    ) -> TorchPlan:
         """See CpuKernels.plan."""
         return TorchPlan(plan_attention(rows, _in_slots(cache.keys, cache.shape), sliding_window))
 

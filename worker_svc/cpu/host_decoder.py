@@ -7,11 +7,14 @@ given, whose blocks have the layout of the kernels. Knows no sequences and sampl
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.attention.paged_attention import RaggedRows
 from kernels.native.cpu_kernels import (
     CacheShape,
     CpuKernels,
@@ -52,12 +55,12 @@ class HostDecoder:
         self._pool: KVPool | None = None  # the pool of `_caches`
         self._caches: tuple[LayerCache, ...] = ()
         self._chosen = GreedyTokens(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
-        # If native kernels compute all layers, passes are recorded: one program for each combination of all tokens
-        # wanted or some, and greedy choice or not.
+        # If native kernels compute all layers, passes are recorded: one program for each way to compute the last layer,
+        # with greedy choice or without.
         self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
         head = decoder.head
         self._native_head = head if decoder.project_out is None and isinstance(head, PackedProduct) else None
-        self._programs: dict[tuple[bool, bool], Program] = {}
+        self._programs: dict[tuple[bool, bool, bool], Program] = {}
         self._num_moves = 0  # value of the buffers' `num_moves` when the programs were recorded
 
     @property
@@ -133,9 +136,11 @@ class HostDecoder:
         wants_all = _wants_all(batch)
         wanted = None if wants_all else batch.logit_rows
         plans = self._plan(batch)
+        last_plan = self._plan_of_wanted(batch) if wanted is not None else None
+        way = wants_all, last_plan is not None, chooses
         self.reserve(len(batch.token_ids))
         x = None if self._is_embedding_plain else self._embed(batch)
-        program = self._programs.get((wants_all, chooses))
+        program = self._programs.get(way)
         self.before_pass()
         if program is not None:
             program.run(batch.token_ids, batch.positions, batch.slot_mapping, wanted, batch.max_context_len)
@@ -143,11 +148,11 @@ class HostDecoder:
         if self._native is not None and len(batch.logit_rows):  # without rows there are no addresses to record
             program = self._native.new_program()
         with nullcontext() if program is None else recording(program):
-            hidden = self._layers_of(x, batch, plans, wanted)
+            hidden = self._layers_of(x, batch, plans, wanted, last_plan)
             if chooses:
                 self._choose(hidden)
         if program is not None:  # only now: an exception would leave half a program
-            self._programs[wants_all, chooses] = program
+            self._programs[way] = program
         return hidden
 
     def _choose(self, hidden: Tensor) -> None:
@@ -158,11 +163,17 @@ class HostDecoder:
             self._kernels.greedy(self.logits(hidden), chosen)
 
     def _layers_of(
-        self, x: Tensor | None, batch: ForwardBatch, plans: dict[int | None, CpuPlan], wanted: Tensor | None
+        self,
+        x: Tensor | None,
+        batch: ForwardBatch,
+        plans: dict[int | None, CpuPlan],
+        wanted: Tensor | None,
+        last_plan: CpuPlan | None,
     ) -> Tensor:
         """Compute all layers, kernel by kernel.
 
         x: [T, hidden_size], embedded, or None to embed here; wanted: tokens whose results are wanted, or None for all
+        last_plan: of the wanted queries alone, for the last layer; None: it attends for all
         """
         x = self._embed(batch) if x is None else x
         residual = None
@@ -174,6 +185,7 @@ class HostDecoder:
                 batch.positions,
                 batch.slot_mapping,
                 wanted if index == last else None,
+                last_plan if index == last else None,
             )
             step = self._norm_before if layer.norm_place is NormPlace.BEFORE else self._norm_after
             x, residual = step(layer, self._layers[index], x, residual, tokens)
@@ -209,6 +221,16 @@ class HostDecoder:
         return {
             window: self._kernels.plan(rows, any_layer, window) for window in dict.fromkeys(self.config.sliding_windows)
         }
+
+    def _plan_of_wanted(self, batch: ForwardBatch) -> CpuPlan | None:
+        """Plan of the wanted queries in the last layer, or None if they cannot be attended by themselves.
+
+        Native kernels compute a query with the same bits whatever others are beside it.
+        """
+        rows = None if self._native is None else _last_queries(batch)
+        if rows is None:
+            return None
+        return self._kernels.plan(rows, self._caches[0], self.config.sliding_windows[-1], is_second=True)
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         weights, num_tokens = self._weights, len(batch.token_ids)
@@ -254,9 +276,12 @@ class HostDecoder:
         kernels.rotate_and_write(
             qkv, self._rotary, tokens.positions, tokens.slot_mapping, tokens.cache, rules.head_norms
         )
-        out = self._buffers.of("attended", num_tokens, config.query_size)
-        kernels.attend(qkv[:, : config.query_size], tokens.cache, tokens.plan, config.attention_scale, out)
-        if tokens.wanted is not None:
+        queries, plan = qkv[:, : config.query_size], tokens.plan
+        if tokens.wanted is not None and tokens.wanted_plan is not None:
+            queries, plan = self._gather(queries, tokens.wanted, "wanted_queries"), tokens.wanted_plan
+        out = self._buffers.of("attended", len(queries), config.query_size)
+        kernels.attend(queries, tokens.cache, plan, config.attention_scale, out)
+        if tokens.wanted is not None and tokens.wanted_plan is None:
             out = self._gather(out, tokens.wanted, "wanted_attended")
         return attention.out(out, self._buffers.of("attention_out", len(out), config.hidden_size))
 
@@ -292,6 +317,7 @@ class _LayerTokens(NamedTuple):
     positions: Tensor
     slot_mapping: Tensor
     wanted: Tensor | None  # tokens to compute after attention; None: all
+    wanted_plan: CpuPlan | None  # of their queries alone; None: all are attended
 
 
 def _is_native(decoder: Decoder) -> bool:
@@ -310,6 +336,18 @@ def _is_native(decoder: Decoder) -> bool:
 def _wants_all(batch: ForwardBatch) -> bool:
     num_tokens = len(batch.token_ids)
     return len(batch.logit_rows) == num_tokens and batch.logit_rows.tolist() == list(range(num_tokens))
+
+
+def _last_queries(batch: ForwardBatch) -> RaggedRows | None:
+    """Rows with their last queries alone, if these are the wanted tokens, in order; else None."""
+    ends, wanted = batch.query_start.numpy()[1:], batch.logit_rows.numpy()
+    rows = np.searchsorted(ends, wanted, side="right")
+    if np.count_nonzero(ends[rows] - 1 != wanted) or np.count_nonzero(rows[1:] <= rows[:-1]):
+        return None
+    query_start = np.zeros(len(ends) + 1, dtype=np.int32)
+    query_start[rows + 1] = 1
+    np.cumsum(query_start, out=query_start)
+    return replace(batch.rows, query_start=torch.from_numpy(query_start), max_query_len=1)
 
 
 def _rotary_table(decoder: Decoder) -> Tensor | None:

@@ -22,7 +22,7 @@ def step_buffer_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: in
             config.query_size + 2 * config.kv_size,  # qkv
             config.query_size,  # attended
             (3 if config.gated_mlp else 1) * inner,  # gate_up and inner
-            hidden + config.query_size,  # of wanted tokens: residual and attended
+            hidden + 2 * config.query_size,  # of wanted tokens: residual, queries and attended
         )
     )
     logits = config.vocab_size * (dtype.itemsize + _COPIES_OF_LOGITS * torch.float32.itemsize)
