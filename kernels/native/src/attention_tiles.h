@@ -12,7 +12,7 @@ namespace quire {
 
 constexpr int TILE_GROUPS = 4;
 constexpr int TILE = TILE_GROUPS * GROUP;  // keys that are scored before their softmax
-constexpr int MAX_SUM_ROWS = 4;            // rows whose sums are in registers together
+constexpr int MAX_SUM_ROWS = NUM_SUMS / 4;  // rows whose sums are in registers together
 
 // Multiplication of words of storage S by a row's factors, FACTORS numbers for each word.
 template <class S>

@@ -28,7 +28,9 @@ QUIRE_INLINE void in_chunks(int num_rows, F f) {
       case 1: f(std::integral_constant<int, 1>(), first); break;
       case 2: f(std::integral_constant<int, 2>(), first); break;
       case 3: f(std::integral_constant<int, 3>(), first); break;
-      default: f(std::integral_constant<int, 4>(), first);
+      case 4: f(std::integral_constant<int, 4>(), first); break;
+      case 5: f(std::integral_constant<int, 5>(), first); break;
+      default: f(std::integral_constant<int, 6>(), first);
     }
   }
 }
@@ -146,17 +148,18 @@ class UnitAttention {
         return;
       }
 #endif
+    // Some rows after the others, so that the tile, and the scores of these rows, stay in the first cache.
     in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
       row += first_row;
       score_tile<P, rows()>(keys, next_keys, num_groups, word_stride, static_cast<int>(dims_ / P::STEP),
                             queries_ + row * query_factors(), query_factors(), scores_ + row * TILE);
+      weigh_rows(row, rows(), key, first, last);
+      if constexpr (P::STEP == 2)
+        if (first % 2) weigh_half<rows()>(row, values, first / 2, 0xffff0000u);
+      weigh<rows()>(row, values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
+      if constexpr (P::STEP == 2)
+        if (last % 2) weigh_half<rows()>(row, values, last / 2, 0x0000ffffu);
     });
-    weigh_scores(first_row, key, first, last);
-    if constexpr (P::STEP == 2)
-      if (first % 2) weigh_half(first_row, values, first / 2, 0xffff0000u);
-    weigh(first_row, values, next_values, (first + P::STEP - 1) / P::STEP, last / P::STEP);
-    if constexpr (P::STEP == 2)
-      if (last % 2) weigh_half(first_row, values, last / 2, 0x0000ffffu);
   }
 
   // A group that must not be read is replaced by a readable one, whose results are not used.
@@ -219,12 +222,7 @@ class UnitAttention {
     }
   }
 
-  // Scores of one key-value head's rows into weights. As many rows together as a vector has lanes.
-  void weigh_scores(int first_row, int key, int first, int last) {
-    for (int row = 0; row < rows_per_kv_head_; row += LANES)
-      weigh_rows(first_row + row, std::min(LANES, rows_per_kv_head_ - row), key, first, last);
-  }
-
+  // Scores of some rows into weights, at most LANES.
   void weigh_rows(int first_row, int num_rows, int key, int first, int last) {
     Seen seen[LANES];
     float greatest[LANES], factors[LANES];
@@ -250,31 +248,33 @@ class UnitAttention {
     }
   }
 
-  void weigh(int first_row, const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
+  template <int ROWS>
+  void weigh(int row, const Word* const* values, const Word* const* ahead, int first_word, int last_word) {
     if (first_word >= last_word) return;
-    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
-      row += first_row;
-      weigh_tile<P, rows()>(values, ahead, first_word, last_word, dims_, weights_ + row * weight_factors(),
-                            weight_factors(), results_ + row * dims_);
-    });
+    weigh_tile<P, ROWS>(values, ahead, first_word, last_word, dims_, weights_ + row * weight_factors(),
+                        weight_factors(), results_ + row * dims_);
   }
 
   // A pair of tokens of which one must not be read: its half is cleared first.
-  void weigh_half(int first_row, const Word* const* values, int word, uint32_t mask) {
+  template <int ROWS>
+  void weigh_half(int row, const Word* const* values, int word, uint32_t mask) {
     constexpr int GROUP_WORDS = GROUP / P::STEP;
     const Word* from = values[word / GROUP_WORDS] + word % GROUP_WORDS * dims_;
     uint32_t* cleared = reinterpret_cast<uint32_t*>(gathered_);
     for (int64_t d = 0; d < dims_; ++d) cleared[d] = bits_as<uint32_t>(from[d]) & mask;
     const Word* cleared_values[TILE_GROUPS];
     for (const Word*& group : cleared_values) group = reinterpret_cast<const Word*>(gathered_);
-    in_chunks(rows_per_kv_head_, [&](auto rows, int row) {
-      row += first_row;
-      weigh_tile<P, rows()>(cleared_values, cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
-                            weight_factors(), results_ + row * dims_);
-    });
+    weigh_tile<P, ROWS>(cleared_values, cleared_values, 0, 1, dims_, weights_ + row * weight_factors() + word * ROW_FACTORS,
+                        weight_factors(), results_ + row * dims_);
   }
 
 #if QUIRE_TILES
+  // Scores of one key-value head's rows into weights.
+  void weigh_scores(int first_row, int key, int first, int last) {
+    for (int row = 0; row < rows_per_kv_head_; row += LANES)
+      weigh_rows(first_row + row, std::min(LANES, rows_per_kv_head_ - row), key, first, last);
+  }
+
   // As score_tile. Tiles 0 and 1 are scores, 2 and 3 queries of up to 16 rows each, 4 is 32 dimensions of 16 keys.
   void score_by_tiles(int first_row, const Word* const* keys, const Word* const* ahead, int first_group,
                       int num_groups) {
