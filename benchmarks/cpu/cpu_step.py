@@ -78,9 +78,11 @@ class TimedKernels:
         self._kernels, self._clock = kernels, clock
         self.name, self.sampling = kernels.name, kernels.sampling
 
-    def plan(self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None) -> CpuPlan:
+    def plan(
+        self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None, *, is_second: bool = False
+    ) -> CpuPlan:
         with self._clock.part("attention"):
-            return self._kernels.plan(rows, cache, sliding_window)
+            return self._kernels.plan(rows, cache, sliding_window, is_second=is_second)
 
     def attend(self, query: Tensor, cache: LayerCache, plan: CpuPlan, scale: float, out: Tensor) -> None:
         with self._clock.part("attention"):
