@@ -94,19 +94,28 @@ async def _run(world: World, inflicting: Inflicting) -> None:
     inflicting.begin()
     await world.serve()
     inflicting.end()
-    await until(world.is_quiet, 0.5)
-    life = world.life
-    # A pin whose worker went may be on its way again: that is no request, and nobody waits for it.
-    num_samplings = sum(each is not SAMPLING for each in life.engine.sampling_of.values())
-    for fault in faults_of_rest(life.engine.scheduler, num_samplings):
-        world.history.violate(fault)
-    await life.process.spawn(_audit(world, life))
+    await _take_stock(world)
     if not world.store.has_lost_data:
         world.start_scheduler()
         await until(lambda: world.life.serves, 0.01)
         if world.life.recovery.num_waiting:
             world.history.violate(f"P1: {world.life.recovery.num_waiting} requests that have ended are recovered again")
         await world.life.process.spawn(_audit(world, world.life))
+
+
+async def _take_stock(world: World) -> None:
+    """Audit the scheduler that leads. It may find meanwhile that it leads no more; then the next one is audited."""
+    while True:
+        await until(world.is_quiet, 0.5)
+        life = world.life
+        # A pin whose worker went may be on its way again: that is no request, and nobody waits for it.
+        num_samplings = sum(each is not SAMPLING for each in life.engine.sampling_of.values())
+        for fault in faults_of_rest(life.engine.scheduler, num_samplings):
+            world.history.violate(fault)
+        audit = life.process.spawn(_audit(world, life))
+        await until(lambda audit=audit, life=life: audit.done() or life.process.is_dead, 0.01)  # type: ignore[misc]
+        if audit.done():
+            return await audit
 
 
 async def _answered(life: SchedulerLife, request_id: str) -> pb.GetRequestResponse:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.simulation.campaign import num_cores, outcomes, told
+from tests.simulation.run import run_seed
 
 NUM_SEEDS = 500
 NUM_COMPARED = 20
@@ -27,3 +28,8 @@ def test_a_store_that_breaks_its_word_is_found_out() -> None:
     """The store acknowledges one entry in ten without keeping it."""
     found = [each for each in outcomes(range(10), 1, forgets=0.1) if each.violations]
     assert len(found) > 5
+
+
+def test_stock_is_taken_again_if_the_scheduler_finds_meanwhile_that_it_leads_no_more() -> None:
+    outcome = run_seed(503091)  # the leader dies, and the one before it is asked: it is refused at the store, and ends
+    assert not outcome.violations
