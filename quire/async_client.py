@@ -32,13 +32,12 @@ from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 from quire.wire_requests import (
     chat_to_pb,
-    list_prefixes_to_pb,
+    encode,
     list_requests_to_pb,
     pause_to_pb,
     pin_to_pb,
     request_to_pb,
     tokenize_to_pb,
-    unpin_to_pb,
 )
 from quire.wire_results import model_from_pb, prefix_from_pb, record_from_pb, request_page_from_pb, state_from_pb
 from quire.wire_stats import stats_from_pb
@@ -85,17 +84,17 @@ class AsyncClient:
 
         A single position is for the first sample; a list has one for each sample. Missing ones are 0.
         """
-        positions = [from_position] if isinstance(from_position, int) else list(from_position)
-        if min(positions, default=0) < 0:
-            raise ValueError(f"from_position is {from_position}: give 0 or more")
-        request = OpenRequest(request_id, from_positions=positions, buffer_tokens=self._options.buffer_tokens)
+        positions = [from_position] if isinstance(from_position, int) else from_position
+        wanted = encode(pb.Attach, request_id=request_id, from_positions=positions)
+        first = list(wanted.from_positions)
+        request = OpenRequest(request_id, from_positions=first, buffer_tokens=self._options.buffer_tokens)
         entry = Entry(request=request, submission=None, deadline_s=None, holds_when_behind=True)
         return self._open(entry, cancels_on_close=False)
 
     async def cancel(self, request_id: str) -> RequestState:
         """Cancels a request and returns its state; one that has ended stays as it is."""
         connection = self._connect()
-        answer = await connection.call(connection.inference.Cancel, pb.CancelRequest(request_id=request_id))
+        answer = await connection.call(connection.inference.Cancel, encode(pb.CancelRequest, request_id=request_id))
         return state_from_pb(answer.state)
 
     async def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
@@ -116,13 +115,13 @@ class AsyncClient:
     async def resume(self, request_id: str) -> RequestState:
         """Continues a paused request exactly where it was, in the order of its arrival. Raises as `pause`."""
         connection = self._connect()
-        answer = await connection.call(connection.inference.Resume, pb.ResumeRequest(request_id=request_id))
+        answer = await connection.call(connection.inference.Resume, encode(pb.ResumeRequest, request_id=request_id))
         return state_from_pb(answer.state)
 
     async def get(self, request_id: str) -> RequestRecord:
         """State and output so far of a request, also after its end until its record expires."""
         connection = self._connect()
-        request = pb.GetRequestRequest(request_id=request_id)
+        request = encode(pb.GetRequestRequest, request_id=request_id)
         return record_from_pb(await connection.call(connection.inference.GetRequest, request))
 
     async def list_requests(
@@ -154,7 +153,7 @@ class AsyncClient:
     async def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
         """The text of token ids."""
         connection = self._connect()
-        request = pb.DetokenizeRequest(token_ids=token_ids, keep_special_tokens=keep_special_tokens)
+        request = encode(pb.DetokenizeRequest, token_ids=token_ids, keep_special_tokens=keep_special_tokens)
         answer = await connection.call(connection.inference.Detokenize, request)
         return answer.text
 
@@ -184,12 +183,12 @@ class AsyncClient:
     async def unpin_prefix(self, name: str, *, tenant: str | None = None) -> None:
         """Lets a prefix be evicted again. Raises NotFoundError if the tenant has no such pin."""
         connection = self._connect()
-        await connection.call(connection.inference.UnpinPrefix, unpin_to_pb(name, tenant))
+        await connection.call(connection.inference.UnpinPrefix, encode(pb.UnpinPrefixRequest, name=name, tenant=tenant))
 
     async def list_prefixes(self, *, tenant: str | None = None) -> tuple[PinnedPrefix, ...]:
         """The pinned prefixes of one tenant, by name."""
         connection = self._connect()
-        answer = await connection.call(connection.inference.ListPrefixes, list_prefixes_to_pb(tenant))
+        answer = await connection.call(connection.inference.ListPrefixes, encode(pb.ListPrefixesRequest, tenant=tenant))
         return tuple(prefix_from_pb(each) for each in answer.prefixes)
 
     async def model(self) -> Model:
@@ -209,7 +208,7 @@ class AsyncClient:
         again after a restart. Raises NotFoundError if no such worker is registered.
         """
         connection = self._connect()
-        request = cluster_pb2.DrainWorkerRequest(worker_id=worker_id, undo=undo)
+        request = encode(cluster_pb2.DrainWorkerRequest, worker_id=worker_id, undo=undo)
         return (await connection.call(connection.cluster.DrainWorker, request)).num_running
 
     async def health(self, service: str = INFERENCE_SERVICE) -> Health:

@@ -9,7 +9,7 @@ from quire.errors import InvalidRequestError
 
 _GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam)\.)?")
 _PROMPTS = re.compile(r"^(text|token_ids\.ids|chat\.messages|chat|prompt|prefix)(?=\[|\.|$)")
-_KEYWORDS = {"timeout_ms": "timeout_s"}  # fields whose keyword has another name
+_KEYWORDS = {"timeout_ms": "timeout_s", "from_positions": "from_position"}  # fields whose keyword has another name
 
 
 def keyword_of(path: str, prompt: str | None = None) -> str:

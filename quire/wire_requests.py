@@ -3,17 +3,19 @@
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from quire.errors import FieldViolation, InvalidRequestError
+from quire.field_kinds import why_not
 from quire.keywords import keyword_of
 from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, PauseKeep, RequestParams
 from quire.request_list import LiveState
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import inference_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 _ON_DISCONNECT = {
     OnDisconnect.CANCEL: pb.ON_DISCONNECT_CANCEL,
@@ -26,13 +28,15 @@ _PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {
 _LIVE_STATES: dict[LiveState, pb.LiveState.ValueType] = {
     each: pb.LiveState.Value(f"LIVE_STATE_{each.name}") for each in LiveState
 }
-_INTEGERS = {
-    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
-}  # what a field of the kind can hold
 _FRAME_BYTES = 1024  # room for the fields around a request in its message
+
+
+def encode(kind: type[M], **values: Any) -> M:
+    """Encodes a request of scalars and lists, by the names of its fields; None leaves a field absent."""
+    message = kind()
+    for name, value in values.items():
+        _set(message, "", name, value)
+    return message
 
 
 def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: RequestParams) -> pb.GenerateRequest:
@@ -96,26 +100,11 @@ def pin_to_pb(
     return message
 
 
-def unpin_to_pb(name: str, tenant: str | None) -> pb.UnpinPrefixRequest:
-    """Encodes the name of a pin to remove."""
-    message = pb.UnpinPrefixRequest()
-    _set(message, "", "name", name)
-    _set(message, "", "tenant", tenant)
-    return message
-
-
 def pause_to_pb(request_id: str, keep: PauseKeep) -> pb.PauseRequest:
     """Encodes the pause of a request. Raises ValueError for an unknown `keep`."""
     if keep not in _PAUSE_KEEP:
         raise ValueError(f"keep is {keep!r}: give one of {', '.join(map(repr, _PAUSE_KEEP))}")
-    return pb.PauseRequest(request_id=request_id, keep=_PAUSE_KEEP[keep])
-
-
-def list_prefixes_to_pb(tenant: str | None) -> pb.ListPrefixesRequest:
-    """Encodes the tenant whose pins to list."""
-    message = pb.ListPrefixesRequest()
-    _set(message, "", "tenant", tenant)
-    return message
+    return encode(pb.PauseRequest, request_id=request_id, keep=_PAUSE_KEEP[keep])
 
 
 def list_requests_to_pb(
@@ -125,10 +114,7 @@ def list_requests_to_pb(
     page_token: str | None,
 ) -> pb.ListRequestsRequest:
     """Encodes the filter of a listing of requests. Raises ValueError for an unknown state."""
-    message = pb.ListRequestsRequest()
-    _set(message, "", "tenant", tenant)
-    _set(message, "", "page_size", page_size)
-    _set(message, "", "page_token", page_token)
+    message = encode(pb.ListRequestsRequest, tenant=tenant, page_size=page_size, page_token=page_token)
     wanted = [] if state is None else [state] if isinstance(state, (str, LiveState)) else list(state)
     for each in wanted:
         try:
@@ -200,20 +186,8 @@ def _set(message: Message, path: str, name: str, value: Any) -> None:
             getattr(message, name).extend(value)
         else:
             setattr(message, name, value)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _invalid(path + name, _why_not(message, name, value, error)) from error
-
-
-def _why_not(message: Message, name: str, value: Any, error: Exception) -> str:
-    """Description of a value that its field does not take, and of the values that it takes."""
-    if isinstance(error, UnicodeError):
-        return "has characters that UTF-8 cannot encode, as text read with a wrong encoding has: give valid text"
-    field = message.DESCRIPTOR.fields_by_name.get(name)
-    bounds = _INTEGERS.get(field.cpp_type) if field is not None else None
-    if bounds is not None and isinstance(value, int):
-        low, high = bounds
-        return f"is {value}: give " + (f"at most {high:,}" if value > high else f"at least {low:,}")
-    return f"cannot be {repr(value)[:80]}: {error}"
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _invalid(path + name, why_not(message.DESCRIPTOR.fields_by_name[name], value, error)) from error
 
 
 def _check_size(message: Message, field: str) -> None:
@@ -231,6 +205,8 @@ def _on_disconnect(given: OnDisconnect | str) -> pb.OnDisconnect.ValueType:
 
 
 def _milliseconds(seconds: float) -> int:
+    if not isinstance(seconds, (int, float)):
+        raise _invalid("timeout_ms", f"cannot be {seconds!r:.80}: give a number of seconds")
     if not 0 < seconds < 1e9:
         raise _invalid("timeout_ms", f"is {seconds:g}: give more than 0 and less than 1e9 seconds")
     return max(1, round(seconds * 1000))
