@@ -17,6 +17,9 @@ MAX_TIMES_LEFT = 4
 # A cached block of the prefix makes up for so many more blocks in use. If only the prefix counted, requests with a
 # common one would all go to the worker that has it, and the others would have nothing to do until its memory is full.
 PREFIX_WEIGHT = 8
+# A worker with a full pipeline is waited for if it has so many times fewer blocks in use, the group's own included. If
+# the next worker to plan always took the head, some would have nothing to do while others have most of the requests.
+FAR_LESS_BUSY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,8 @@ def claim_start(
     """Return the start with which `worker`, which has tokens to spare, may take the group now.
 
     None: it has no room, or another worker suits better. `is_busy`: its plan has rows already, so it plans again
-    soon and can leave the group to a worker whose pipeline is full at the moment.
+    soon and can leave the group to a worker whose pipeline is full at the moment, if that has more of its prefix or far
+    less to do.
     """
     if not has_free_slots(worker, group, limits) or not can_ever_hold(worker, group, limits):
         return None
@@ -141,9 +145,14 @@ def _suits_better(
     if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
         return False
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
-    if is_pipeline_full and not (num_more > 0 and is_busy):
+    if is_pipeline_full and not (is_busy and (num_more > 0 or _is_far_less_busy(other, worker, start))):
         return False
     return has_room_for(other, start) and other.num_spare_tokens() > 0
+
+
+def _is_far_less_busy(other: WorkerState, worker: WorkerState, start: GroupStart) -> bool:
+    """True if `other` would be so also with the group; `start` is the one there."""
+    return FAR_LESS_BUSY * (_num_blocks_in_use(other) + start.num_new_blocks) <= _num_blocks_in_use(worker)
 
 
 def _num_blocks_in_use(worker: WorkerState) -> int:

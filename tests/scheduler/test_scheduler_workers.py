@@ -145,6 +145,36 @@ def test_a_busy_worker_leaves_the_head_to_the_one_with_its_prefix_though_its_pip
     cluster.assert_outputs_are_unconstrained()
 
 
+@pytest.mark.parametrize(("num_of_other", "num_taken"), [(1, 4), (2, 6)])
+def test_a_busy_worker_takes_no_more_than_twice_what_one_with_a_full_pipeline_would_have(
+    num_of_other: int, num_taken: int
+) -> None:
+    cluster = make_cluster({"other": 40})
+    for i in range(num_of_other):
+        cluster.add([90 + i], 20)
+    cluster.start("other")  # and its only step is in flight
+    cluster.add_worker("busy", num_blocks=40)
+    sequences = [cluster.add([10 + i], 20) for i in range(7)]  # one block each
+    cluster.start("busy")
+    assert [s.worker_id for s in sequences] == ["busy"] * num_taken + [None] * (7 - num_taken)
+    cluster.complete("other")
+    cluster.start("other")
+    assert sequences[num_taken].worker_id == "other"
+
+
+def test_one_with_a_full_pipeline_that_stands_still_is_not_waited_for_for_ever() -> None:
+    cluster = make_cluster({"other": 40})
+    cluster.add([90], 20)
+    cluster.start("other")
+    cluster.add_worker("busy", num_blocks=40)
+    sequences = [cluster.add([10 + i], 20) for i in range(5)]
+    for _ in range(MAX_TIMES_LEFT):
+        cluster.step("busy")
+        assert sequences[4].worker_id is None
+    cluster.step("busy")
+    assert sequences[4].worker_id == "busy"
+
+
 def test_a_slow_worker_holds_up_nobody() -> None:
     cluster = make_cluster({"slow": 100, "quick": 40}, depth=2)
     sequences = [cluster.add([i + 1, 2, 3], 4) for i in range(8)]
