@@ -13,7 +13,6 @@ import quire
 from tests.compose.engine import SmokeError
 from tests.equality import EqualityReport, assert_equal_greedy
 
-NUM_TOKENS = 160
 PROMPTS = (
     "Once upon a time",
     "One day, a little girl",
@@ -24,6 +23,8 @@ PROMPTS = (
     "A boy and his sister",
     "After lunch",
 )
+# Each output has a length of its own: requests of a worker that end all at once would leave it idle when it is killed.
+NUM_TOKENS = tuple(range(160, 160 + 16 * len(PROMPTS), 16))
 _POLL_S = 0.1
 
 
@@ -69,16 +70,16 @@ class Load:
         )
 
 
-async def generate(client: quire.AsyncClient, prompt: str, salt: str) -> quire.Completion:
-    """One greedy request. A salt of its own keeps it from being drawn to where its prefix is cached."""
+async def generate(client: quire.AsyncClient, index: int, salt: str) -> quire.Completion:
+    """One greedy request of a prompt. A salt of its own keeps it from being drawn to where its prefix is cached."""
     return await client.generate(
-        prompt, max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=2, cache_salt=salt
+        PROMPTS[index], max_tokens=NUM_TOKENS[index], temperature=0, ignore_eos=True, logprobs=2, cache_salt=salt
     )
 
 
 async def run_reference(client: quire.AsyncClient) -> Reference:
     """Complete all prompts at once."""
-    done = await asyncio.gather(*(generate(client, prompt, "reference") for prompt in PROMPTS))
+    done = await asyncio.gather(*(generate(client, index, "reference") for index in range(len(PROMPTS))))
     return Reference(
         [each.token_ids for each in done],
         [[_margin(logprobs) for logprobs in each.logprobs] for each in done],
@@ -94,7 +95,7 @@ async def running_load(client: quire.AsyncClient) -> AsyncIterator[Load]:
     async def repeat(index: int) -> None:
         while not ending.is_set():
             salt = f"load {len(load.outputs[index])}"
-            await load.add(index, (await generate(client, PROMPTS[index], salt)).token_ids)
+            await load.add(index, (await generate(client, index, salt)).token_ids)
 
     async with asyncio.TaskGroup() as tasks:
         for index in range(len(PROMPTS)):
