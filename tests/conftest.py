@@ -7,10 +7,10 @@ import signal
 
 import structlog
 
-from tests.time_limit import pytest_collection_modifyitems, pytest_timeout_set_timer
+from tests.time_limit import pytest_collection_modifyitems, pytest_runtest_teardown, pytest_timeout_set_timer
 from tests.valkey import valkey
 
-__all__ = ["pytest_collection_modifyitems", "pytest_timeout_set_timer", "valkey"]
+__all__ = ["pytest_collection_modifyitems", "pytest_runtest_teardown", "pytest_timeout_set_timer", "valkey"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, whose processes are right to ignore it

@@ -61,6 +61,34 @@ def test_a_test_that_exceeds_its_time_fails_alone(tmp_path: Path, statement: str
     assert "Timeout (>1.0s)" in ended.stdout
 
 
+STUCK = """
+import threading, time
+import pytest
+
+@pytest.fixture
+def stuck():
+    lock = threading.Lock()
+    lock.acquire()
+    yield
+    lock.acquire()
+
+def test_first(stuck) -> None:
+    {statement}
+
+def test_second() -> None:
+    pass
+"""
+
+
+@pytest.mark.parametrize("statement", ["time.sleep(600)", "raise AssertionError", "pass"])
+def test_clearing_away_that_waits_for_ever_ends_too(tmp_path: Path, statement: str) -> None:
+    (tmp_path / "test_both.py").write_text(STUCK.format(statement=statement))
+    ended = run_pytest(tmp_path, "--timeout", "1")
+    failed = "" if statement == "pass" else "1 failed, "
+    passed = 2 if statement == "pass" else 1
+    assert f"{failed}{passed} passed, 1 error" in ended.stdout, ended.stdout + ended.stderr
+
+
 def test_each_test_has_the_time_that_its_limit_means_on_this_machine(request: pytest.FixtureRequest) -> None:
     everyones_s = float(request.config.getoption("timeout") or request.config.getini("timeout"))
     marker = request.node.get_closest_marker("timeout")

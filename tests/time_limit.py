@@ -1,7 +1,8 @@
 """Pytest hooks of the tests' time limits: as long as the machine needs, and told again to a test that goes on.
 
 The plug-in raises once, by a signal, wherever the test is. That may be inside a task of the service under test, which
-takes any error for its own and goes on; so the signal comes again, with time for a test that ends to clear away.
+takes any error for its own and goes on; so the signal comes again, with time for a test that ends to clear away. It
+ends its timer with a test that fails; what is cleared away after that has a timer of its own.
 """
 
 import signal
@@ -33,3 +34,23 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
     if settings.method == "signal":
         signal.setitimer(signal.ITIMER_REAL, settings.timeout, min(settings.timeout, AGAIN_AFTER_S))
     return is_set
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Ends clearing away that waits for ever, such as for a thread of the service that a failed test has broken."""
+    marker = item.get_closest_marker("timeout")
+    if marker is None or not marker.args[0] or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _fail_to_clear_away)
+    signal.setitimer(signal.ITIMER_REAL, marker.args[0], min(marker.args[0], AGAIN_AFTER_S))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _fail_to_clear_away(*_: object) -> None:
+    pytest.fail("what the test used could not be cleared away in time")

@@ -89,6 +89,9 @@ class _Logger:
     def error(self, event: str, **fields: Any) -> None:
         _say("ERROR ", event, fields)
 
+    def critical(self, event: str, **fields: Any) -> None:
+        _say("CRITICAL ", event, fields)
+
     def exception(self, event: str, **fields: Any) -> None:
         if _Sink.history is not None:
             _Sink.history.violate(f"the scheduler caught an exception: {event} {fields}: {_innermost()}")

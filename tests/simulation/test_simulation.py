@@ -3,7 +3,6 @@
 import pytest
 
 from tests.simulation.campaign import num_cores, outcomes, told
-from tests.simulation.run import run_seed
 
 NUM_SEEDS = 500
 NUM_COMPARED = 20
@@ -31,5 +30,6 @@ def test_a_store_that_breaks_its_word_is_found_out() -> None:
 
 
 def test_stock_is_taken_again_if_the_scheduler_finds_meanwhile_that_it_leads_no_more() -> None:
-    outcome = run_seed(503091)  # the leader dies, and the one before it is asked: it is refused at the store, and ends
+    # The leader dies, and the one before it is asked: it is refused at the store, and ends.
+    (outcome,) = outcomes([503091], 1)
     assert not outcome.violations
