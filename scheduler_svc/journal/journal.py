@@ -69,10 +69,12 @@ class Journal:
         """
         self._store = store
         self._leader_id = leader_id
-        self._writer = JournalWriter(store, leader_id, late_s=late_s, unready_s=unready_s)
         self._max_entry_bytes = max_entry_bytes
         self._trimmer = Trimmer(store, trim_every)
         self._needed = NeededEntries(restate_entries=restate_entries, restate_bytes=restate_bytes)
+        self._writer = JournalWriter(
+            store, leader_id, late_s=late_s, unready_s=unready_s, oldest_needed=lambda: self._needed.oldest
+        )
         self._probe_every_s = probe_every_s
         self._close_timeout_s = close_timeout_s
         self._pending: deque[PendingEntry] = deque()

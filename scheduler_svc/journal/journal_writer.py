@@ -50,8 +50,24 @@ class JournalWriter:
     the store knows, and contains the time and the leader. No new entry is sent while the last one may not have arrived.
     """
 
-    def __init__(self, store: Store, leader_id: str, *, late_s: float, unready_s: float = UNREADY_S) -> None:
-        """`unready_s`: time for a later leader to become ready, before this one goes on."""
+    def __init__(
+        self,
+        store: Store,
+        leader_id: str,
+        *,
+        late_s: float,
+        unready_s: float = UNREADY_S,
+        oldest_needed: Callable[[], EntryId | None] = lambda: None,
+    ) -> None:
+        """Take a store that is open.
+
+        Args:
+            store: where entries go.
+            leader_id: names this process in the journal.
+            late_s: time without an answer after which the store is in trouble.
+            unready_s: time for a later leader to become ready, before this one goes on.
+            oldest_needed: returns the first entry that the store must still have; None if it need not have any.
+        """
         self.epoch = 0
         self.last_id = JOURNAL_START  # acknowledged
         self.num_entries = 0  # acknowledged
@@ -63,6 +79,7 @@ class JournalWriter:
         self._store = store
         self._leader_id = leader_id
         self._unready_s = unready_s
+        self._oldest_needed = oldest_needed
         self._known_epoch = 0  # news of later epochs are of another leader
         self._familiar_epochs: set[int] = set()  # ours, and those that were read
         self._is_whole = True  # the store has each entry that it acknowledged, as far as is known
@@ -218,6 +235,8 @@ class JournalWriter:
                 if not (self._is_whole and later.follows_ours) or time.monotonic() >= give_up_s:
                     log.error("another scheduler begins to lead without what this one knows", last=str(last))
                     raise JournalLostError(f"another scheduler began at {last} without what was acknowledged")
+                if (oldest := self._oldest_needed()) is not None:
+                    await self.confirm_entry(oldest)  # our last entry may be there, and those before it be lost
                 await self._pause(backoff_s)
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
             last = await self._last_id()

@@ -45,7 +45,8 @@ class LeaseKeeper:
         self._on_other = on_other
         self._seen_leaders = seen_leaders
         self._longer_ms = 0
-        self._is_released = self._is_late = False
+        self._is_released = False
+        self.is_late = False  # the store did not take the last renewal
         self._other: Lease | None = None  # of another holder, as last seen
 
     async def keep_lease(self) -> None:
@@ -91,11 +92,11 @@ class LeaseKeeper:
         try:
             other = await self._leases.hold(lease, self._lease_ms + self._longer_ms)
         except StoreUnavailableError as error:
-            if not self._is_late:
+            if not self.is_late:
                 log.warning("lease not renewed", reason=error.message)
-            self._is_late = True
+            self.is_late = True
             return
-        self._is_late = False
+        self.is_late = False
         if other is not None and not self._is_released:
             if self._other != other:
                 log.warning("another scheduler has the lease", epoch=lease.epoch, other=str(other))

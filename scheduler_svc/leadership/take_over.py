@@ -38,6 +38,7 @@ _LOOK_S = 0.25
 # Lives of a lease to wait for a leader that was seen here, and may come back to an emptied store: it may be frozen, or
 # cut off from the store.
 _RETURN_LEASES = 8
+_RETRIED_S = 1.5  # a leader that was refused by the store, or not answered, tries again within a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,7 @@ class TakeOver:
                 journal, attempt.recovery, self._store, self._hot, after_epoch=self._seen_leaders.latest_epoch
             )
             if contents is not JournalContents.SETTLED and self._store.durable:
-                await self._wait_for_leader(journal, is_empty=contents is JournalContents.EMPTY)
+                await self._wait_for_leader(journal, lease, is_empty=contents is JournalContents.EMPTY)
             await journal.begin()
         except BaseException as error:
             keeping_lease.cancel()
@@ -157,21 +158,23 @@ class TakeOver:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    async def _wait_for_leader(self, journal: Journal, *, is_empty: bool) -> None:
+    async def _wait_for_leader(self, journal: Journal, lease: LeaseKeeper, *, is_empty: bool) -> None:
         """Wait for a living leader that may know more than the journal has. Raises FencedError once one begins.
 
         One life of a lease. If the journal is empty though this process has seen another scheduler lead, a store was
-        emptied, and nobody else may know what the other has accepted: then some more.
+        emptied, and nobody else may know what the other has accepted: then some more. The time counts anew from when
+        the store takes writes again, if it took none: nobody could begin in it.
         """
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
         lease_s = self._lease_ms / 1000
-        patience_s = 0.0
+        began_s, least_s, told_s = loop.time(), 0.0, 0.0
         while True:
+            if lease.is_late:
+                began_s, least_s = loop.time(), _RETRIED_S
             is_emptied = is_empty and self._seen_leaders.has_any
-            before_s, patience_s = patience_s, lease_s * (_RETURN_LEASES if is_emptied else 1)
-            if patience_s > before_s:
-                epoch = journal.stats.epoch
+            patience_s = max(least_s, lease_s * (_RETURN_LEASES if is_emptied else 1))
+            if patience_s > told_s:
+                epoch, told_s = journal.stats.epoch, patience_s
                 log.info(
                     "waiting for a leader that may know more than the journal has", seconds=patience_s, epoch=epoch
                 )

@@ -202,7 +202,9 @@ class Inflicting:
     def _do_to_worker(self, fault: Fault, worker: ToyWorker) -> None:
         process = worker.process
         if fault.kind == "step fails":
-            worker.device.fails_next = True
+            # One at a time: a request that meets three of them is rightly taken for the one at fault.
+            others = self._world.workers.values()
+            worker.device.fails_next = not any(each.device.fails_next for each in others)
         elif process.is_dead or not worker.is_started:
             return
         elif fault.kind == "worker dies":

@@ -106,7 +106,11 @@ class JournalReplay:
         self.pins: dict[tuple[str, str], JournaledPin] = {}  # by tenant and name
         self.highest_number = 0  # of any sequence
         self.num_unreadable = 0  # admissions of an older version, which cannot be continued
-        self.is_settled = False  # its last leader was ready: it had read the journal and restated what it knew
+        self.is_settled = False  # its last leader was ready: it had restated what it knew, and that is here
+        self._last_id: EntryId | None = None  # of the entries applied
+        # The store was emptied under the last leader: its epoch's first entries are missing behind another leader's,
+        # where no trimming can have been.
+        self._is_partial = False
         self._was_cut_short = False  # a leader that restated everything was followed before it had finished
         self._sample_of: dict[int, JournaledSample] = {}  # by number of its sequence
         # While a leader restates everything: keys not restated yet. They are needed if it dies before the end.
@@ -120,6 +124,7 @@ class JournalReplay:
     def apply(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
         """Apply the next entry. Raises JournalDamagedError if it cannot follow those before it."""
         try:
+            self._track_gap(entry_id)
             self._track_restating(entry_id, entry)
             for restatement in entry.restatements:
                 self._restate(entry_id, restatement)
@@ -214,6 +219,12 @@ class JournalReplay:
         else:
             self.pins[key] = JournaledPin(entry_id, change)
 
+    def _track_gap(self, entry_id: EntryId) -> None:
+        """Track whether the first entries of this epoch are missing: trimming only takes those of the journal."""
+        if self._last_id is None or entry_id.epoch != self._last_id.epoch:
+            self._is_partial = self._last_id is not None and entry_id.seq > 0
+        self._last_id = entry_id
+
     def _track_restating(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
         """Track a leader that restates everything, as its LeaderStart announces, before it goes on."""
         if entry.HasField("leader_start"):
@@ -223,7 +234,7 @@ class JournalReplay:
             elif self._unsaid is not None:
                 self._unsaid, self._was_cut_short = None, True
             return
-        self.is_settled = self.is_settled or is_news(entry)
+        self.is_settled = not self._is_partial and (self.is_settled or is_news(entry))
         if self._unsaid is not None and (entry.restatements or entry.pins):
             self._unsaid.difference_update(each.admission.sequence for each in entry.restatements)
             self._unsaid.difference_update((each.tenant, each.name) for each in entry.pins)
