@@ -228,7 +228,7 @@ class JournalReplay:
     def _track_restating(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
         """Track a leader that restates everything, as its LeaderStart announces, before it goes on."""
         if entry.HasField("leader_start"):
-            self.is_settled = False
+            self.is_settled = self._is_partial = False
             if begins_again(entry_id, entry):
                 self._unsaid = {*self.requests, *self.pins}
             elif self._unsaid is not None:
