@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from common.arrays import pack_int32, pack_int64
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
@@ -40,6 +41,34 @@ def test_an_entry_that_was_read_lost_and_written_again_is_taken_once() -> None:
         ]
     )
     assert set(replay.requests) == {1, 2}
+
+
+START = pb.JournalEntry(leader_start=pb.LeaderStart())
+NEWS = pb.JournalEntry(delta_sequences=pack_int64([9]), delta_tokens=pack_int32([1]))
+READY = pb.JournalEntry(leader_ready=pb.LeaderReady())
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_settled"),
+    [
+        ([(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)], True),
+        ([(1, 7), (1, 8), (2, 0), (2, 1), (2, 2)], True),  # trimmed
+        ([(1, 7), (1, 8)], True),
+        ([(1, 0), (2, 7), (2, 8)], False),  # emptied: one with an earlier epoch began, and the second went on
+        ([(1, 0), (2, 7), (2, 8), (3, 0)], False),
+        ([(1, 0), (2, 7), (2, 8), (3, 0), (3, 1)], True),  # the third has waited for the second
+    ],
+)
+def test_a_journal_is_not_settled_whose_last_leader_lost_its_first_entries_behind_the_start_of_another(
+    ids: list[tuple[int, int]], is_settled: bool
+) -> None:
+    entry_of = {0: START, 1: READY}
+    assert replay_of([(each, entry_of.get(each[1], NEWS)) for each in ids]).is_settled is is_settled
+
+
+def test_a_leader_that_says_everything_again_in_its_epoch_begins_anew_there() -> None:
+    ids_and_entries = [((1, 0), START), ((2, 7), START), ((2, 8), READY)]
+    assert replay_of(ids_and_entries).is_settled
 
 
 def ended(entry: pb.JournalEntry) -> None:

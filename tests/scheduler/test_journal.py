@@ -429,6 +429,40 @@ async def test_an_older_leader_lives_until_the_newer_one_is_ready() -> None:
         await running
 
 
+@pytest.mark.parametrize("is_emptied", [True, False])
+async def test_a_leader_whose_last_entries_alone_are_there_does_not_wait_for_the_newer_one(is_emptied: bool) -> None:
+    """The store was emptied, and took entries behind the start of a leader with an earlier epoch; then came a newer."""
+    store = MemoryStore()
+    # It does not look back meanwhile, and would wait for the newer one for as long.
+    journal = Journal(store, leader_id="older", probe_every_s=1000.0, unready_s=1000.0)
+    epoch = await journal.open(after_epoch=epoch_after(0, "older") + (1 << 40))
+    running = asyncio.create_task(journal.run())
+    await journal.admit(admission(1))
+    if is_emptied:
+        store.clear()
+        await Journal(store, leader_id="behind").open()
+    await journal.admit(admission(2))
+    assert not journal.stats.num_recreated
+    newer = Journal(store, leader_id="newer")
+    await newer.open(after_epoch=epoch)
+    last = journal.admit(admission(3))
+    if is_emptied:
+        await last
+        with pytest.raises(FencedError):
+            await newer.confirm_leading()
+        await journal.close()
+        await running
+        entries = [entry async for entry_id, entry in read_journal(store, JOURNAL_START) if entry_id.epoch > epoch]
+        assert {each.admission.sequence for entry in entries for each in entry.restatements} == {1, 2}
+    else:
+        await until(lambda: journal.stats.degraded)
+        await newer.begin()
+        with pytest.raises(FencedError):
+            await running
+        with pytest.raises(FencedError):
+            await last
+
+
 async def test_an_older_leader_goes_on_when_the_newer_one_does_not_become_ready() -> None:
     store = MemoryStore()
     journal = Journal(store, leader_id="older", probe_every_s=0.001, unready_s=0.0)

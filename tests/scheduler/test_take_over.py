@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import FencedError
+from scheduler_svc.journal.store import FencedError, StoreUnavailableError
 from scheduler_svc.leadership.take_over import Leading
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
@@ -171,6 +171,25 @@ async def test_an_emptied_journal_waits_longer_for_a_leader_that_was_seen(valkey
                     assert not task.done()
                 else:
                     await asyncio.wait_for(task, patient(15))
+
+
+async def test_nobody_is_ready_in_an_unsettled_journal_while_the_store_takes_no_writes(valkey: ValkeyProcess) -> None:
+    """The store was emptied, and then was full: the leader that knows more could not begin in it again."""
+    is_full = True
+
+    async def hold(lease: Lease, life_ms: int) -> Lease | None:
+        if is_full:
+            raise StoreUnavailableError("OOM command not allowed")
+        return await RenewedLeases.hold(site.leases, lease, life_ms)
+
+    async with standby_site(valkey.url) as site:
+        site.stands_by = False
+        with capture_logs() as logs, patch.object(site.leases, "hold", hold):
+            async with leading(site, lambda: any("may know more" in line["event"] for line in logs)) as task:
+                await asyncio.sleep(4 * LEASE_MS / 1000)
+                assert not task.done()
+                is_full = False
+                await asyncio.wait_for(task, patient(15))
 
 
 async def test_one_that_is_about_to_lead_in_an_empty_journal_is_not_fenced_by_another_newcomer(
