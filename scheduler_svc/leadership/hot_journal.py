@@ -83,7 +83,10 @@ class HotJournal:
                     self._begin_again()
                     continue
                 self._apply_page(page)
-                self.forgotten_since_s = None
+                if self.replay.is_cut_short and not self.replay.is_settled:
+                    await self._track_forgotten()  # the leader behind it may not know what it had yet to restate
+                else:
+                    self.forgotten_since_s = None
                 await self._prune_periodically()
                 page_size, is_late = min(page_size + 1, _PAGE), False
             except StoreUnavailableError as error:
@@ -120,7 +123,7 @@ class HotJournal:
         return BegunReplay(self.replay, self._next(), is_whole, self._record_read)
 
     async def outlives_journal(self) -> bool:
-        """True if requests were read here, and the journal has only starts of leaders that know none of them.
+        """True if requests were read here, and no leader was ready in the journal, nor says everything again there.
 
         Raises StoreUnavailableError, or JournalDamagedError.
         """
@@ -129,10 +132,10 @@ class HotJournal:
         if await self._tail.first() is None:
             return True  # a page of it would be waited for
         page = await self._tail.read_after(JOURNAL_START, _PAGE)
-        starts = [decode(each) for each in page]
-        return len(page) < _PAGE and all(
-            each.HasField("leader_start") and not each.leader_start.says_all_again for each in starts
-        )
+        entries = [decode(each) for each in page]
+        starts = [each.leader_start for each in entries if each.HasField("leader_start")]
+        says_all_again = bool(starts) and starts[-1].says_all_again
+        return len(page) < _PAGE and not says_all_again and not any(is_news(each) for each in entries)
 
     async def close(self) -> None:
         """Drop the replay, and close the connection."""
