@@ -206,6 +206,36 @@ async def test_a_leader_that_begins_below_what_was_read_is_noticed(
     await hot.close()
 
 
+@pytest.mark.parametrize("num_restated", [0, 1])
+async def test_a_leader_behind_one_that_could_not_restate_everything_is_noticed_until_it_is_ready(
+    valkey: ValkeyProcess, store: RedisStore, num_restated: int
+) -> None:
+    """It may know nothing of it, whereas a standby that read the journal before its loss knows all."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await leader.admit(admission(2))
+        await until(lambda: 2 in hot.replay.requests)
+        epoch = leader.stats.epoch
+    await lose(valkey, store, 0)
+    async with redis_store(valkey.url) as next_store:
+        restating = Journal(next_store, leader_id="restating")
+        first = await restating.open(after_epoch=epoch, says_all_again=True)
+        restated = pb.JournalEntry(restatements=[pb.Restatement(admission=admission(1))])
+        for seq in range(1, num_restated + 1):
+            await next_store.append(EntryId(first, seq), restated.SerializeToString())
+        async with following(hot):
+            await until(lambda: hot.last == EntryId(first, num_restated))
+            assert hot.forgotten_since_s is None  # it goes on, as far as is known
+            newcomer = Journal(next_store, leader_id="newcomer")
+            await newcomer.open()
+            await until(lambda: hot.forgotten_since_s is not None)
+            assert {1, 2} <= hot.replay.requests.keys()
+            await newcomer.begin()
+            await until(lambda: hot.forgotten_since_s is None)
+    await hot.close()
+
+
 async def test_a_journal_that_has_lost_its_end_is_not_led_by_another(valkey: ValkeyProcess, store: RedisStore) -> None:
     hot = new_hot(valkey, store)
     async with running_journal(store) as leader, following(hot):
