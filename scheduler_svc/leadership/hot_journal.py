@@ -133,9 +133,10 @@ class HotJournal:
             return True  # a page of it would be waited for
         page = await self._tail.read_after(JOURNAL_START, _PAGE)
         entries = [decode(each) for each in page]
-        starts = [each.leader_start for each in entries if each.HasField("leader_start")]
-        says_all_again = bool(starts) and starts[-1].says_all_again
-        return len(page) < _PAGE and not says_all_again and not any(is_news(each) for each in entries)
+        if not entries or not entries[0].HasField("leader_start"):
+            return False  # it was not emptied but trimmed, by a leader that was ready
+        last_start = [each.leader_start for each in entries if each.HasField("leader_start")][-1]
+        return len(page) < _PAGE and not last_start.says_all_again and not any(is_news(each) for each in entries)
 
     async def close(self) -> None:
         """Drop the replay, and close the connection."""

@@ -236,6 +236,25 @@ async def test_a_leader_behind_one_that_could_not_restate_everything_is_noticed_
     await hot.close()
 
 
+@pytest.mark.parametrize("has_newcomer", [False, True])
+async def test_a_journal_that_was_trimmed_to_a_restatement_is_none_that_was_emptied(
+    valkey: ValkeyProcess, store: RedisStore, has_newcomer: bool
+) -> None:
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await until(lambda: 1 in hot.replay.requests)
+        last = EntryId(leader.stats.epoch, 30)
+    await lose(valkey, store, 0)
+    restated = pb.JournalEntry(restatements=[pb.Restatement(admission=admission(2))])
+    async with redis_store(valkey.url) as trimmed:
+        await trimmed.append(last, restated.SerializeToString(), create=True)
+        if has_newcomer:
+            await Journal(trimmed, leader_id="newcomer").open()
+        assert not await hot.outlives_journal()
+    await hot.close()
+
+
 async def test_a_journal_that_has_lost_its_end_is_not_led_by_another(valkey: ValkeyProcess, store: RedisStore) -> None:
     hot = new_hot(valkey, store)
     async with running_journal(store) as leader, following(hot):
