@@ -210,7 +210,7 @@ async def test_a_leader_that_begins_below_what_was_read_is_noticed(
 async def test_a_leader_behind_one_that_could_not_restate_everything_is_noticed_until_it_is_ready(
     valkey: ValkeyProcess, store: RedisStore, num_restated: int
 ) -> None:
-    """It may know nothing of it, whereas a standby that read the journal before its loss knows all."""
+    """A standby that read the journal before its loss knows all; that leader may know nothing of it."""
     hot = new_hot(valkey, store)
     async with running_journal(store) as leader, following(hot):
         await leader.admit(admission(1))
