@@ -208,7 +208,7 @@ async def test_an_attachment_begins_where_it_is_told_in_each_sample(
         text_of(1, 8),
         text_of(2, 8),
     ]
-    with pytest.raises(ValueError, match="give 0 or more"):
+    with pytest.raises(quire.InvalidRequestError, match=r"^from_position: cannot be \[0, -1\]: .* from 0 to"):
         client.attach("r", [0, -1])
 
 
