@@ -203,8 +203,8 @@ class Inflicting:
         process = worker.process
         if fault.kind == "step fails":
             # One at a time: a request that meets three of them is rightly taken for the one at fault.
-            others = self._world.workers.values()
-            worker.device.fails_next = not any(each.device.fails_next for each in others)
+            is_armed = any(each.device.fails_next for each in self._world.workers.values())
+            worker.device.fails_next = worker.device.fails_next or not is_armed
         elif process.is_dead or not worker.is_started:
             return
         elif fault.kind == "worker dies":
