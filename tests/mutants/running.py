@@ -22,7 +22,8 @@ Status = Literal["found", "timed out", "survived", "unconfirmed"]
 OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=60")
 NO_TESTS = 5  # pytest's exit code
 USAGE = 4
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # ids may have spaces
+# Ids may have spaces; a captured log's line begins with a padded level.
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::.+?)?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

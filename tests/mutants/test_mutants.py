@@ -133,6 +133,14 @@ def test_a_fault_that_a_test_sees_is_found_by_that_test(project: Path, tmp_path:
     assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_it[the third one]")
 
 
+def test_a_line_of_a_log_is_no_test(project: Path, tmp_path: Path) -> None:
+    file = project / "test_sums.py"
+    logs_first = "def test_it(number): logging.getLogger('common.rpc').error('call failed'); "
+    file.write_text("import logging\n" + file.read_text().replace("def test_it(number): ", logs_first))
+    outcome = tried(project, tmp_path, "arithmetic", "+=", patient(60))
+    assert (outcome.status, outcome.found_by) == ("found", "test_sums.py::test_it[the third one]")
+
+
 def test_a_fault_that_only_a_far_test_sees_is_found(project: Path, tmp_path: Path) -> None:
     (project / "test_near.py").write_text("def test_nothing(): pass\n")
     source = (project / "sums.py").read_text()
