@@ -12,7 +12,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import Record, RecordLimits, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, Record, RecordLimits, StoreUnavailableError
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.pinning import retry_delay_s
@@ -50,6 +50,34 @@ class RecordlessStore(MemoryStore):
         if self.is_shut:
             raise StoreUnavailableError("no records now")
         return await super().put_records(records, limits)
+
+
+class SilentStore(MemoryStore):
+    """Takes entries, and refuses to say which was the last while `is_silent`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_silent = False
+
+    async def last_entry_id(self) -> EntryId | None:
+        if self.is_silent:
+            raise StoreUnavailableError("no answers now")
+        return await super().last_entry_id()
+
+
+async def test_a_store_that_refuses_a_question_is_in_trouble_until_it_answers_the_next() -> None:
+    store = SilentStore()
+    async with running_site(store, probe_every_s=0.01) as site:  # `late_s` is far off: it is the refusal that counts
+        await site.add_worker()
+        changes: list[bool] = []
+        site.journal.health.on_change = changes.append
+        store.is_silent = True
+        await until(lambda: site.journal.stats.degraded)
+        await refused(site.run(counting(10, 3)))
+        store.is_silent = False
+        await until(lambda: not site.journal.stats.degraded)
+        assert tokens_in(await site.run(counting(10, 3))) == [11, 12, 13]
+        assert changes == [True, False]
 
 
 async def test_a_request_stays_in_the_journal_until_its_record_is_written() -> None:
