@@ -12,6 +12,7 @@
 #   SECONDS      duration of `make endurance`. Default: 1800.
 #   SEED         seed of the inputs of `make endurance` and `make fuzz`. Default: 1.
 #   FUZZ_SHARE   part of all inputs that `make fuzz` sends. Default: 1.0.
+#   FUZZ_ARGS    more arguments of `make fuzz`, such as --record, which keeps the result. Default: empty.
 #   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
 #   SEEDS        number of seeds that `make simulate` runs, from 0 on. Default: 20000.
 
@@ -24,6 +25,7 @@ BENCH_PEERS_ARGS ?=
 MUTANTS_ARGS ?=
 SEEDS ?= 20000
 FUZZ_SHARE ?= 1.0
+FUZZ_ARGS ?=
 SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 3
@@ -135,7 +137,7 @@ endurance: $(VENV)/.dev
 # messages over every RPC, abuse of HTTP/2, and more model folders.
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/scheduler/test_hostile_answers.py tests/worker/test_damaged_folders.py
-	$(BIN)/python -m tests.fuzz --share $(FUZZ_SHARE) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz --share $(FUZZ_SHARE) --seed $(SEED) $(FUZZ_ARGS)
 
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
 simulate: $(VENV)/.dev

@@ -38,6 +38,7 @@ SECTIONS: tuple[PageSection, ...] = (
     failover_time.SECTION,
     faults.FAULTS,
     faults.SIMULATION,
+    faults.HOSTILE_INPUT,
     kv_utilisation.SECTION,
     memory_saving.SECTION,
     prefix_reuse.SECTION,

@@ -1,4 +1,4 @@
-"""Sections of the two results that tests write: faults on real processes, and the simulation."""
+"""Sections of the results that tests write: faults on real processes, the simulation, and hostile input."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -99,6 +99,35 @@ def simulation(document: Document) -> Section:
     )
 
 
+def hostile_input(document: Document) -> Section:
+    stages: list[ResultRow] = document["stages"]
+    wrong = [f"{stage['name']}: {fault}" for stage in stages for fault in stage["faults"]]
+    total = sum(stage["num_inputs"] for stage in stages)
+    rows = [
+        (
+            stage["name"],
+            f"{stage['num_inputs']:,}",
+            ", ".join(f"{name}: {times:,}" for name, times in sorted(stage["answers"].items())),
+            ", ".join(f"{name}: {value:g}" for name, value in stage["figures"].items()),
+            len(stage["faults"]),
+        )
+        for stage in stages
+    ]
+    blocks = [grid(("stage", "inputs", "answers", "figures", "faults"), rows)]
+    if wrong:
+        blocks += ["Faults:", "\n".join(f"- {each}" for each in wrong)]
+    return Section(
+        done=(
+            f"Inputs drawn with seed {document['seed']} for real processes, {100 * document['share']:g} % of a whole "
+            "run. A fault is: a death, a traceback, an answer that no proto documents, memory that does not come back "
+            "to within 10 %, or a client beside it whose p99 is over three times that of calm."
+        ),
+        headlines=[Headline(f"{len(wrong)} faults by {total:,} inputs", [Target("none", not wrong)])],
+        blocks=blocks,
+        versions=("grpcio", "protobuf"),
+    )
+
+
 FAULTS = PageSection(
     kinds=("chaos",),
     title="Faults",
@@ -117,4 +146,14 @@ SIMULATION = PageSection(
     measures=(*SCHEDULER, "tests/simulation"),
     target="no seed fails",
     render=simulation,
+)
+
+HOSTILE_INPUT = PageSection(
+    kinds=("fuzz",),
+    title="Hostile input",
+    question="Does any message, connection or model folder end a service, or slow down another client?",
+    command="python -m tests.fuzz --record",
+    measures=(*SERVICES, "tests/fuzz", "tests/hostile", "tests/chaos_input"),
+    target="no fault",
+    render=hostile_input,
 )

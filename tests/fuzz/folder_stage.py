@@ -77,8 +77,10 @@ async def serve_damaged(num_inputs: int, seed: int) -> Outcome:
             family = FAMILIES[number % len(FAMILIES)]
             damage = rng.choice(fatal[family])
             folder = spoilt_copy(sound[family], damage, Path(place) / "spoilt")
-            for fault in await asyncio.to_thread(faults_of_serving, folder):
+            wrong = await asyncio.to_thread(faults_of_serving, folder)
+            for fault in wrong:
                 outcome.fail(f"{family}, {damage.name}: {fault}")
+            outcome.answers["other" if wrong else "one line and exit 2"] += 1
             outcome.num_inputs += 1
             shutil.rmtree(folder, ignore_errors=True)
     return outcome

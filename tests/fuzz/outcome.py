@@ -22,6 +22,16 @@ class Outcome:
         """Notes what must not be."""
         self.faults.append(what)
 
+    def record(self) -> dict[str, object]:
+        """Figures that a result keeps."""
+        return {
+            "name": self.name,
+            "num_inputs": self.num_inputs,
+            "answers": dict(sorted(self.answers.items())),
+            "faults": self.faults,
+            "figures": self.figures,
+        }
+
     def __str__(self) -> str:
         verdict = f"{len(self.faults)} FAULTS" if self.faults else "no fault"
         lines = [f"{self.name}: {self.num_inputs} inputs, {verdict}"]
