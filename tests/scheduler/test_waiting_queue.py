@@ -193,6 +193,7 @@ def test_what_only_grows_at_its_end_is_counted_through_many_runs() -> None:
     for arrival in range(100):
         ranks.add((0, arrival))
     ranks.check()
+    assert [len(run) for run in ranks._runs] == [4] * 25  # full, not half full
     assert [ranks.num_below((0, arrival)) for arrival in (0, 50, 99, 1000)] == [0, 50, 99, 100]
     for arrival in range(0, 100, 2):
         ranks.remove((0, arrival))
