@@ -204,9 +204,9 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Name) and node.func.id in _EXTREMES:
+        if isinstance(node.func, ast.Name) and node.func.id in _EXTREMES:  # in which the order means nothing
             self._add("min/max", self._span(node.func), _EXTREMES[node.func.id])
-        if len(node.args) >= 2 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
+        elif len(node.args) >= 2 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
             first, second = node.args[:2]
             start, end = self._span(first)[0], self._span(second)[1]
             between = self._source[self._span(first)[1] : self._span(second)[0]]

@@ -155,6 +155,7 @@ async def test_logprobs_stand_beside_their_tokens_in_chunks_and_journal(site: Si
     assert [(each.token_id, each.rank) for each in chunks[0].prompt_logprobs] == [(6, 1), (7, 2)]
     entries = [entry for _, entry in await entries_of(site.store)]
     assert [each.logprobs.token_id for entry in entries for each in entry.delta_logprobs] == [8, 9, 10, 11, 12, 13]
+    assert sum(len(entry.prompt_logprobs) for entry in entries) == 1
     await site.idle()
 
 

@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.open_store import open_store
+from scheduler_svc.journal.open_store import MEMORY_URL, open_leases, open_store, open_tail
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import (
     JOURNAL_START,
@@ -186,6 +187,30 @@ async def test_concurrent_callers_get_their_own_replies(valkey: ValkeyProcess) -
         await put_records(store, {str(i): str(i).encode() for i in range(50)})
         values = [store.get_record(str(i)) for i in range(50)]
         assert [await value for value in values] == [str(i).encode() for i in range(50)]
+
+
+async def test_a_tail_and_leases_are_those_of_the_deployment_that_its_store_has(valkey: ValkeyProcess) -> None:
+    store = await open_store(valkey.url, deployment="one")
+    await store.append(EntryId(1, 0), b"read", create=True)
+    await store.close()
+    leases = open_leases(valkey.url, deployment="one", lease_ms=60_000)
+    assert await leases.take_lease(Lease("us", "us:1"), 60_000) is None
+    await leases.close()
+    for deployment, is_ours in (("one", True), ("two", False)):
+        tail = open_tail(valkey.url, deployment=deployment)
+        assert [each.payload for each in await tail.read_after(JOURNAL_START, 10)] == [b"read"] * is_ours
+        await tail.close()
+        leases = open_leases(valkey.url, deployment=deployment, lease_ms=60_000)
+        assert (await leases.read() is not None) == is_ours
+        await leases.close()
+
+
+async def test_a_store_inside_the_process_has_leases_and_no_tail() -> None:
+    leases = open_leases(MEMORY_URL, deployment="one", lease_ms=60_000)
+    assert await leases.take_lease(Lease("us", "us:1"), 60_000) is None
+    assert await leases.read() is not None
+    with pytest.raises(StoreConfigurationError, match="--store redis://host:port"):
+        open_tail(MEMORY_URL, deployment="one")
 
 
 async def test_the_password_is_used_and_never_shown(valkey: ValkeyProcess) -> None:
