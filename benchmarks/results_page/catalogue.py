@@ -3,6 +3,7 @@
 A kind of result that is not here has no section, and the page is not made.
 """
 
+from benchmarks import containers
 from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed, request_kinds
 from benchmarks.durability import durability_cost, failover_time, journal_cost, recovery_time
 from benchmarks.gpu import (
@@ -24,6 +25,7 @@ from benchmarks.scale import section as scale
 
 SECTIONS: tuple[PageSection, ...] = (
     peers.SECTION,
+    containers.SECTION,
     cpu_step.SECTION,
     cpu_attention.SECTION,
     int8_speed.SECTION,
