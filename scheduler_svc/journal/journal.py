@@ -270,14 +270,21 @@ class Journal:
     async def confirm_leading(self) -> None:
         """Raise FencedError if a newer leader writes the journal, StoreUnavailableError if that is not known yet.
 
-        Uses another connection than the writer, which takes a broken one as a reason to look for lost entries.
+        It is not known while a newer one has begun, and as long as our last entry is not there: the store has lost the
+        journal, and a newer leader's entries with ours. Uses another connection than the writer, which takes a broken
+        one as a reason to look for lost entries.
         """
-        newer = await self._store.read_entries(EntryId(self._writer.epoch + 1, 0), 1)
+        epoch = self._writer.epoch
+        newer = await self._store.read_entries(EntryId(epoch + 1, 0), 1)
         if newer and self._writer.health.is_degraded:
             raise StoreUnavailableError("another scheduler is about to lead")
         if newer:
             wrote = newer[0].entry_id
-            raise FencedError(f"a newer scheduler took over: it wrote {wrote}, we are of epoch {self._writer.epoch}")
+            raise FencedError(f"a newer scheduler took over: it wrote {wrote}, we are of epoch {epoch}")
+        ours = await self._store.read_entries(self._writer.last_id, 1)  # later ones of ours may come meanwhile
+        if not ours:
+            self.probe_soon()
+            raise StoreUnavailableError("the store has lost the journal, and another scheduler may lead")
 
     def forget(self, key: Hashable) -> None:
         """Forget a request (by its sequence) or a pin: its entries are not needed any more."""

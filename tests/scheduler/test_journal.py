@@ -429,6 +429,23 @@ async def test_an_older_leader_lives_until_the_newer_one_is_ready() -> None:
         await running
 
 
+async def test_a_leader_does_not_confirm_in_an_emptied_store_that_it_leads_until_it_has_begun_again() -> None:
+    """What a newer leader wrote may be lost with the rest."""
+    store = MemoryStore()
+    journal = Journal(store, leader_id="older", probe_every_s=1000.0)  # it probes because it was asked
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await journal.admit(admission(1))
+    await journal.confirm_leading()
+    store.clear()
+    with pytest.raises(StoreUnavailableError):
+        await journal.confirm_leading()
+    await until(lambda: journal.stats.num_recreated == 1 and not journal.stats.degraded)
+    await journal.confirm_leading()
+    await journal.close()
+    await running
+
+
 @pytest.mark.parametrize("is_emptied", [True, False])
 async def test_a_leader_whose_last_entries_alone_are_there_does_not_wait_for_the_newer_one(is_emptied: bool) -> None:
     """The store was emptied, and took entries behind the start of a leader with an earlier epoch; then came a newer."""

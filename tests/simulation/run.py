@@ -145,5 +145,5 @@ async def _audit(world: World, life: SchedulerLife) -> None:
             continue
         if response.state != admitted.state:
             world.history.violate(f"P1: {order.request_id} is {response.state}, the journal says {admitted.state}")
-        for fault in faults_of_record(order, response):
+        for fault in faults_of_record(order, response, has_lost_data=world.store.has_lost_data):
             world.history.violate(fault)
