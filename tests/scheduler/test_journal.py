@@ -430,7 +430,7 @@ async def test_an_older_leader_lives_until_the_newer_one_is_ready() -> None:
 
 
 async def test_a_leader_does_not_confirm_in_an_emptied_store_that_it_leads_until_it_has_begun_again() -> None:
-    """What a newer leader wrote may be lost with the rest."""
+    """Entries of a newer leader may be lost with the rest."""
     store = MemoryStore()
     journal = Journal(store, leader_id="older", probe_every_s=1000.0)  # it probes because it was asked
     await journal.open()
