@@ -421,10 +421,11 @@ class Journal:
         """Rewrite every live request and pin after a loss in the store, before anything new is acknowledged."""
         while True:
             num_restated = 0
-            if not len(self._needed) and self._later_epoch > self._writer.epoch:
+            holds_nothing = self._needed.oldest is None  # what is on its way was not accepted yet
+            if holds_nothing and self._later_epoch > self._writer.epoch:
                 raise FencedError(f"another scheduler led in epoch {self._later_epoch}, and nothing lives here")
             try:
-                await self._writer.begin_again(holds_nothing=not len(self._needed))
+                await self._writer.begin_again(holds_nothing=holds_nothing)
                 for restated, keys in self._needed.restate_all():
                     entry_id = await self._writer.write(restated.SerializeToString())
                     self._needed.record_written(keys, entry_id, 0)

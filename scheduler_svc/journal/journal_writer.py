@@ -81,6 +81,7 @@ class JournalWriter:
         self._unready_s = unready_s
         self._oldest_needed = oldest_needed
         self._known_epoch = 0  # news of later epochs are of another leader
+        self._latest_epoch = 0  # of any leader that was seen in the journal
         self._familiar_epochs: set[int] = set()  # ours, and those that were read
         self._is_whole = True  # the store has each entry that it acknowledged, as far as is known
         self._give_up = asyncio.Event()
@@ -116,6 +117,7 @@ class JournalWriter:
         payload = self._leader_start(says_all_again=says_all_again)
         await self._store.append(EntryId(epoch, 0), payload, create=last is None)
         self.epoch, self.last_id = epoch, EntryId(epoch, 0)
+        self._latest_epoch = max(self._latest_epoch, epoch)
         self._familiar_epochs.add(epoch)
         self.num_entries += 1
 
@@ -191,7 +193,7 @@ class JournalWriter:
         self.health.record_trouble("the journal is gone")
         while True:
             try:
-                await self._until_answered(lambda: self._try_epoch(self.epoch, says_all_again=True))
+                await self._until_answered(lambda: self._try_epoch(self._latest_epoch, says_all_again=True))
             except (StaleEntryError, StoreFlushedError):
                 continue
             later = await self._later_leader(before=self.epoch)
@@ -254,6 +256,7 @@ class JournalWriter:
                 if before is not None and stored.entry_id.epoch >= before:
                     return found
                 follows_ours |= stored.entry_id == self.last_id
+                self._latest_epoch = max(self._latest_epoch, stored.entry_id.epoch)
                 if stored.entry_id.epoch > known_epoch:
                     found = LaterLeader.of(stored, found, follows_ours=follows_ours)
                     if found.is_ready:

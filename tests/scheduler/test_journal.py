@@ -370,6 +370,50 @@ async def test_a_leader_that_holds_nothing_leaves_an_emptied_store_to_those_of_a
         assert await store.last_entry_id() is None
 
 
+@pytest.mark.parametrize("holds_any", [False, True])
+async def test_what_is_on_its_way_was_not_accepted_and_keeps_no_leader_in_an_emptied_store(holds_any: bool) -> None:
+    store = MemoryStore()
+    journal = Journal(store, leader_id="older", probe_every_s=1000.0, unready_s=1000.0)
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready)
+    if holds_any:
+        await journal.admit(admission(1))
+    await Journal(store, leader_id="newer").open()
+    coming = journal.admit(admission(2))
+    await until(lambda: journal.stats.degraded)  # it waits for the newer one
+    store.clear()
+    behind = Journal(store, leader_id="behind")
+    await behind.open()
+    if holds_any:
+        await coming
+        assert journal.stats.num_recreated == 1
+        await journal.close()
+        await running
+    else:
+        with pytest.raises(FencedError, match="began the lost journal again"):
+            await running
+        with pytest.raises(FencedError):
+            await coming
+
+
+async def test_an_epoch_begun_again_is_later_than_that_of_each_leader_that_was_seen() -> None:
+    """The leader seen last may live: it must not be able to write behind the one that begins."""
+    store = MemoryStore()
+    journal = Journal(store, leader_id="older", probe_every_s=0.001, unready_s=1000.0)
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await journal.admit(admission(1))
+    newer = Journal(store, leader_id="newer")
+    epoch = await newer.open(after_epoch=epoch_after(0, "newer") + (1 << 40))
+    await until(lambda: journal.stats.degraded)
+    store.clear()
+    await until(lambda: journal.stats.num_recreated == 1 and not journal.stats.degraded)
+    assert journal.stats.epoch > epoch
+    await journal.close()
+    await running
+
+
 async def test_a_busy_leader_finds_that_a_leader_of_an_earlier_epoch_began_in_an_emptied_store() -> None:
     """By a clock that is behind: the store takes our entries behind that one's, and has lost those before."""
     store = MemoryStore()

@@ -15,6 +15,7 @@ CLOCK_JUMP_NS = 600_000_000_000
 NEWCOMERS_COMMANDS = 10  # at one of which the store is flushed
 LOADING_S = 0.2  # that a store needs to read what it had
 DRAIN_S = (0.0, 0.3, 5.0)  # that workers have to let end or move what runs there
+MOST_STEP_FAILURES = 2
 HEALED_S = 20.0  # from then on nothing goes wrong any more
 
 
@@ -25,6 +26,7 @@ class Inflicting:
         self._world = world
         self._faults = faults
         self._is_over = False
+        self._num_step_failures = 0
 
     def begin(self) -> None:
         for fault in self._faults:
@@ -202,9 +204,9 @@ class Inflicting:
     def _do_to_worker(self, fault: Fault, worker: ToyWorker) -> None:
         process = worker.process
         if fault.kind == "step fails":
-            # One at a time: a request that meets three of them is rightly taken for the one at fault.
-            is_armed = any(each.device.fails_next for each in self._world.workers.values())
-            worker.device.fails_next = worker.device.fails_next or not is_armed
+            # Two of them: a request that meets three is rightly taken for the one at fault.
+            self._num_step_failures += 1
+            worker.device.fails_next |= self._num_step_failures <= MOST_STEP_FAILURES
         elif process.is_dead or not worker.is_started:
             return
         elif fault.kind == "worker dies":
