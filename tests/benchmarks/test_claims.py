@@ -19,13 +19,15 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_of_this_code(name: str) -> bool:
-    """True if nothing that the result measured has changed since its commit."""
+    """True if nothing that the result measured has changed since its commit, or the commits of its parts."""
     document = json.loads((RESULTS / name).read_text())
-    commit = str(document["commit"])
-    if commit.endswith("-dirty"):
-        return False
+    parts = [*document.get("faults", ()), *document.get("campaigns", ())] if document["benchmark"] == "chaos" else []
+    commits = {str(each["commit"]) for each in (document, *parts)}
     paths = section_of_kind(document["benchmark"]).measures
-    return git("diff", "--quiet", commit, "--", *paths).returncode == 0  # a commit that is unknown here is another
+    return all(
+        not commit.endswith("-dirty") and git("diff", "--quiet", commit, "--", *paths).returncode == 0
+        for commit in commits  # one that is unknown here is another
+    )
 
 
 def uncited(text: str) -> list[str]:

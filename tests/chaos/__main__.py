@@ -1,10 +1,11 @@
 """Real processes under the faults of the matrix, and the verdict on every promise.
 
     python -m tests.chaos [--only F01,F07] [--campaign scheduler,workers,store,all] [--seconds S] [--seed N]
-                          [--quick]
+                          [--quick] [--take-over FILE]
 
 Without `--only` and `--campaign` all faults are played, then all campaigns. Prints what came of each, writes all
 results as JSON and as a page, and ends with status 1 if a target is missed. A run of some replaces only theirs.
+`--take-over` plays nothing: it takes the results of another run, each with its commit, but no shorter long run.
 """
 
 import argparse
@@ -12,13 +13,14 @@ import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import RESULTS, ROOT, circumstances, write_result
 from tests.chaos.campaigns import CAMPAIGNS
 from tests.chaos.campaigns import EXTENT as CAMPAIGN_EXTENT
 from tests.chaos.catalogue import QUICK, SCENARIOS
 from tests.chaos.fault_table import Result, page
-from tests.chaos.runs import merged, run
+from tests.chaos.runs import merged, run, taken_over
 from tests.chaos.stage import Extent
 
 CAMPAIGN_TIMEOUT_S = 1200.0  # beside the seconds of its faults
@@ -32,11 +34,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="how long something is killed in a long run")
     parser.add_argument("--quick", action="store_true", help="the few that `make test` plays, small; writes nothing")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--take-over", type=Path, metavar="FILE", help="results of another run")
     parser.add_argument("--json", type=Path, default=RESULTS / "chaos.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "fault_matrix.md")
     arguments = parser.parse_args()
     if arguments.quick:
         sys.exit(_status(asyncio.run(run(QUICK, arguments.seed, QUICK_EXTENT))))
+    if arguments.take_over is not None:
+        taken = [taken_over(arguments.json, arguments.take_over, each) for each in ("faults", "campaigns")]
+        _write_results(arguments, *taken)
+        return
     only = {each for each in arguments.only.split(",") if each}
     names = [each for each in arguments.campaign.split(",") if each]
     everything = not only and not names
@@ -58,6 +65,11 @@ def _write(arguments: argparse.Namespace, results: list[Result], long_results: l
     run_facts = {"seed": arguments.seed, "commit": facts["commit"], "load_average": machine["load_average"]}
     faults = merged(arguments.json, "faults", results, SCENARIOS, **run_facts)
     long = merged(arguments.json, "campaigns", long_results, list(CAMPAIGNS.values()), **run_facts)
+    _write_results(arguments, faults, long)
+
+
+def _write_results(arguments: argparse.Namespace, faults: list[dict[str, Any]], long: list[dict[str, Any]]) -> None:
+    machine = circumstances()["machine"]
     write_result(arguments.json, "chaos", {"faults": faults, "campaigns": long})
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
     arguments.page.write_text(page(faults, long, f"{machine['cpus']} cores of {machine['cpu']}"))
