@@ -122,7 +122,12 @@ def hostile_input(document: Document) -> Section:
             "run. A fault is: a death, a traceback, an answer that no proto documents, memory that does not come back "
             "to within 10 %, or a client beside it whose p99 is over three times that of calm."
         ),
-        headlines=[Headline(f"{len(wrong)} faults by {total:,} inputs", [Target("none", not wrong)])],
+        headlines=[
+            Headline(
+                f"{total:,} inputs: {len(wrong) or 'no'} fault{'' if len(wrong) == 1 else 's'}",
+                [Target("none", not wrong)],
+            )
+        ],
         blocks=blocks,
         versions=("grpcio", "protobuf"),
     )
