@@ -1,12 +1,14 @@
 """Many seeds, on all cores: one process per core, since a run has its process's clocks to itself."""
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from typing import Any
 
 from tests.simulation.run import Outcome, run_seed
@@ -57,8 +59,21 @@ class Tally:
 
 def outcomes(seeds: Sequence[int], num_processes: int, *, forgets: float = 0.0) -> Iterator[Outcome]:
     """Yield outcomes in the order of the seeds."""
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=end_with_parent) as pool:
         yield from pool.map(partial(run_seed, forgets=forgets), seeds, chunksize=SEEDS_AT_ONCE)
+
+
+def end_with_parent() -> None:
+    """End this process once its parent has ended, however that came; else it would run its seeds to no end."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def num_cores() -> int:
