@@ -3,13 +3,14 @@
 Each round starts both deployments, one after the other and the other way round in the next, with their defaults, and
 sends 64 requests at once. The images must be there: `make compose-smoke` builds them. Prints a table and writes JSON.
 
-    python -m benchmarks.containers [--model 125m] [--rounds 5] [--compose docker compose] [--tag smoke]
+    python -m benchmarks.containers [--model 125m] [--rounds 5] [--compose 'docker compose'] [--tag smoke]
 """
 
 import argparse
 import asyncio
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="125m")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--compose", nargs="+", default=["docker", "compose"], help="the command")
+    parser.add_argument("--compose", type=shlex.split, default=["docker", "compose"], help="the command, in one word")
     parser.add_argument("--tag", default="smoke", help="of the images")
     parser.add_argument("--output", type=Path, default=RESULTS / "containers.json")
     options = parser.parse_args()
