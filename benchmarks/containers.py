@@ -124,8 +124,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "containers.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as folder:
-        Path(folder).chmod(0o755)  # containers read the model as another user
         model = checkpoint(options.model, options.dtype, Path(folder))
+        for each in (Path(folder), model, *model.iterdir()):  # containers read it as another user
+            each.chmod(each.stat().st_mode | (0o555 if each.is_dir() else 0o444))
         vocab_size = int(json.loads((model / CONFIG_FILE).read_text())["vocab_size"])
         deployments = (partial(served, model), partial(composed, model, options.compose, options.tag))
         load = LOADS[LOAD]
