@@ -40,6 +40,7 @@ EARLIER = (
 def section_of(document: Document) -> Section:
     blocks = []
     is_earlier = "step_tokens" not in document
+    has_amx = "amx_bf16" in (document["machine"].get("instructions") or ())
     blocks += [EARLIER] if is_earlier else []
     for load, medians in document["medians"].items():
         if load != PARITY and not (is_earlier and load not in OFFLINE):
@@ -47,7 +48,7 @@ def section_of(document: Document) -> Section:
             blocks += [_load_words(load, document), _medians(kept, document)]
     blocks += [*_parity(document), *_failures(document), *_systems(document)]
     return Section(
-        variant=f"{document['model']}, {document['dtype']}",
+        variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx else ''}",
         done=(
             "One checkpoint of random weights, the same requests, greedy and to their full length, one system at a "
             f"time, round by round; ours with services and journal. {document['threads']} threads, a KV pool of "
