@@ -26,6 +26,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.page_section import SERVICES, Document, Headline, PageSection, Section, at_least, grid, number
+from benchmarks.peers.campaign import rotated
 from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, Sent, checkpoint, warm_up
 from benchmarks.random_models import CONFIG_FILE, MEMORY_FOLDER
 from benchmarks.report import RESULTS, ROOT, table, write_result
@@ -101,13 +102,12 @@ async def tokens_per_s(requests: Sequence[Sent], first: Sequence[Sent]) -> float
 def measure(deployments: Sequence[Deployment], rounds: int, ask: Callable[[], float]) -> list[list[float]]:
     """Tokens per second that `ask` finds of each deployment, by round."""
     found = []
-    for number_of_round in range(rounds):
+    for turn in range(rounds):
         rates = [0.0] * len(deployments)
-        turn = range(len(deployments))
-        for index in turn if number_of_round % 2 == 0 else reversed(turn):
+        for index in rotated(range(len(deployments)), turn):
             with deployments[index]():
                 rates[index] = ask()
-        sys.stdout.write(f"round {number_of_round + 1}: {', '.join(f'{rate:,.1f}' for rate in rates)} tokens/s\n")
+        sys.stdout.write(f"round {turn + 1}: {', '.join(f'{rate:,.1f}' for rate in rates)} tokens/s\n")
         sys.stdout.flush()
         found.append(rates)
     return found
@@ -151,7 +151,7 @@ def figures_of(rates: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def head(figures: Mapping[str, Any]) -> list[str]:
-    return ["tokens/s", *(f"round {number}" for number in range(1, len(figures["rounds"]) + 1)), "median"]
+    return ["tokens/s", *(f"round {turn + 1}" for turn in range(len(figures["rounds"]))), "median"]
 
 
 def by_name(figures: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,11 @@ def circumstances() -> dict[str, Any]:
             "gpu": _gpu(),
         },
     }
+
+
+def has_amx(machine: Mapping[str, Any]) -> bool:
+    """True for a machine, as `circumstances` describes it, whose processor multiplies bfloat16 in tiles."""
+    return "amx_bf16" in (machine.get("instructions") or ())
 
 
 def _version(package: str) -> str | None:

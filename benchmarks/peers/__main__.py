@@ -24,7 +24,7 @@ from benchmarks.peers.runs_file import RunsFile
 from benchmarks.peers.systems import OFFLINE, OPEN_LOOP, PARITY, POOL_BYTES, RECIPES, SYSTEMS, System
 from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint
 from benchmarks.random_models import ModelShape
-from benchmarks.report import RESULTS, ROOT, circumstances, write_result
+from benchmarks.report import RESULTS, ROOT, circumstances, has_amx, write_result
 
 POOL_TOKENS = 32_768  # about 1.7 times what the largest load, the long prompts, needs
 STEP_TOKENS = 2_048  # of every peer that takes a budget, the default of vLLM and llama.cpp; ours is our default
@@ -52,8 +52,8 @@ def main() -> None:
         "loads": {load: asdict(LOADS[load]) for load in options.loads},
         "recipes": {name: asdict(recipe) for name, recipe in RECIPES.items()},
     }
-    has_amx = "amx_bf16" in circumstances()["machine"]["instructions"]  # another machine, which has results of its own
-    label = f"peers_{'amx_' if has_amx else ''}{options.model}_{options.dtype}"
+    kind = "amx_" if has_amx(circumstances()["machine"]) else ""  # such machines have results of their own
+    label = f"peers_{kind}{options.model}_{options.dtype}"
     runs = RunsFile(options.cache / "runs" / f"{label}.jsonl", plan, resume=options.resume)
     campaign = Campaign(
         entrants=entrants,

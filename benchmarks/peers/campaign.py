@@ -5,12 +5,14 @@ Knows the protocol and the order; not how environments are made or how results a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.peer_process import PeerError
 from benchmarks.peers.runs_file import Run, RunsFile
 from benchmarks.peers.workload import Load, Sent, warm_up
+
+T = TypeVar("T")
 
 LOAD_LIMIT_S = 900.0  # a model is converted, kernels are compiled
 RUN_LIMIT_S = 900.0
@@ -120,7 +122,7 @@ def num_echoes(requests: Sequence[Sent], outputs: Sequence[Sequence[int]]) -> in
     return found
 
 
-def rotated(entrants: Sequence[Entrant], number: int) -> list[Entrant]:
+def rotated(entrants: Sequence[T], number: int) -> list[T]:
     """Rotate the entrants, so that each round starts with another one."""
     first = number % len(entrants) if entrants else 0
     return [*entrants[first:], *entrants[:first]]

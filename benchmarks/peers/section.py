@@ -20,6 +20,7 @@ from benchmarks.page_section import (
 from benchmarks.peers.figures import Figures, Verdict, verdicts
 from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
+from benchmarks.report import has_amx
 
 _FIGURES = {
     "tokens_per_s": "tokens/s",
@@ -40,7 +41,6 @@ EARLIER = (
 def section_of(document: Document) -> Section:
     blocks = []
     is_earlier = "step_tokens" not in document
-    has_amx = "amx_bf16" in (document["machine"].get("instructions") or ())
     blocks += [EARLIER] if is_earlier else []
     for load, medians in document["medians"].items():
         if load != PARITY and not (is_earlier and load not in OFFLINE):
@@ -48,7 +48,7 @@ def section_of(document: Document) -> Section:
             blocks += [_load_words(load, document), _medians(kept, document)]
     blocks += [*_parity(document), *_failures(document), *_systems(document)]
     return Section(
-        variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx else ''}",
+        variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx(document['machine']) else ''}",
         done=(
             "One checkpoint of random weights, the same requests, greedy and to their full length, one system at a "
             f"time, round by round; ours with services and journal. {document['threads']} threads, a KV pool of "

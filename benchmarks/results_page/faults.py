@@ -107,7 +107,7 @@ def hostile_input(document: Document) -> Section:
         (
             stage["name"],
             f"{stage['num_inputs']:,}",
-            ", ".join(f"{name}: {times:,}" for name, times in sorted(stage["answers"].items())),
+            ", ".join(f"{name}: {times:,}" for name, times in stage["answers"].items()),
             ", ".join(f"{name}: {value:g}" for name, value in stage["figures"].items()),
             len(stage["faults"]),
         )
