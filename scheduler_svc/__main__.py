@@ -314,7 +314,8 @@ async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Resu
 
 
 def _new_attempt(store: Store, me: Lease, settings: SchedulerSettings) -> Attempt:
-    journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries)
+    lease_s = settings.lease_ms / 1000
+    journal = Journal(store, leader_id=me.leader_id, restate_entries=settings.restate_entries, lease_s=lease_s)
     records = Records(store, limits=record_limits(settings))
     engine = Engine(
         Scheduler(scheduler_config(settings)),

@@ -35,6 +35,8 @@ from scheduler_svc.journal.trimmer import Trimmer
 
 log = structlog.get_logger()
 
+_FOLLOWED_LEASES = 2  # in which a standby that knows more than an emptied journal begins to lead
+
 
 class Journal:
     """Owned by the event loop's thread. Records are acknowledged in the order in which they were added."""
@@ -52,6 +54,7 @@ class Journal:
         late_s: float = 0.4,
         close_timeout_s: float = 5.0,
         unready_s: float = UNREADY_S,
+        lease_s: float = 1.5,
     ) -> None:
         """Take a store that is open.
 
@@ -66,6 +69,7 @@ class Journal:
             late_s: time without an answer after which the store is in trouble.
             close_timeout_s: longest wait of `close` for pending records.
             unready_s: time for a later leader to become ready, before this one goes on.
+            lease_s: life of a lease: who is without the store for so long may have been followed.
         """
         self._store = store
         self._leader_id = leader_id
@@ -75,6 +79,7 @@ class Journal:
         self._writer = JournalWriter(
             store, leader_id, late_s=late_s, unready_s=unready_s, oldest_needed=lambda: self._needed.oldest
         )
+        self._lease_s = lease_s
         self._probe_every_s = probe_every_s
         self._close_timeout_s = close_timeout_s
         self._pending: deque[PendingEntry] = deque()
@@ -425,6 +430,8 @@ class Journal:
             if holds_nothing and self._later_epoch > self._writer.epoch:
                 raise FencedError(f"another scheduler led in epoch {self._later_epoch}, and nothing lives here")
             try:
+                if holds_nothing and self._writer.silent_s() > self._lease_s:
+                    await self._writer.wait_for_another(_FOLLOWED_LEASES * self._lease_s)
                 await self._writer.begin_again(holds_nothing=holds_nothing)
                 for restated, keys in self._needed.restate_all():
                     entry_id = await self._writer.write(restated.SerializeToString())

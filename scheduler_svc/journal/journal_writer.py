@@ -33,6 +33,7 @@ _MIN_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _WRITE_NS_WEIGHT = 0.1  # of the newest write in the moving average
 _PAGE = 8  # entries; one may have a megabyte
+_LOOK_S = 0.1
 UNREADY_S = 5.0
 
 T = TypeVar("T")
@@ -84,7 +85,12 @@ class JournalWriter:
         self._latest_epoch = 0  # of any leader that was seen in the journal
         self._familiar_epochs: set[int] = set()  # ours, and those that were read
         self._is_whole = True  # the store has each entry that it acknowledged, as far as is known
+        self._whole_s = time.monotonic()  # when the journal was last found as we left it
         self._give_up = asyncio.Event()
+
+    def silent_s(self) -> float:
+        """Seconds since the journal was last found as we left it."""
+        return time.monotonic() - self._whole_s
 
     async def take_epoch(self, after: int = 0, *, says_all_again: bool = False) -> int:
         """Begin an epoch later than `after` with a LeaderStart, which fences every earlier leader; returns the epoch.
@@ -132,6 +138,7 @@ class JournalWriter:
         """
         await self.write(pb.JournalEntry(leader_ready=pb.LeaderReady()).SerializeToString())
         self.is_ready = self._is_whole = True
+        self._whole_s = time.monotonic()
         self._known_epoch = self.epoch
         self.health.record_answer()
 
@@ -200,6 +207,14 @@ class JournalWriter:
             if later is not None and later.is_ready:  # it was so before we could say anything
                 raise self._fenced(later.last_id)
             return
+
+    async def wait_for_another(self, seconds: float) -> None:
+        """Wait for another leader to begin in a journal that was emptied, for so long. Raises GaveUpError."""
+        self.health.record_trouble("the journal is gone")
+        log.info("waiting for a leader that may know what the store has lost", seconds=seconds, epoch=self.epoch)
+        until_s = time.monotonic() + seconds
+        while await self._last_id() is None and (left_s := until_s - time.monotonic()) > 0:
+            await self._pause(min(left_s, _LOOK_S))
 
     def give_up(self) -> None:
         """Do not wait any longer for a store that does not answer."""
@@ -300,6 +315,7 @@ class JournalWriter:
 
     def _record_answer(self) -> None:
         if self._is_whole:
+            self._whole_s = time.monotonic()
             self.health.record_answer()
 
     async def _pause(self, seconds: float) -> None:

@@ -73,7 +73,8 @@ class HotJournal:
         while True:
             try:
                 page = await self._tail.read_after(self.last, page_size)
-                goes_on = await self._continues_with(page[0]) if page else not await self._is_led_below()
+                newest = page[-1].entry_id if page else await self._store.last_entry_id()
+                goes_on = await self._continues_with(page[0]) if page else not self._is_led_below(newest)
                 if not goes_on:
                     if not await self._is_led_without_ours():
                         await self._track_forgotten()
@@ -83,8 +84,8 @@ class HotJournal:
                     self._begin_again()
                     continue
                 self._apply_page(page)
-                if self.replay.is_cut_short and not self.replay.is_settled:
-                    await self._track_forgotten()  # the leader behind it may not know what it had yet to restate
+                if newest is None or (self.replay.is_cut_short and not self.replay.is_settled):
+                    await self._track_forgotten()  # the next leader may not know it, nor the one that is restating
                 else:
                     self.forgotten_since_s = None
                 await self._prune_periodically()
@@ -156,13 +157,12 @@ class HotJournal:
             return True
         return await self._tail.has(self.last)
 
-    async def _is_led_below(self) -> bool:
+    def _is_led_below(self, newest: EntryId | None) -> bool:
         """True if a leader unknown here has begun in an emptied journal, at an epoch before our last entry.
 
         Its clock is behind, so its entries never come behind our last one. A journal that has only lost its end has no
         such leader.
         """
-        newest = await self._store.last_entry_id()
         return newest is not None and newest < self.last and newest.epoch not in self._epochs
 
     async def _is_led_without_ours(self) -> bool:

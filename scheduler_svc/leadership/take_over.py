@@ -38,6 +38,8 @@ _LOOK_S = 0.25
 # Lives of a lease to wait for a leader that was seen here, and may come back to an emptied store: it may be frozen, or
 # cut off from the store.
 _RETURN_LEASES = 8
+_RETURN_LOOKS = 5  # at the journal, two commands each: as long as a leader needs to begin again
+_TOLD_S = 1.0  # a longer wait is told anew from so much on
 _RETRIED_S = 1.5  # a leader that was refused by the store, or not answered, tries again within a second
 
 
@@ -163,18 +165,19 @@ class TakeOver:
 
         One life of a lease. If the journal is empty though this process has seen another scheduler lead, a store was
         emptied, and nobody else may know what the other has accepted: then some more. The time counts anew from when
-        the store takes writes again, if it took none: nobody could begin in it.
+        the store takes writes again, if it took none: nobody could begin in it. Where the store is slow, the other
+        needs longer to find that it was emptied and to begin in it.
         """
         loop = asyncio.get_running_loop()
         lease_s = self._lease_ms / 1000
-        began_s, least_s, told_s = loop.time(), 0.0, 0.0
+        began_s, least_s, told_s, slowest_s = loop.time(), 0.0, 0.0, 0.0
         while True:
             if lease.is_late:
                 began_s, least_s = loop.time(), _RETRIED_S
             is_emptied = is_empty and self._seen_leaders.has_any
-            patience_s = max(least_s, lease_s * (_RETURN_LEASES if is_emptied else 1))
+            patience_s = max(least_s, lease_s * (_RETURN_LEASES if is_emptied else 1)) + _RETURN_LOOKS * slowest_s
             if patience_s > told_s:
-                epoch, told_s = journal.stats.epoch, patience_s
+                epoch, told_s = journal.stats.epoch, patience_s + _TOLD_S
                 log.info(
                     "waiting for a leader that may know more than the journal has", seconds=patience_s, epoch=epoch
                 )
@@ -182,8 +185,10 @@ class TakeOver:
             if left_s <= 0:
                 return
             await asyncio.sleep(min(left_s, _LOOK_S))
+            looked_s = loop.time()
             with suppress(StoreUnavailableError):
                 await journal.confirm_leading()
+                slowest_s = max(slowest_s, loop.time() - looked_s)
 
 
 async def open_journal(

@@ -370,6 +370,67 @@ async def test_a_leader_that_holds_nothing_leaves_an_emptied_store_to_those_of_a
         assert await store.last_entry_id() is None
 
 
+class BegunWhileLookedFor(MemoryStore):
+    """Another leader begins in it, once it was emptied, at a look at its last entry: the probe has the first."""
+
+    begin_at: int | None = None
+    num_looks = 0
+
+    async def last_entry_id(self) -> EntryId | None:
+        last = await super().last_entry_id()
+        if last is None:
+            self.num_looks += 1
+            if self.num_looks == self.begin_at:
+                await Journal(self, leader_id="another").open()
+        return last
+
+
+@pytest.mark.parametrize("begin_at", [3, None])
+async def test_a_leader_without_the_store_for_a_lease_that_holds_nothing_lets_others_begin_in_an_emptied_one(
+    begin_at: int | None,
+) -> None:
+    """It may have been followed meanwhile, and a standby of that leader may know what the store has lost."""
+    store = BegunWhileLookedFor()
+    journal = Journal(store, leader_id="older", probe_every_s=1000.0, lease_s=0.2)
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready)
+    await asyncio.sleep(0.25)
+    store.clear()
+    store.begin_at = begin_at
+    journal.probe_soon()
+    if begin_at is None:
+        with capture_logs() as logs:
+            await until(lambda: journal.stats.num_recreated == 1 and not journal.stats.degraded)
+        assert any(line["event"].startswith("waiting for a leader") for line in logs)
+        await journal.close()
+        await running
+    else:
+        with pytest.raises(FencedError, match="began the lost journal again"):
+            await running
+
+
+@pytest.mark.parametrize("holds_any", [False, True])
+async def test_who_had_the_store_lately_or_holds_something_begins_again_in_an_emptied_one_at_once(
+    holds_any: bool,
+) -> None:
+    store = MemoryStore()
+    journal = Journal(store, leader_id="test", probe_every_s=1000.0, lease_s=0.001 if holds_any else 1000.0)
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    await until(lambda: journal.is_ready)
+    if holds_any:
+        await journal.admit(admission(1))
+        await asyncio.sleep(0.01)
+    with capture_logs() as logs:
+        store.clear()
+        journal.probe_soon()
+        await until(lambda: journal.stats.num_recreated == 1 and not journal.stats.degraded)
+    assert not any(line["event"].startswith("waiting for a leader") for line in logs)
+    await journal.close()
+    await running
+
+
 @pytest.mark.parametrize("holds_any", [False, True])
 async def test_what_is_on_its_way_was_not_accepted_and_keeps_no_leader_in_an_emptied_store(holds_any: bool) -> None:
     store = MemoryStore()

@@ -206,6 +206,21 @@ async def test_a_leader_that_begins_below_what_was_read_is_noticed(
     await hot.close()
 
 
+async def test_an_emptied_journal_that_nobody_begins_again_is_noticed(valkey: ValkeyProcess, store: RedisStore) -> None:
+    """Whoever has the lease then may be a leader that was followed without notice, and knows nothing."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await until(lambda: 1 in hot.replay.requests)
+        assert hot.forgotten_since_s is None
+    await lose(valkey, store, 0)
+    async with following(hot):
+        await until(lambda: hot.forgotten_since_s is not None)
+        async with redis_store(valkey.url) as next_store, running_journal(next_store):
+            await until(lambda: hot.forgotten_since_s is None)
+    await hot.close()
+
+
 @pytest.mark.parametrize("num_restated", [0, 1])
 async def test_a_leader_behind_one_that_could_not_restate_everything_is_noticed_until_it_is_ready(
     valkey: ValkeyProcess, store: RedisStore, num_restated: int

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import FencedError, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, FencedError, StoredEntry, StoreUnavailableError
 from scheduler_svc.leadership.take_over import Leading
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
@@ -190,6 +190,26 @@ async def test_nobody_is_ready_in_an_unsettled_journal_while_the_store_takes_no_
                 assert not task.done()
                 is_full = False
                 await asyncio.wait_for(task, patient(15))
+
+
+async def test_who_leads_next_waits_longer_in_a_slow_store_for_a_leader_that_may_know_more(
+    valkey: ValkeyProcess,
+) -> None:
+    """That one needs some commands to find that the store was emptied, and to begin in it again."""
+    delay_s = 0.15
+
+    async def read_slowly(from_id: EntryId, limit: int, *, is_urgent: bool = False) -> list[StoredEntry]:
+        await asyncio.sleep(delay_s)
+        return list(await RedisStore.read_entries(site.store, from_id, limit, is_urgent=is_urgent))
+
+    async with standby_site(valkey.url) as site:
+        site.stands_by = False
+        with capture_logs() as logs, patch.object(site.store, "read_entries", read_slowly):
+            async with leading(site, lambda: True) as task:
+                await asyncio.wait_for(task, patient(15))
+        waits_s = [line["seconds"] for line in logs if "may know more" in line["event"]]
+        assert waits_s[0] == LEASE_MS / 1000
+        assert waits_s[-1] > LEASE_MS / 1000 + 8 * delay_s
 
 
 async def test_one_that_is_about_to_lead_in_an_empty_journal_is_not_fenced_by_another_newcomer(

@@ -33,19 +33,23 @@ class Way:
     def cut_at(self, num_commands: int, cut_s: float) -> None:
         self.num_left, self.cut_s = num_commands, cut_s
 
+    @property
+    def is_cut(self) -> bool:
+        """True if nothing gets through now."""
+        return self.server.now_s < self._cut_until_s
+
     def lets_pass(self) -> bool:
         """True if one more command and its reply get through."""
         self.before_command()
-        now_s = asyncio.get_running_loop().time()
         if self.num_left:
             self.num_left -= 1
             if not self.num_left:
-                self._cut_until_s = now_s + self.cut_s
-        return now_s >= self._cut_until_s
+                self._cut_until_s = self.server.now_s + self.cut_s
+        return not self.is_cut
 
     def is_cut_now(self) -> bool:
         """True if the command that was counted last cut it."""
-        return asyncio.get_running_loop().time() + self.cut_s == self._cut_until_s
+        return self.server.now_s + self.cut_s == self._cut_until_s
 
 
 class Link:

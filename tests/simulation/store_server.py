@@ -96,6 +96,11 @@ class StoreServer:
         self._backlog: list[Command] = []  # that arrived while it was frozen
         self._last_append: Command | None = None  # that was done
 
+    @property
+    def now_s(self) -> float:
+        """Time of the simulated world, whatever the clocks of processes show."""
+        return self._loop.now_s
+
     def send(self, command: Command) -> None:
         """Send a command. It arrives after a delay, even if the sender is gone by then."""
         self.process.call_later(self._delay(), self._arrive, command)

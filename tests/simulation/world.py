@@ -154,8 +154,15 @@ class World:
         )
 
     def has_memory(self) -> bool:
-        """True if a live scheduler knows everything that is in the store."""
-        return self.holder() is not None
+        """True if one live scheduler knows everything that is in the store, and can tell it to the store.
+
+        Not while an older one leads, too, and has not yet noticed: both may accept requests in an emptied store, which
+        docs/durability.md names as a limit.
+        """
+        holder = self.holder()
+        if holder is None or holder.way.is_cut:
+            return False
+        return not any(life.serves and life.process.runs for life in self.lives if life is not holder)
 
     def holder(self) -> SchedulerLife | None:
         """The scheduler that wrote last, and runs: what it has is all there is."""
