@@ -61,14 +61,16 @@ class Standby:
 
     async def wait(self) -> None:
         """Return once the lease is ours, or its holder begins without the entries that were read here."""
-        others = [asyncio.create_task(each) for each in (self._journal.follow(), self._announce())]
+        announcing = asyncio.create_task(self._announce())
+        following, followed = asyncio.create_task(self._journal.follow()), self._seen
         try:
             while (pause_s := await self._try_to_lead()) is not None:
+                if self._seen != followed:  # its entries count now, and an answer for which we wait may never come
+                    await _cancel(following)
+                    following, followed = asyncio.create_task(self._journal.follow()), self._seen
                 await self._pause(pause_s)
         finally:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await _cancel(announcing, following)
             await self._withdraw()
 
     async def _try_to_lead(self) -> float | None:
@@ -144,3 +146,9 @@ class Standby:
     async def _withdraw(self) -> None:
         with suppress(StoreUnavailableError):  # the announcement ends soon
             await self._leases.announce(self._lease.address, 0)
+
+
+async def _cancel(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import quire
 from tests.fuzz.outcome import Outcome, Stage
 from tests.hostile.attacks import (
     GENERATE,
@@ -32,6 +33,7 @@ from tests.services import ROOT
 METHODS = (GENERATE, SESSION, GET_REQUEST)
 HALF_OPEN_S = 2.0
 CALM_ANSWERS = 200
+NUM_CALM_CLIENTS, NUM_CALM_CALLS = 50, 40  # of each, all at once
 MOST_SLOWDOWN = 3.0
 MOST_GROWTH = 1.1  # of resident memory, a minute later
 NOTHING_MS = 20.0  # of p99: below it a ratio says nothing
@@ -73,6 +75,8 @@ async def abuse(num_inputs: int, seed: int) -> Outcome:
     """One attack after another."""
     outcome = Outcome("abuse of HTTP/2", num_inputs)
     async with besieged_scheduler() as site:
+        # What it takes to serve that many at once it has before the attack: only what an attacker leaves counts.
+        await asyncio.gather(*(_serve_calls(site.address) for _ in range(NUM_CALM_CLIENTS)))
         calm_ms = await _p99_ms(site, CALM_ANSWERS)
         before = site.peak_bytes = site.resident_bytes
         site.neighbour.latencies_s.clear()
@@ -97,6 +101,13 @@ async def abuse(num_inputs: int, seed: int) -> Outcome:
             "resident_after_mib": round(after / MIB, 1),
         }
     return outcome
+
+
+async def _serve_calls(address: str) -> None:
+    """One of many clients that behave, with calls of its own on its connection."""
+    async with quire.AsyncClient(address) as client:
+        calls = (client.generate([1, 2, 3], max_tokens=5, ignore_eos=True) for _ in range(NUM_CALM_CALLS))
+        await asyncio.gather(*calls)
 
 
 async def _p99_ms(site: Besieged, number: int) -> float:

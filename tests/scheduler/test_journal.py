@@ -389,7 +389,7 @@ class BegunWhileLookedFor(MemoryStore):
 async def test_a_leader_without_the_store_for_a_lease_that_holds_nothing_lets_others_begin_in_an_emptied_one(
     begin_at: int | None,
 ) -> None:
-    """It may have been followed meanwhile, and a standby of that leader may know what the store has lost."""
+    """Followers may have led meanwhile, and a standby of theirs may know what the store has lost."""
     store = BegunWhileLookedFor()
     journal = Journal(store, leader_id="older", probe_every_s=1000.0, lease_s=0.2)
     await journal.open()

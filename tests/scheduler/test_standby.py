@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from scheduler_svc.journal.leases import MOST_LONGER_MS, Lease
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
-from scheduler_svc.journal.store import JOURNAL_START
+from scheduler_svc.journal.store import JOURNAL_START, EntryId, StoredEntry
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from tests.patience import patient
@@ -221,6 +221,44 @@ async def test_a_standby_waits_while_the_lease_is_renewed_and_leads_when_it_ends
             assert await leases.hold(LEADER, 1) is None
             await asyncio.wait_for(waiting, patient(20))
             assert leaders == [LEADER.address, None]
+
+
+async def test_the_journal_is_asked_anew_when_another_leads_though_an_answer_was_lost(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """Entries of that leader may show that it does not know what the standby has read."""
+    num_reads, is_lost = 0, True
+
+    class LosesAnswers(RedisTail):
+        async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
+            nonlocal num_reads
+            num_reads += 1
+            if is_lost:
+                await asyncio.Event().wait()
+            return await super().read_after(last, limit)
+
+    async def until_looked_again() -> None:
+        num_looks = valkey.num_calls("PTTL")
+        await until(lambda: valkey.num_calls("PTTL") > num_looks + 2)
+
+    await leases.hold(LEADER, 60_000)
+    async with redis_store(valkey.url) as store, running_journal(store) as leader:
+        await leader.admit(admission(1))
+        hot = HotJournal(LosesAnswers(valkey.url), store, record_ttl_s=TTL_S)
+        standby = Standby(leases, US, hot, lease_ms=LEASE_MS, on_leader=lambda leader: None)
+        waiting = asyncio.create_task(standby.wait())
+        try:
+            await until(lambda: standby.seen_leaders.has_any and num_reads > 0)
+            await until_looked_again()
+            num_reads_before, is_lost = num_reads, False
+            await until_looked_again()
+            assert num_reads == num_reads_before  # asked anew once for a leader, not at each look
+            await leases.hold(replace(LEADER, epoch=LEADER.epoch + 1), 60_000)
+            await until(lambda: 1 in hot.replay.requests)
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await hot.close()
 
 
 async def test_a_lease_that_a_clock_set_back_has_made_long_ends_in_time(valkey: ValkeyProcess) -> None:

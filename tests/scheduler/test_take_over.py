@@ -195,7 +195,7 @@ async def test_nobody_is_ready_in_an_unsettled_journal_while_the_store_takes_no_
 async def test_who_leads_next_waits_longer_in_a_slow_store_for_a_leader_that_may_know_more(
     valkey: ValkeyProcess,
 ) -> None:
-    """That one needs some commands to find that the store was emptied, and to begin in it again."""
+    """Commands of that one take long: some are needed to find that the store was emptied, and to begin in it again."""
     delay_s = 0.15
 
     async def read_slowly(from_id: EntryId, limit: int, *, is_urgent: bool = False) -> list[StoredEntry]:
