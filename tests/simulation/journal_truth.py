@@ -39,7 +39,9 @@ class JournalTruth:
     epoch: int = 0  # the highest that the store knows of
     news_epoch: int = 0  # of the last entry that is more than the beginning of an epoch
     _last_payload: bytes = b""
-    _unsure: set[bytes] = field(default_factory=set)  # perhaps lost before they were acknowledged: may come again
+    # Perhaps lost before they were acknowledged, with what they admitted: may come again.
+    _unsure: dict[bytes, list[Admitted]] = field(default_factory=dict)
+    _last_admitted: list[Admitted] = field(default_factory=list)
     has_loss: bool = False  # of entries that nobody may have been told of
     _leader_of: dict[int, str] = field(default_factory=dict)  # by epoch, whatever the store has forgotten
     _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
@@ -47,7 +49,7 @@ class JournalTruth:
     def take(self, entry_id: EntryId, payload: bytes) -> None:
         self._last_payload = payload
         if payload in self._unsure:
-            self._unsure.discard(payload)
+            self._last_admitted = self._unsure.pop(payload)
             return
         entry = journal_pb2.JournalEntry.FromString(payload)
         self.num_entries += 1
@@ -60,8 +62,7 @@ class JournalTruth:
                 self.history.violate(f"P4: {leader} and {entry.leader_start.leader_id} share epoch {entry_id.epoch}")
         if not entry.HasField("leader_start"):
             self.news_epoch = entry_id.epoch
-        for admission in entry.admissions:
-            self._admit(admission)
+        self._last_admitted = [self._admit(admission) for admission in entry.admissions]
         numbers, tokens = unpack_int64(entry.delta_sequences), unpack_int32(entry.delta_tokens)
         for number, token in zip(numbers, tokens, strict=True):
             self._sample_of[number].append(token)
@@ -79,16 +80,20 @@ class JournalTruth:
         if is_all:
             self.epoch = 0
         if is_last_unanswered:
-            self._unsure.add(self._last_payload)
+            self._unsure[self._last_payload] = self._last_admitted
 
     def note_answered(self, payload: bytes) -> None:
         """Record that the writer knows that this entry was taken: the same bytes again are a new entry."""
-        self._unsure.discard(payload)
+        self._unsure.pop(payload, None)
 
     def unended(self) -> list[Admitted]:
-        """Last admission of each id, if it has no end: a lost one may be admitted again."""
+        """Last admission of each id, if it has no end: a lost one may be admitted again.
+
+        One that was lost before its leader knew of it was not accepted: it is owed to nobody, unless it comes again.
+        """
+        unsure = {id(each) for admitted in self._unsure.values() for each in admitted}
         owners = (self.owner(request_id) for request_id in self.by_id)
-        return [each for each in owners if each is not None and each.state is None]
+        return [each for each in owners if each is not None and each.state is None and id(each) not in unsure]
 
     def owner(self, request_id: str) -> Admitted | None:
         """The last that was admitted by this id, unless it was withdrawn."""
@@ -98,7 +103,7 @@ class JournalTruth:
     def ended_before(self, request_id: str, moment_s: float) -> bool:
         return any(each.state is not None and each.ended_s <= moment_s for each in self.by_id.get(request_id, ()))
 
-    def _admit(self, admission: journal_pb2.Admission) -> None:
+    def _admit(self, admission: journal_pb2.Admission) -> Admitted:
         request, number = admission.request, admission.sequence
         num_drawn = 0 if request.HasField("beam") else num_sequences_of(request)
         admitted = Admitted(number, request.request_id, [[] for _ in range(num_drawn)])
@@ -109,6 +114,7 @@ class JournalTruth:
         self.by_id.setdefault(request.request_id, []).append(admitted)
         for index, tokens in enumerate(admitted.tokens):
             self._sample_of[number + index] = tokens
+        return admitted
 
     def _finish(self, finish: journal_pb2.Finish, *, is_repeated: bool) -> None:
         admitted = self.by_number[finish.sequence]

@@ -100,7 +100,7 @@ async def _run(world: World, inflicting: Inflicting) -> None:
         await until(lambda: world.life.serves, 0.01)
         if world.life.recovery.num_waiting:
             world.history.violate(f"P1: {world.life.recovery.num_waiting} requests that have ended are recovered again")
-        await world.life.process.spawn(_audit(world, world.life))
+        await _take_stock(world)  # another one may follow it: a standby, too, waits for its turn
 
 
 async def _take_stock(world: World) -> None:
