@@ -26,6 +26,14 @@ def check_address(address: str) -> str:
     return address
 
 
+def check_listen_address(address: str) -> str:
+    """The given text, if its port is one, or 0 for a free one. Raises ValueError."""
+    port = address.rpartition(":")[2]
+    if port.isdecimal() and int(port) > 65535:
+        raise ValueError(f"{address!r} has no port: one is at most 65535, and 0 takes a free one")
+    return address
+
+
 def check_host(address: str) -> str:
     """The given text, if it is a host with or without a port. Raises ValueError."""
     if not any(_HOST_AND_PORT.fullmatch(each) for each in (address, f"{address}:1")):

@@ -4,6 +4,7 @@ Safe to share between threads; their requests travel over the one stream.
 """
 
 import asyncio
+import atexit
 import concurrent.futures
 import threading
 import weakref
@@ -29,50 +30,83 @@ from quire.results import (
 from quire.stats import Stats
 from quire.stream import CompletionStream
 
+_CLOSED = "the client is closed; make a new one"
+
 T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop that runs in a daemon thread until it is stopped."""
+    """An event loop that runs in a daemon thread until it is ended."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-client", daemon=True)
+        self._is_ended = False
+        self._entering = threading.RLock()  # the garbage collector may end it in any thread, in this one's `run` too
+        self._ending: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run_loop, name="quire-client", daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it."""
-        if not self._thread.is_alive():
-            coroutine.close()
-            raise RuntimeError("the client is closed; make a new one")
-        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it.
+
+        Raises RuntimeError if the thread was ended, before or meanwhile.
+        """
+        with self._entering:
+            if self._is_ended:
+                coroutine.close()
+                raise RuntimeError(_CLOSED)
+            future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            if self._is_ended:
+                raise RuntimeError(_CLOSED) from None
+            raise
         except BaseException:
             future.cancel()
             raise
 
-    def stop(self) -> None:
-        """Stops the loop and joins its thread."""
-        if self._thread.is_alive():
-            self.run(_end_other_tasks())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    def end(self, last: Coroutine[Any, Any, None]) -> None:
+        """Ends the thread, after a last coroutine, without waiting. It does nothing the second time."""
+        with self._entering:
+            if self._is_ended:
+                last.close()
+                return
+            self._is_ended = True
+            self._loop.call_soon_threadsafe(self._begin_end, last)
 
+    def join(self) -> None:
+        """Waits until the thread has ended."""
+        self._thread.join()
 
-async def _end_other_tasks() -> None:
-    """Cancels the loop's remaining tasks, as `asyncio.run` does at its end."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    def _run_loop(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _begin_end(self, last: Coroutine[Any, Any, None]) -> None:
+        self._ending = self._loop.create_task(self._end(last))
+
+    async def _end(self, last: Coroutine[Any, Any, None]) -> None:
+        """Cancels the loop's other tasks after the last coroutine."""
+        try:
+            await last
+        finally:
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in others:
+                    task.cancel()
+                await asyncio.wait(others)
+            await asyncio.sleep(0)  # the last results reach the threads that wait for them
+            self._loop.stop()
 
 
 class Stream:
-    """Chunks of one request, each position once; those of several samples alternate; see `CompletionStream`."""
+    """Chunks of one request, each position once; those of several samples alternate; see `CompletionStream`.
 
-    def __init__(self, thread: LoopThread, inner: CompletionStream) -> None:
+    Keeps its client: one that nobody else refers to is not closed under it.
+    """
+
+    def __init__(self, client: "Client", thread: LoopThread, inner: CompletionStream) -> None:
+        self._client = client
         self._thread = thread
         self._inner = inner
 
@@ -119,7 +153,9 @@ class Client:
     def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
         self._client = AsyncClient(address, **options)
         self._thread = LoopThread()
-        self._finalizer = weakref.finalize(self, _close, self._client, self._thread)
+        self._finalizer = weakref.finalize(self, _close_unwaited, self._client, self._thread)
+        self._finalizer.atexit = False
+        _open_clients.add(self)
 
     @property
     def address(self) -> str:
@@ -135,7 +171,7 @@ class Client:
         async def submit() -> CompletionStream:
             return self._client.stream(prompt, **params)
 
-        return Stream(self._thread, self._thread.run(submit()))
+        return Stream(self, self._thread, self._thread.run(submit()))
 
     def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
         """Answers a conversation by the model's chat template."""
@@ -147,7 +183,7 @@ class Client:
         async def submit() -> CompletionStream:
             return self._client.stream_chat(messages, **params)
 
-        return Stream(self._thread, self._thread.run(submit()))
+        return Stream(self, self._thread, self._thread.run(submit()))
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> Stream:
         """Reads a request that was submitted before, here or elsewhere; see `AsyncClient.attach` for positions."""
@@ -155,7 +191,7 @@ class Client:
         async def attach() -> CompletionStream:
             return self._client.attach(request_id, from_position)
 
-        return Stream(self._thread, self._thread.run(attach()))
+        return Stream(self, self._thread, self._thread.run(attach()))
 
     def cancel(self, request_id: str) -> RequestState:
         """Cancels a request and returns its state; one that has ended stays as it is."""
@@ -236,7 +272,9 @@ class Client:
 
     def close(self) -> None:
         """Detaches from every open request; its on_disconnect decides whether it goes on."""
-        self._finalizer()
+        self._finalizer.detach()
+        self._thread.end(self._client.close())
+        self._thread.join()
 
     def __enter__(self) -> "Client":
         return self
@@ -247,7 +285,15 @@ class Client:
         self.close()
 
 
-def _close(client: AsyncClient, thread: LoopThread) -> None:
-    """Runs at `close`, or when an unclosed client is garbage-collected, at exit at the latest."""
-    thread.run(client.close())
-    thread.stop()
+_open_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _close_unwaited(client: AsyncClient, thread: LoopThread) -> None:
+    """Runs when an unclosed client is garbage-collected, which may be in its own thread."""
+    thread.end(client.close())
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open_clients):
+        client.close()

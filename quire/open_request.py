@@ -78,7 +78,7 @@ class OpenRequest:
                 f"request {self.request_id}: of sample {chunk.index} the server sent position {chunk.position} where "
                 f"{due} was due"
             )
-        if self._num_buffered >= self._buffer_tokens:
+        if self._chunks and self._num_buffered >= self._buffer_tokens:
             self.is_behind = True
             return
         self._chunks.append(chunk)

@@ -191,8 +191,8 @@ class ClientOptions:
     timeout_s: float | None = None  # of requests without a timeout of their own; None: no bound
     connect_timeout_s: float = 3.0  # to reach a server that this client has not reached yet
     reconnect_timeout_s: float = 30.0  # to reach a server again
-    call_timeout_s: float = 10.0  # of calls other than requests
-    retries: int = 4  # of a submission refused as overloaded or unavailable
+    call_timeout_s: float = 10.0  # of calls other than requests, with all retries
+    retries: int = 4  # of a submission or call refused as overloaded or unavailable
     buffer_tokens: int = 4096  # unread tokens held for each request
 
 
@@ -208,9 +208,34 @@ class ClientKeywords(TypedDict, total=False):
 
 
 def client_options(keywords: ClientKeywords) -> ClientOptions:
-    """The options of a client. Raises TypeError on an unknown one."""
+    """The options of a client. Raises TypeError on an unknown one, or one of another type, ValueError out of range."""
     known = ClientKeywords.__annotations__
     for name in keywords:
         if name not in known:
             raise _unknown("option", name, known)
-    return ClientOptions(**keywords)
+    options = ClientOptions(**keywords)
+    if options.timeout_s is not None:
+        _check_seconds("timeout_s", options.timeout_s)
+    _check_seconds("connect_timeout_s", options.connect_timeout_s)
+    _check_seconds("reconnect_timeout_s", options.reconnect_timeout_s, may_be_zero=True)
+    _check_seconds("call_timeout_s", options.call_timeout_s)
+    _check_count("retries", options.retries, 0)
+    _check_count("buffer_tokens", options.buffer_tokens, 1)
+    return options
+
+
+_MOST_SECONDS = 1e9
+
+
+def _check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not (0 < value < _MOST_SECONDS or (may_be_zero and value == 0)):
+        raise ValueError(f"{name} must be {'at least' if may_be_zero else 'above'} 0 and below 1e9 s, not {value!r}")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value!r}")

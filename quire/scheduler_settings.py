@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from quire.address import check_host
+from quire.address import check_host, check_listen_address
 from quire.limit_settings import LimitSettings
 
 
@@ -150,6 +150,11 @@ class SchedulerSettings(LimitSettings):
     status_fd: int | None = Field(None, description="pipe on which the start's progress is reported to the supervisor")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     print_config: bool = Field(False, description="print the settings in force as TOML and exit")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_address(cls, value: str) -> str:
+        return check_listen_address(value)
 
     @field_validator("advertise")
     @classmethod

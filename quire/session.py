@@ -95,8 +95,10 @@ class Session:
             return
         entry.is_cancelled = True
         request.fail(RequestCancelledError(f"request {request.request_id} was cancelled by its reader"))
-        if not entry.was_sent or entry.retries_later:
-            self._forget(entry)
+        if not entry.was_sent or (entry.retries_later and request.accepted is None):
+            self._forget(entry)  # the server does not have it
+        elif entry.retries_later:
+            pass  # the cancellation goes with the attachment that comes next
         elif entry.handle is not None:
             self._send(entry.handle, cancel=pb.Cancellation())
         elif self._outgoing is not None:
@@ -307,7 +309,8 @@ class Session:
 
     def _retry_delay_s(self, entry: Entry, error: QuireError) -> float | None:
         """Delay until a refused request is tried again; None: never."""
-        if entry.is_cancelled or not isinstance(error, RetryableError):
+        is_gone = entry.is_cancelled and entry.request.accepted is None
+        if is_gone or not isinstance(error, RetryableError):
             return None
         now_s = self._loop.time()
         delay_s = error.retry_after_s * random.uniform(1.0, 1.2)

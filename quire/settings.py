@@ -89,6 +89,8 @@ def read_tables(config: Path) -> dict[str, dict[str, Any]]:
     Raises ValueError if there is no file, if it is no TOML, or if it has a table that no process reads.
     """
     try:
+        if config.is_dir():
+            raise ValueError(f"{config} is a folder; name the settings file in it")
         if not config.is_file():
             raise ValueError(f"there is no settings file {config}; name one that exists, or leave it out")
         text = config.read_bytes()

@@ -139,6 +139,9 @@ def _prompt_of(prefix: str | Sequence[int] | Messages) -> "str | Sequence[int] |
 def _turn(index: int, message: Mapping[str, str]) -> ChatMessage:
     if set(message) != {"role", "content"}:
         raise _invalid(f"chat.messages[{index}]", f"needs role and content and nothing else, has {sorted(message)}")
+    for name in ("role", "content"):
+        if message[name] is None:
+            raise _invalid(f"chat.messages[{index}].{name}", "must be a text, not None")
     return ChatMessage(message["role"], message["content"])
 
 

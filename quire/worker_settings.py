@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from quire.address import check_address, check_host
+from quire.address import check_address, check_host, check_listen_address
 from quire.settings import Settings
 from quire.typed_names import flag_of
 
@@ -138,6 +138,11 @@ class WorkerSettings(Settings):
         "and one line that says what is wrong",
     )
     print_config: bool = Field(False, description="print the settings in force as TOML and exit")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_address(cls, value: str) -> str:
+        return check_listen_address(value)
 
     @field_validator("scheduler")
     @classmethod

@@ -31,6 +31,7 @@ class CheckedOptions:
     block_size: int
     num_blocks: int | None
     kv_memory_bytes: int | None
+    memory_bytes: int | None
     max_model_len: int | None
 
     @classmethod

@@ -5,6 +5,7 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +19,12 @@ import quire
 from quire.cli import options
 from quire.cli.load import Lengths, Load, PlannedRequest
 from quire.cli.measurements import Measurement, Summary, summarize
-from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, error_text, errors_explained, fail, out
+from quire.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, err, error_text, errors_explained, fail, out
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 DEFAULT_NUM_REQUESTS = 100
 DEFAULT_PROMPT_LEN = "32-128"
+MOST_PLANNED = 1_000_000  # requests, which are all drawn before the first is sent
 
 
 def bench(
@@ -60,7 +62,7 @@ def bench(
     )
     params["cache_salt"] = uuid.uuid4().hex
     with errors_explained():
-        _check(rate, duration_s, json_file)
+        _check(rate, num_requests, duration_s, json_file)
         if prompt is not None and prompt_len is not None:
             fail(
                 "--prompt-len is for random prompts and --prompt gives a text: leave one of them out",
@@ -78,19 +80,39 @@ def bench(
         summary = asyncio.run(_measure(address, load, params))
     out.print(report(summary))
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        try:
+            json_file.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        except OSError as error:
+            fail(f"--json: {json_file} cannot be written: {error.strerror}")
+    if summary.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
     if not summary.num_completed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _check(rate: float, duration_s: float | None, json_file: Path | None) -> None:
+def _check(rate: float, num_requests: int | None, duration_s: float | None, json_file: Path | None) -> None:
     """Ends the command if an option cannot be used."""
     if not rate > 0:
         fail(f"--rate is {rate}: give a number above 0", EXIT_USAGE)
-    if duration_s is not None and not duration_s > 0:
-        fail(f"--duration is {duration_s}: give a number above 0", EXIT_USAGE)
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        fail(f"--json: {json_file} cannot be written; name a file in an existing folder", EXIT_USAGE)
+    if duration_s is not None and not 0 < duration_s < inf:
+        fail(f"--duration is {duration_s}: give a number of seconds above 0", EXIT_USAGE)
+    if duration_s is not None and num_requests is None:
+        if rate == inf:
+            fail("--rate inf sends all at once, whatever the --duration: give --num-requests", EXIT_USAGE)
+        if rate * duration_s > MOST_PLANNED:
+            fail(f"--rate {rate:g} for {duration_s:g} s is more than {MOST_PLANNED:,} requests", EXIT_USAGE)
+    if json_file is not None:
+        was_there = json_file.exists()
+        try:
+            with json_file.open("a"):
+                pass
+            if not was_there:
+                json_file.unlink()
+        except OSError as error:
+            fail(
+                f"--json: {json_file} cannot be written ({error.strerror}); name a file in an existing folder",
+                EXIT_USAGE,
+            )
 
 
 def _lengths(flag: str, text: str) -> Lengths:
@@ -117,18 +139,29 @@ async def run_load(
     params: GenerateParams,
     on_end: Callable[[], None],
 ) -> Summary:
-    """Sends every request when it is due, without waiting for any other."""
+    """Sends every request when it is due, without waiting for any other.
+
+    If it is cancelled, it cancels what runs and sums up what has ended.
+    """
+    measurements: list[Measurement] = []
+    interrupted = False
     start_s = asyncio.get_running_loop().time()
 
-    async def make(request: PlannedRequest) -> Measurement:
+    async def make(request: PlannedRequest) -> None:
         due_s = start_s + request.at_s
         await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
-        measurement = await _request(client, request, due_s, params)
+        measurements.append(await _request(client, request, due_s, params))
         on_end()
-        return measurement
 
-    measurements = await asyncio.gather(*(make(request) for request in planned))
-    return summarize(measurements, asyncio.get_running_loop().time() - start_s)
+    tasks = [asyncio.create_task(make(request)) for request in planned]
+    try:
+        await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        interrupted = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return summarize(measurements, asyncio.get_running_loop().time() - start_s, interrupted=interrupted)
 
 
 async def _request(
@@ -170,7 +203,8 @@ def report(summary: Summary) -> RenderableType:
     """The summary for a person."""
     totals = Table.grid(padding=(0, 2))
     totals.add_column(style="dim")
-    totals.add_row("completed", f"{summary.num_completed} of {summary.num_requests} in {summary.duration_s:.1f} s")
+    ended = f"{summary.num_completed} of {summary.num_requests} in {summary.duration_s:.1f} s"
+    totals.add_row("completed", f"{ended}, interrupted" if summary.interrupted else ended)
     totals.add_row("output", f"[bold]{summary.output_tokens_per_s:.1f} tokens/s[/bold]")
     totals.add_row("requests", f"{summary.requests_per_s:.2f}/s")
     totals.add_row("tokens", f"{summary.output_tokens} generated, {summary.prompt_tokens} in prompts")

@@ -79,9 +79,10 @@ class Summary:
     time_to_first_token_s: Percentiles | None
     time_per_output_token_s: Percentiles | None
     normalized_latency_s: Percentiles | None
+    interrupted: bool = False  # what had not ended by then is not counted
 
 
-def summarize(measurements: Sequence[Measurement], duration_s: float) -> Summary:
+def summarize(measurements: Sequence[Measurement], duration_s: float, *, interrupted: bool = False) -> Summary:
     """Sums up; latencies are those of completed requests."""
     completed = [each for each in measurements if each.failure is None]
     failed = [(each.failure, each.reason) for each in measurements if each.failure is not None]
@@ -101,6 +102,7 @@ def summarize(measurements: Sequence[Measurement], duration_s: float) -> Summary
         time_to_first_token_s=_of(each.first_token_s for each in completed),
         time_per_output_token_s=_of(each.time_per_output_token_s for each in completed),
         normalized_latency_s=_of(each.normalized_latency_s for each in completed),
+        interrupted=interrupted,
     )
 
 

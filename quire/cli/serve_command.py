@@ -116,12 +116,13 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
     num_late = num_workers - len(stats.workers)
     late = f"; {num_late} of {num_workers} workers are still starting" if num_late else ""
     address = "" if supervisor.address == DEFAULT_ADDRESS else f" --address {supervisor.address}"
+    each = f"; each of the {num_workers} workers" if num_workers > 1 else ""
     view = supervisor.progress.view
     lines = [
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
-        *(("sampling", each) for each in _sampling_defaults(model)),
-        *((about, as_typed(notice, names)) for about, notice in view.notices()),
+        *(("sampling", said) for said in _sampling_defaults(model)),
+        *((about, as_typed(notice, names) + (each if about == "takes" else "")) for about, notice in view.notices()),
         ("store", supervisor.store_name),
         *(("warning", as_typed(warning, names)) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from quire.address import check_listen_address
 from quire.machine import num_processors
 from quire.params import DEFAULT_ADDRESS
 from quire.scheduler_settings import SchedulerSettings
@@ -43,7 +44,7 @@ _APART = {"advertise"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
 _KNOWN_VARIABLES = ("QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE")
 _HINTS = {
-    "listen": "write host:port, such as 127.0.0.1:7847",
+    "listen": "write host:port, with a port of at most 65535, such as 127.0.0.1:7847",
     "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
 }
 
@@ -95,6 +96,11 @@ class ServeSettings(Settings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Uses only the values that `settle_all` has gathered."""
         return (init_settings,)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_address(cls, value: str) -> str:
+        return check_listen_address(value)
 
     @property
     def folder(self) -> Path:

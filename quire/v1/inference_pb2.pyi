@@ -1150,7 +1150,10 @@ class SessionRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """handle names the request within this session. The client chooses one that is not in use; events carry it."""
+    """handle names the request within this session. The client chooses one that is not in use; events carry it. A submit
+    or attach with a handle in use gets an error with a violation of the field "handle": that concerns this message
+    alone, and the handle stays in use by the earlier one.
+    """
     number: _builtins.int
     """number counts the messages of this stream, from 1 on. Absent or 0: not counted. An unexpected number means that a
     message was lost: the server does not process the message, and the stream ends with DATA_LOSS.

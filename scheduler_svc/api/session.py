@@ -8,6 +8,7 @@ are not read either.
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -25,7 +26,18 @@ log = structlog.get_logger()
 MAX_OPEN_STARTS = 1024  # submissions and attachments being made, and answers to such not yet taken by the client
 MAX_RESPONSE_TOKENS = 8192  # with every logprob that can be asked for, about 2 MB
 
-Start = Callable[[int, pb.SessionRequest], Awaitable[None]]
+
+@dataclass(slots=True, eq=False)
+class _Start:
+    """Submission or attachment being made. Nobody is told what becomes of a detached one."""
+
+    handle: int
+    is_cancelled: bool = False  # as soon as it has started
+    is_detached: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
+Begin = Callable[[_Start, pb.SessionRequest], Awaitable[None]]
 
 
 class ServerSession:
@@ -36,8 +48,8 @@ class ServerSession:
         self._control = control
         self._subscriptions: dict[int, Subscription] = {}
         self._handle_of: dict[Subscription, int] = {}
-        self._starting: dict[int, asyncio.Task[None]] = {}
-        self._to_cancel: set[int] = set()  # as soon as they have started
+        self._starting: dict[int, _Start] = {}  # by handle, without the detached ones
+        self._starts: set[_Start] = set()  # all
         self._events: list[pb.SessionEvent] = []  # accepted and error, in order
         self._with_news: OrderedDict[Subscription, None] = OrderedDict()  # or perhaps none; the next in turn first
         self._news = asyncio.Event()
@@ -51,7 +63,7 @@ class ServerSession:
         """Read the client's messages until it closes its side; open requests still run to their end."""
         try:
             while await self._take_next(requests):
-                while len(self._starting) + len(self._events) >= MAX_OPEN_STARTS:
+                while len(self._starts) + len(self._events) >= MAX_OPEN_STARTS:
                     self._room.clear()
                     await self._room.wait()
         except BaseException:
@@ -93,7 +105,7 @@ class ServerSession:
                 self._num_sent += 1
                 response.number = self._num_sent
                 return response
-            if self._ended and not self._subscriptions and not self._starting:
+            if self._ended and not self._subscriptions and not self._starts:
                 return None
             await self._news.wait()
             self._news.clear()
@@ -101,8 +113,9 @@ class ServerSession:
 
     def close(self) -> None:
         """Detach from every request."""
-        for task in self._starting.values():
-            task.cancel()
+        for start in self._starts:
+            if start.task is not None:
+                start.task.cancel()
         for handle in list(self._subscriptions):
             self._drop(handle)
 
@@ -131,67 +144,80 @@ class ServerSession:
                 self._refuse(handle, _violation("handle", f"{handle} is in use in this session"))
                 return
             num_open, most = (
-                len(self._subscriptions) + len(self._starting),
+                len(self._subscriptions) + len(self._starts),
                 self._admission.limits.max_requests_per_session,
             )
             if num_open >= most:
                 what = f"the session has {num_open} requests open, which is the limit; end some, or come back later"
                 self._refuse(handle, OverloadedError(what, 1.0))
                 return
-            start = self._submit if action == "submit" else self._attach
-            task = self._starting[handle] = asyncio.create_task(self._guard(handle, start, request))
-            task.add_done_callback(lambda _: self._started(handle))
+            start = self._starting[handle] = _Start(handle)
+            self._starts.add(start)
+            begin = self._submit if action == "submit" else self._attach
+            start.task = asyncio.create_task(self._guard(start, begin, request))
+            start.task.add_done_callback(lambda _: self._started(start))
         elif action == "cancel":
             self._cancel(handle)
         elif action == "detach":
-            if handle in self._subscriptions:
-                self._drop(handle)
-            elif handle in self._starting and handle not in self._to_cancel:
-                self._starting[handle].cancel()
+            self._detach(handle)
         else:
             self._refuse(handle, _violation("action", "give `submit`, `attach`, `cancel` or `detach`"))
 
-    async def _guard(self, handle: int, start: Start, request: pb.SessionRequest) -> None:
+    async def _guard(self, start: _Start, begin: Begin, request: pb.SessionRequest) -> None:
         try:
-            await start(handle, request)
+            await begin(start, request)
         except CONTROL_FLOW:
             raise
         except QuireError as error:
-            self._refuse(handle, error)
+            self._refuse_start(start, error)
         except BaseException:  # of a native library, too
-            log.exception("request not started", handle=handle)
-            self._refuse(handle, QuireError("the server failed to start the request; its log says why"))
+            log.exception("request not started", handle=start.handle)
+            self._refuse_start(start, QuireError("the server failed to start the request; its log says why"))
 
-    def _started(self, handle: int) -> None:
-        del self._starting[handle]
-        self._to_cancel.discard(handle)
+    def _started(self, start: _Start) -> None:
+        self._starts.discard(start)
+        if self._starting.get(start.handle) is start:
+            del self._starting[start.handle]
         self._room.set()
         self._news.set()
 
-    async def _submit(self, handle: int, request: pb.SessionRequest) -> None:
+    async def _submit(self, start: _Start, request: pb.SessionRequest) -> None:
         stream, accepted = await self._admission.submit(request.submit, None)
-        self._open(handle, self._admission.readers.subscribe(stream, (), self._on_news), accepted)
+        self._open(start, self._admission.readers.subscribe(stream, (), self._on_news), accepted)
 
-    async def _attach(self, handle: int, request: pb.SessionRequest) -> None:
+    async def _attach(self, start: _Start, request: pb.SessionRequest) -> None:
         positions = request.attach.from_positions
         stream, accepted = await self._control.attach(request.attach.request_id, positions)
         subscription = self._admission.readers.subscribe(stream, positions, self._on_news)
-        self._open(handle, subscription, accepted)
+        self._open(start, subscription, accepted)
 
     def _cancel(self, handle: int) -> None:
         subscription = self._subscriptions.get(handle)
         if subscription is not None:
             self._control.cancel_live(subscription.stream.accepted.request_id)
         elif handle in self._starting:
-            self._to_cancel.add(handle)
+            self._starting[handle].is_cancelled = True
 
-    def _open(self, handle: int, subscription: Subscription, accepted: pb.Accepted) -> None:
-        self._subscriptions[handle] = subscription
-        self._handle_of[subscription] = handle
-        self._events.append(pb.SessionEvent(handle=handle, accepted=accepted))
+    def _detach(self, handle: int) -> None:
+        if handle in self._subscriptions:
+            self._drop(handle)
+        elif (start := self._starting.pop(handle, None)) is not None:
+            start.is_detached = True
+            if not start.is_cancelled and start.task is not None:
+                start.task.cancel()
+
+    def _open(self, start: _Start, subscription: Subscription, accepted: pb.Accepted) -> None:
+        if start.is_detached:  # and cancelled, else it would not have gone on
+            self._control.cancel_live(accepted.request_id)
+            self._with_news.pop(subscription, None)
+            subscription.close()
+            return
+        self._subscriptions[start.handle] = subscription
+        self._handle_of[subscription] = start.handle
+        self._events.append(pb.SessionEvent(handle=start.handle, accepted=accepted))
         self._on_news(subscription)
-        if handle in self._to_cancel:
-            self._cancel(handle)
+        if start.is_cancelled:
+            self._cancel(start.handle)
 
     def _drop(self, handle: int) -> None:
         subscription = self._subscriptions.pop(handle)
@@ -202,6 +228,10 @@ class ServerSession:
     def _on_news(self, subscription: Subscription) -> None:
         self._with_news[subscription] = None
         self._news.set()
+
+    def _refuse_start(self, start: _Start, error: QuireError) -> None:
+        if not start.is_detached:
+            self._refuse(start.handle, error)
 
     def _refuse(self, handle: int, error: QuireError) -> None:
         status = to_status(error)

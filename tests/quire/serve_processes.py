@@ -126,3 +126,15 @@ class ServeProcesses:
                 self._said += data
                 self._is_read = bool(data)
                 self._changed.notify_all()
+
+
+def child_commands(pid: int) -> dict[int, list[str]]:
+    """Command lines of the children that a process has; threads and children may end meanwhile, and then count not."""
+    commands = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in (task / "children").read_text().split():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    if line := Path(f"/proc/{child}/cmdline").read_bytes():
+                        commands[int(child)] = line.decode().split("\0")
+    return commands

@@ -349,6 +349,26 @@ async def test_a_call_refused_for_now_is_made_again(server: ScriptedServer, clie
     assert (await client.model()).name == "scripted"
 
 
+async def test_a_call_that_stays_refused_ends_within_its_time(server: ScriptedServer) -> None:
+    server.refuse_calls = [quire.OverloadedError("you have too many pins", 60.0) for _ in range(9)]
+    async with quire.AsyncClient(server.address, call_timeout_s=5.0) as client:
+        with pytest.raises(quire.OverloadedError, match="too many pins"):
+            await asyncio.wait_for(client.model(), patient(5.0))
+    assert len(server.refuse_calls) == 8
+
+
+async def test_a_reader_with_the_smallest_buffer_gets_everything(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=9, tokens_per_chunk=3)
+    async with quire.AsyncClient(server.address, buffer_tokens=1) as client:
+        assert (await client.generate("hello")).token_ids == tuple(range(9))
+
+
+async def test_a_message_without_a_text_is_refused(client: quire.AsyncClient) -> None:
+    for name, turn in (("content", {"role": "user", "content": None}), ("role", {"role": None, "content": "Hi"})):
+        with pytest.raises(quire.InvalidRequestError, match=rf"messages\[0\]\.{name}"):
+            await client.chat([turn])  # type: ignore[list-item]
+
+
 async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: quire.AsyncClient) -> None:
     await server.set_ready(False)
     with pytest.raises(quire.UnavailableError, match="no worker"):

@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 import quire
 from quire.cli.app import app
+from quire.cli.bench_command import run_load
+from quire.cli.load import PlannedRequest
 from quire.cli.top_view import block_bar, view
 from quire.stats import BlockStats, JournalStats, Stats
 from quire.v1 import inference_pb2 as pb
@@ -311,6 +313,11 @@ def test_bench_names_the_flag_of_a_wrong_length(flag: str) -> None:
     [
         *(["--rate", "0"], ["--rate", "nan"], ["--prompt-len", "many"], ["--output-len", "0"], ["--duration", "-1"]),
         ["--json", "/no/such/folder/file"],
+        ["--json", "/proc/summary.json"],
+        ["--json", "/"],
+        ["--duration", "inf", "--rate", "1"],
+        ["--duration", "10", "--rate", "inf"],
+        ["--duration", "1e9", "--rate", "1e6"],
         ["--prompt", "hello", "--prompt-len", "7"],
     ],
 )
@@ -395,6 +402,22 @@ async def test_ctrl_c_ends_bench_quietly_and_cancels_its_requests(server: Script
     code, errors = await interrupt(command)
     assert (code, b"Traceback" in errors) == (130, False)
     await server.until(lambda: all(server.count("cancel", each) == 1 for each in server.runs))
+
+
+async def test_bench_sums_up_what_had_ended_when_it_was_interrupted(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=9, released=0)
+    planned = [PlannedRequest(at_s=0.0, prompt=f"{number}", max_tokens=9, seed=number) for number in range(3)]
+    ended = asyncio.Semaphore(0)
+    async with quire.AsyncClient(server.address) as client:
+        running = asyncio.create_task(run_load(client, planned, {}, ended.release))
+        await server.until(lambda: len(server.runs) == 3)
+        for request_id in list(server.runs)[:2]:
+            server.release(request_id)
+            await ended.acquire()
+        running.cancel()
+        summary = await running
+        assert (summary.num_completed, summary.num_requests, summary.interrupted) == (2, 2, True)
+        await server.until(lambda: sum(server.count("cancel", each) for each in server.runs) == 1)
 
 
 async def test_top_shows_frame_after_frame_until_it_is_interrupted(server: ScriptedServer) -> None:

@@ -1,12 +1,17 @@
 """The synchronous client: the same requests, from threads."""
 
 import asyncio
+import gc
+import subprocess
+import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import quire
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -81,3 +86,106 @@ def test_a_closed_client_says_so_and_leaves_no_thread() -> None:
     assert not any(each.name == "quire-client" for each in threading.enumerate())
     with pytest.raises(RuntimeError, match="closed"):
         client.stats()
+
+
+class Cyclic:
+    """A user's object that holds a client, and itself: only the garbage collector finds it."""
+
+    def __init__(self, address: str) -> None:
+        self.me = self
+        self.client = quire.Client(address)
+
+
+async def test_a_client_that_is_collected_in_its_own_thread_ends_without_waiting(server: ScriptedServer) -> None:
+    def drop() -> threading.Thread:
+        holder = Cyclic(server.address)
+        holder.client.model()
+        loop = holder.client._thread._loop
+        (thread,) = [each for each in threading.enumerate() if each.name == "quire-client"]
+        found = weakref.ref(holder.client)
+        gc.disable()
+        try:
+            del holder
+            assert found() is not None
+            loop.call_soon_threadsafe(gc.collect)
+            thread.join(patient(20))
+        finally:
+            gc.enable()
+        assert found() is None
+        return thread
+
+    assert not (await asyncio.to_thread(drop)).is_alive()
+
+
+async def test_a_stream_keeps_the_client_that_nobody_else_refers_to(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=5, tokens_per_chunk=1)
+
+    def use() -> list[str]:
+        return [chunk.text for chunk in quire.Client(server.address).stream("hello")]
+
+    assert await asyncio.to_thread(use) == [" 0", " 1", " 2", " 3", " 4"]
+
+
+async def test_calls_of_other_threads_end_with_a_word_when_the_client_is_closed(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=5, released=1)
+
+    def use() -> None:
+        client = quire.Client(server.address)
+        begun = threading.Barrier(5)
+        endings: list[BaseException] = []
+
+        def ask(number: int) -> None:
+            begun.wait()
+            try:
+                while True:
+                    client.tokenize("a b")
+            except Exception as error:
+                endings.append(error)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        client.tokenize("a b")
+        client.close()
+        for thread in threads:
+            thread.join(patient(20))
+            assert not thread.is_alive()
+        assert [type(error) for error in endings] == [RuntimeError] * 4
+        assert all("closed" in str(error) for error in endings)
+
+    await asyncio.to_thread(use)
+
+
+async def test_an_unclosed_client_is_closed_when_the_process_ends(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=9, released=1)
+    program = f"""
+import quire
+client = quire.Client({server.address!r})
+stream = client.stream("hello", request_id="left-open")
+print(next(stream).text)
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    output, _ = await asyncio.wait_for(process.communicate(), patient(20))
+    assert (process.returncode, output.decode().strip()) == (0, "0")
+    await server.until(lambda: server.count("detach", "left-open") == 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("buffer_tokens", 0, ValueError),
+        ("buffer_tokens", 2.5, TypeError),
+        ("retries", -1, ValueError),
+        ("retries", True, TypeError),
+        ("call_timeout_s", "5", TypeError),
+        ("call_timeout_s", 0, ValueError),
+        ("connect_timeout_s", float("nan"), ValueError),
+        ("reconnect_timeout_s", -1, ValueError),
+        ("timeout_s", 0, ValueError),
+        ("timeout_s", float("inf"), ValueError),
+    ],
+)
+def test_an_impossible_option_is_refused_by_name(option: str, value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=option):
+        quire.AsyncClient("127.0.0.1:1", **{option: value})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import gc
 import pytest
 
 import quire
+from quire.v1 import inference_pb2 as pb
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -81,6 +82,21 @@ async def test_a_resumption_refused_for_now_is_tried_again(server: ScriptedServe
     await server.until(lambda: server.count("attach", "patient") == 9)
     server.release("patient")
     assert (await stream.completion()).text == text_of(4)
+
+
+async def test_a_request_whose_resumption_is_refused_for_now_can_be_cancelled(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    """The server has it: to forget it here would leave it running there."""
+    script = server.default = Script(num_tokens=4, released=2)
+    stream = client.stream("hello", request_id="unwanted", on_disconnect=quire.OnDisconnect.CONTINUE)
+    await anext(stream)
+    script.refusals = [quire.UnavailableError("recovering", 0.5), quire.UnavailableError("recovering", 0.01)]
+    server.break_sessions()
+    await server.until(lambda: server.count("attach", "unwanted") == 1)
+    await stream.aclose()
+    await server.until(lambda: server.runs["unwanted"].state == pb.REQUEST_STATE_CANCELLED)
+    assert server.count("attach", "unwanted") == 3
 
 
 async def test_a_server_that_stays_away_is_given_up(server: ScriptedServer) -> None:

@@ -15,6 +15,7 @@ import pytest
 import quire
 from quire.time_slice import slice_ns
 from tests.patience import patient
+from tests.quire.serve_processes import child_commands
 from tests.services import DEMO_MODEL
 
 READY_S = 90.0
@@ -103,11 +104,9 @@ def runs(pid: int) -> bool:
 def children_of(pid: int) -> dict[str, int]:
     """Modules that run as children of a process."""
     children: dict[str, int] = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-            name = words[words.index("-m") + 1] if "-m" in words else Path(words[0].split(" ")[0]).name
-            children[name] = int(child)
+    for child, words in child_commands(pid).items():
+        name = words[words.index("-m") + 1] if "-m" in words else Path(words[0].split(" ")[0]).name
+        children[name] = child
     return children
 
 

@@ -13,7 +13,7 @@ from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.supervisor import Supervisor
 from tests.patience import patient
-from tests.quire.serve_processes import ServeProcesses
+from tests.quire.serve_processes import ServeProcesses, child_commands
 from tests.services import DEMO_MODEL
 
 Starter = Callable[..., ServeProcesses]
@@ -124,25 +124,17 @@ def test_nohup_outlives_its_terminal_and_ends_when_it_is_told_to(serve: Starter)
 
 @pytest.mark.timeout(300)
 async def test_an_error_of_the_supervisor_itself_ends_everything(tmp_path: Path) -> None:
-    before = set(children())
+    before = set(child_commands(os.getpid()))
     settled = settle_all({"model": str(DEMO_MODEL), "listen": "127.0.0.1:0", "num_blocks": "200"}, None)
     folder = DataFolder(tmp_path / "data")
     seen: list[set[int]] = []
 
     async def fail(_: Supervisor) -> None:
-        seen.append(set(children()) - before)
+        seen.append(set(child_commands(os.getpid())) - before)
         raise ZeroDivisionError("as if we had made a mistake")
 
     with pytest.raises(ZeroDivisionError):
         await Supervisor(settled, folder, Announcer()).run(asyncio.Event(), fail)
     folder.close()
     assert len(seen[0]) == 3  # store, scheduler, worker
-    assert not set(children()) - before
-
-
-def children() -> list[int]:
-    """Processes that this one has started and that still run."""
-    found = []
-    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        found += [int(each) for each in (task / "children").read_text().split()]
-    return [each for each in found if Path(f"/proc/{each}/cmdline").read_bytes()]
+    assert not child_commands(os.getpid()).keys() - before

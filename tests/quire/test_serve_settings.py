@@ -72,6 +72,8 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         (["m", "--order", "lifo"], "--order"),
         (["m", "--num-host-blocks", "-1"], "--num-host-blocks"),
         (["m", "--listen", "7847"], "--listen: write host:port"),
+        (["m", "--listen", "0.0.0.0:70000"], "--listen: write host:port, with a port of at most 65535"),
+        (["m", "--config", "."], ". is a folder"),
         (["m", "--redis-url", "http://x"], "--redis-url: write redis://"),
         (["m", "--config", "nowhere.toml"], "nowhere.toml"),
     ],

@@ -181,6 +181,7 @@ def test_sampling_out_of_range_is_refused_by_field(field: str, sampling: dict[st
         {"min_p": 0},
         {"min_p": 1},
         {"repetition_penalty": 100},
+        {"repetition_penalty": 0.01},
         {"presence_penalty": -2, "frequency_penalty": 2},
         {"logit_bias": {0: -100, 999: 100}},
         {"logit_bias": dict.fromkeys(range(1000), 1.0)},

@@ -110,10 +110,40 @@ async def test_cancelling_a_request_on_its_way_in_cancels_it(
     await session.say(2)
     await session.read_until("error", 2)  # all before it was read
     store.may_append.set()
-    event = await session.read_until("finished", 1)
-    assert event.finished.state == pb.REQUEST_STATE_CANCELLED
+    if detach:
+        await until(lambda: site.engine.num_finished == 1)
+        record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="unwanted"))
+        assert record.state == pb.REQUEST_STATE_CANCELLED
+        await session.say(3)
+        await session.read_until("error", 3)
+        assert not [event for event in session.events if event.handle == 1]
+    else:
+        event = await session.read_until("finished", 1)
+        assert event.finished.state == pb.REQUEST_STATE_CANCELLED
     worker.may_answer.set()
     await site.idle()
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_a_handle_is_free_as_soon_as_its_request_was_detached_from_on_its_way_in(
+    site: Site, session: RawSession, store: GatedStore, cancel: bool
+) -> None:
+    await site.add_worker()
+    store.may_append.clear()
+    await session.say(1, submit=counting(10, 5, "first"))
+    await until(lambda: store.num_waiting == 1)
+    if cancel:
+        await session.say(1, cancel=pb.Cancellation())
+    await session.say(1, detach=pb.Detachment())
+    await session.say(1, submit=counting(20, 5, "second"))
+    store.may_append.set()
+    await session.read_until("finished", 1)
+    assert session.tokens(1) == [21, 22, 23, 24, 25]
+    (accepted,) = [event.accepted for event in session.events if event.HasField("accepted")]
+    assert accepted.request_id == "second"
+    if cancel:
+        record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="first"))
+        assert record.state == pb.REQUEST_STATE_CANCELLED
 
 
 async def test_detaching_from_a_request_on_its_way_in_leaves_it_alone(

@@ -16,6 +16,7 @@ USUAL = CheckedOptions(
     block_size=16,
     num_blocks=None,
     kv_memory_bytes=None,
+    memory_bytes=None,
     max_model_len=None,
 )
 

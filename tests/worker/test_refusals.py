@@ -44,6 +44,9 @@ CASES = [
               "give {kv_memory_bytes} 86016 or more, or {max_model_len} 32 or less"),
     Case(name="blocks for less than a sequence", given={"num_blocks": "2", "max_model_len": "33"},
          said="^{num_blocks} 2 of 16 tokens each holds 32 tokens, .* {max_model_len} 33: give {num_blocks} 3 or more"),
+    Case(name="pool of more than the worker's share", given={"num_blocks": "100", "memory_bytes": "1000000"},
+         said="^{num_blocks} 100 is a pool of 1228800 bytes, more than the {memory_bytes} 1000000 that weights, "
+              "steps and KV pool of a worker may take together: give a smaller pool", also={"device": "cpu"}),
     Case(name="sequence beyond the model's", given={"max_model_len": "99999"},
          said="^{max_model_len} 99999 is more than the 256 positions of the model: give at most {max_model_len} 256"),
     Case(name="fp8 on a CPU", given={"kv_dtype": "fp8", "device": "cpu"},

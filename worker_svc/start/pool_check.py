@@ -5,7 +5,7 @@ If only torch can tell the dtype of the blocks, the check is left to `pool_plan`
 
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from worker_svc.checkpoint.dtype_choice import choose_dtype
-from worker_svc.memory.pool_plan import PoolRequest, SequenceLimits, check_asked_pool
+from worker_svc.memory.pool_plan import PoolRequest, PoolSizeError, SequenceLimits, asked_blocks, check_asked_pool
 from worker_svc.model.config import ModelConfig
 from worker_svc.option_check import CheckedOptions, is_on_cuda
 
@@ -14,7 +14,10 @@ _SCALE_BYTES = 4  # for the key, or the value, of a token in one head, in int8
 
 
 def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *, has_driver: bool) -> None:
-    """Raises OptionError if the configured pool holds less than one block, or than the longest sequence."""
+    """Raises OptionError if the configured pool holds less than one block, or than the longest sequence.
+
+    Also if it is larger than all the memory that the worker may take.
+    """
     kept = kept_dtype(options, saved_dtype, has_driver=has_driver)
     if kept is None:
         return
@@ -30,7 +33,24 @@ def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *
         model_len=config.max_model_len,
         max_model_len=options.max_model_len,
     )
-    check_asked_pool(request, sequences, bytes_per_block(config, options.block_size, kept))
+    block_bytes = bytes_per_block(config, options.block_size, kept)
+    check_asked_pool(request, sequences, block_bytes)
+    if is_on_cuda(options, has_driver=has_driver) is False:
+        _check_share(options, block_bytes)
+
+
+def _check_share(options: CheckedOptions, block_bytes: int) -> None:
+    """Raises PoolSizeError if the pool alone takes more than the worker may take in all."""
+    asked = asked_blocks(options.num_blocks, options.kv_memory_bytes, block_bytes)
+    if asked is None or options.memory_bytes is None or asked * block_bytes <= options.memory_bytes:
+        return
+    what = f"--num-blocks {options.num_blocks}"
+    if options.kv_memory_bytes is not None:
+        what = f"--kv-memory-bytes {options.kv_memory_bytes}"
+    raise PoolSizeError(
+        f"{what} is a pool of {asked * block_bytes} bytes, more than the --memory-bytes {options.memory_bytes} that "
+        "weights, steps and KV pool of a worker may take together: give a smaller pool"
+    )
 
 
 def kept_dtype(options: CheckedOptions, saved_dtype: str, *, has_driver: bool) -> str | None:

@@ -162,7 +162,10 @@ class _PoolRoom(NamedTuple):
 
 
 def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int) -> _PoolRoom:
-    """Room beside the loaded weights and a step's buffers. A pool sized in blocks or bytes may take all free memory."""
+    """Room beside the loaded weights and a step's buffers.
+
+    A pool sized in blocks or bytes may take all free memory, or all that is left of this worker's share.
+    """
     free = free_memory_bytes(device)
     if device.type == "cuda":
         return _PoolRoom(free, _UNMEASURED_FRACTION)
@@ -173,7 +176,7 @@ def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int) 
         is_limited=machine.has_memory_limit(),
     )
     if settings.num_blocks is not None or settings.kv_memory_bytes is not None:
-        return _PoolRoom(free, memory.fraction)
+        return _PoolRoom(memory.available, memory.fraction)
     return _PoolRoom(memory.for_pool(step_bytes), memory.fraction)
 
 

@@ -5,6 +5,7 @@ strings and lists were checked before, at the edge: see `common.bounds`.
 """
 
 import re
+from struct import Struct
 from typing import NamedTuple
 
 from common.bounds import MOST_SAMPLES
@@ -24,7 +25,7 @@ _MOST_SAMPLE_INDEX = 2**32 - 1
 
 
 class _Range(NamedTuple):
-    """Range of a float in SamplingParams. NaN is in none."""
+    """Range of a float in SamplingParams, with the bounds as the wire has them. NaN is in none."""
 
     field: str
     low: float
@@ -32,12 +33,19 @@ class _Range(NamedTuple):
     is_low_excluded: bool = False
 
     def allows(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.is_low_excluded and value == self.low)
+        low, high = _as_float32(self.low), _as_float32(self.high)
+        return low <= value <= high and not (self.is_low_excluded and value == low)
 
     def __str__(self) -> str:
         return f"{'above' if self.is_low_excluded else 'from'} {self.low:g} to {self.high:g}"
 
 
+def _as_float32(value: float) -> float:
+    rounded: float = _FLOAT32.unpack(_FLOAT32.pack(value))[0]
+    return rounded
+
+
+_FLOAT32 = Struct("f")
 _RANGES = (
     _Range("temperature", 0, 100),
     _Range("top_p", 0, 1, is_low_excluded=True),
