@@ -206,10 +206,12 @@ async def open_journal(
     Raises StoreUnavailableError, JournalLostError or FencedError if the take-over fails, JournalDamagedError if an
     entry of the journal is damaged.
     """
+    says_all_again = hot is not None and await hot.outlives_journal()
     epoch = await journal.open(
-        after_epoch=max(after_epoch, hot.last.epoch if hot is not None else 0),
-        says_all_again=hot is not None and await hot.outlives_journal(),
+        after_epoch=max(after_epoch, hot.last.epoch if hot is not None else 0), says_all_again=says_all_again
     )
+    if says_all_again:  # though another one may have said it meanwhile: who reads it then counts on that
+        journal.rewrite_on_begin()
     begun = await hot.begun(epoch) if hot is not None else None
     return await recovery.read(store, begun)
 

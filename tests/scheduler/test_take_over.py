@@ -5,16 +5,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Literal
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.journal import Journal
+from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import EntryId, FencedError, StoredEntry, StoreUnavailableError
+from scheduler_svc.journal.store import JOURNAL_START, EntryId, FencedError, StoredEntry, StoreUnavailableError
 from scheduler_svc.leadership.take_over import Leading
+from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
 from tests.scheduler.journal_setup import redis_store, running_journal, until
@@ -145,6 +147,26 @@ async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_rea
             await newcomer.begin()
             await until(lambda: site.hot.last.epoch == newcomer.stats.epoch)
             assert not task.done() and not site.attempts
+
+
+async def test_a_standby_that_says_it_says_all_again_does_so_though_another_one_was_faster(
+    valkey: ValkeyProcess,
+) -> None:
+    """Readers forget what was before: the journal was emptied when the standby looked, and not when it began."""
+    async with (
+        redis_store(valkey.url) as store,
+        standby_site(valkey.url) as site,
+        leading(site, lambda: True) as task,
+    ):
+        with patch.object(site.hot, "outlives_journal", AsyncMock(return_value=True)):
+            epoch = await led_until_read(valkey, site.leases, lambda: site.has_read(1), 1)
+            await site.leases.release(Lease("leader", "leader:1", epoch))
+            led = await asyncio.wait_for(task, patient(15))
+        assert led.attempt.recovery.num_waiting == 1
+        replay = JournalReplay()
+        async for entry_id, entry in read_journal(store, JOURNAL_START):
+            replay.apply(entry_id, entry)
+        assert [number for number, request in replay.requests.items() if request.finish is None] == [1]
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

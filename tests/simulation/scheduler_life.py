@@ -158,9 +158,11 @@ class SchedulerLife:
         self._cut = (num_commands, cut_s)
 
     def knows_all(self, truth: JournalTruth) -> bool:
-        """True if this standby has read of every request that has not ended."""
+        """True if this standby has read of every request that has not ended, and will be able to tell it."""
         live = {each.number for each in truth.by_number.values() if each.state is None and not each.is_withdrawn}
-        return self._hot is not None and self.process.runs and live <= self._hot.replay.requests.keys()
+        will_be_cut = self._cut != (0, 0.0) or self.way.is_cut
+        has_read = self._hot is not None and live <= self._hot.replay.requests.keys()
+        return has_read and self.process.runs and not will_be_cut
 
     def tell_to_end(self) -> None:
         """SIGTERM."""
