@@ -32,7 +32,6 @@ INFERENCE_SERVICE = "quire.v1.Inference"
 JOURNAL_SERVICE = "quire.v1.Journal"  # by health alone: NOT_SERVING while the journal's store does not answer
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 0.5
-LEAST_TIMEOUT_S = 0.01  # of a call, when looking for a server took all the time
 
 Response = TypeVar("Response")
 
@@ -62,19 +61,18 @@ class Connection:
         Args:
             method: method of a stub.
             request: the method's argument.
-            timeout_s: longest wait, with all retries; None: `call_timeout_s` of the client.
+            timeout_s: longest wait for each answer, and for a refusal to pass; None: `call_timeout_s` of the client.
         """
         timeout_s = self._options.call_timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        until_s = started_s + timeout_s
         backoff_s = FIRST_BACKOFF_S
         num_refusals = 0
         while True:
             await self._servers.find_reachable()
             channel = self._servers.current_channel
             try:
-                return await method(request, timeout=max(until_s - loop.time(), LEAST_TIMEOUT_S))
+                return await method(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as rpc_error:
                 if server_error_of(rpc_error) is None:
                     self._servers.renew_connection(channel)
@@ -87,8 +85,8 @@ class Connection:
                     num_refusals += 1
                     delay_s = error.retry_after_s
                 late = loop.time() + delay_s - started_s > self._options.connect_timeout_s
-                give_up = num_refusals > self._options.retries if refused else late
-                give_up |= loop.time() + delay_s > until_s
+                is_hopeless = num_refusals > self._options.retries or loop.time() + delay_s > started_s + timeout_s
+                give_up = is_hopeless if refused else late
                 if isinstance(error, NotLeaderError) and give_up:
                     raise no_leader_error(self._address, error) from rpc_error
                 if give_up or not isinstance(error, RetryableError | NotLeaderError):
