@@ -119,8 +119,10 @@ class HotJournal:
             is_whole = not is_new and await self._is_led_without_ours()
             if is_whole:
                 self._begin_again()
-        else:
-            is_whole = await self._tail.has(self.last)
+        elif not await self._tail.has(self.last):
+            is_whole = await self._was_led_unread(epoch)
+            if is_whole:
+                self._begin_again()
         return BegunReplay(self.replay, self._next(), is_whole, self._record_read)
 
     async def outlives_journal(self) -> bool:
@@ -164,6 +166,21 @@ class HotJournal:
         such leader.
         """
         return newest is not None and newest < self.last and newest.epoch not in self._epochs
+
+    async def _was_led_unread(self, epoch: int) -> bool:
+        """True if a leader unknown here was ready before `epoch`, which is ours: only it knows what it accepted.
+
+        Its clock was behind: they do not come behind our last one.
+        """
+        last = JOURNAL_START
+        while page := await self._tail.read_after(last, _PAGE):
+            last = page[-1].entry_id
+            unread = [each for each in page if each.entry_id.epoch not in (*self._epochs, epoch)]
+            if any(is_news(decode(each)) for each in unread):
+                return True
+            if len(page) < _PAGE:
+                break
+        return False
 
     async def _is_led_without_ours(self) -> bool:
         """True if a leader is ready in a journal without our entries: they were trimmed, or their requests ended."""

@@ -206,6 +206,26 @@ async def test_a_leader_that_begins_below_what_was_read_is_noticed(
     await hot.close()
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+async def test_who_begins_behind_a_leader_that_began_below_and_was_ready_reads_what_that_one_wrote(
+    valkey: ValkeyProcess, store: RedisStore, is_ready: bool
+) -> None:
+    """Between the decision to lead and the new epoch time may pass, in which the other accepts requests."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await until(lambda: 1 in hot.replay.requests)
+    await lose(valkey, store, 0)
+    async with redis_store(valkey.url) as next_store:
+        await begin_below(next_store, is_ready=is_ready)
+        journal = Journal(next_store, leader_id="standby")
+        replay, from_id, is_whole, _ = await hot.begun(await journal.open(after_epoch=hot.last.epoch))
+    assert is_whole == is_ready
+    assert (from_id == JOURNAL_START) == is_ready
+    assert (1 in replay.requests) != is_ready
+    await hot.close()
+
+
 async def test_an_emptied_journal_that_nobody_begins_again_is_noticed(valkey: ValkeyProcess, store: RedisStore) -> None:
     """Whoever has the lease then may be a leader that was followed without notice, and knows nothing."""
     hot = new_hot(valkey, store)
