@@ -136,6 +136,8 @@ async def test_a_handle_is_free_as_soon_as_its_request_was_detached_from_on_its_
         await session.say(1, cancel=pb.Cancellation())
     await session.say(1, detach=pb.Detachment())
     await session.say(1, submit=counting(20, 5, "second"))
+    await session.say(2)
+    await session.read_until("error", 2)  # all before it was read
     store.may_append.set()
     await session.read_until("finished", 1)
     assert session.tokens(1) == [21, 22, 23, 24, 25]
