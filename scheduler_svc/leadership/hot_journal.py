@@ -170,7 +170,7 @@ class HotJournal:
     async def _was_led_unread(self, epoch: int) -> bool:
         """True if a leader unknown here was ready before `epoch`, which is ours: only it knows what it accepted.
 
-        Its clock was behind: they do not come behind our last one.
+        Its clock was behind, so its entries do not come behind our last one.
         """
         last = JOURNAL_START
         while page := await self._tail.read_after(last, _PAGE):

@@ -51,6 +51,17 @@ async def lose(valkey: ValkeyProcess, store: RedisStore, num_kept: int) -> None:
     valkey.command("CLIENT", "KILL", "TYPE", "normal")
 
 
+async def hot_after_loss(valkey: ValkeyProcess, store: RedisStore) -> HotJournal:
+    """Read a request in a journal that is lost then, with all else."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await until(lambda: 1 in hot.replay.requests)
+        assert hot.forgotten_since_s is None
+    await lose(valkey, store, 0)
+    return hot
+
+
 async def cold(store: RedisStore) -> JournalReplay:
     replay = JournalReplay()
     async for entry_id, entry in read_journal(store, JOURNAL_START):
@@ -189,11 +200,7 @@ async def test_a_leader_that_begins_below_what_was_read_is_noticed(
     valkey: ValkeyProcess, store: RedisStore, is_ready: bool
 ) -> None:
     """No entry of that leader continues what was read, which the standby keeps until that leader serves."""
-    hot = new_hot(valkey, store)
-    async with running_journal(store) as leader, following(hot):
-        await leader.admit(admission(1))
-        await until(lambda: 1 in hot.replay.requests)
-    await lose(valkey, store, 0)
+    hot = await hot_after_loss(valkey, store)
     async with redis_store(valkey.url) as next_store:
         last = await begin_below(next_store, is_ready=is_ready)
         async with following(hot):
@@ -211,11 +218,7 @@ async def test_who_begins_behind_a_leader_that_began_below_and_was_ready_reads_w
     valkey: ValkeyProcess, store: RedisStore, is_ready: bool
 ) -> None:
     """Between the decision to lead and the new epoch time may pass, in which the other accepts requests."""
-    hot = new_hot(valkey, store)
-    async with running_journal(store) as leader, following(hot):
-        await leader.admit(admission(1))
-        await until(lambda: 1 in hot.replay.requests)
-    await lose(valkey, store, 0)
+    hot = await hot_after_loss(valkey, store)
     async with redis_store(valkey.url) as next_store:
         await begin_below(next_store, is_ready=is_ready)
         journal = Journal(next_store, leader_id="standby")
@@ -228,12 +231,7 @@ async def test_who_begins_behind_a_leader_that_began_below_and_was_ready_reads_w
 
 async def test_an_emptied_journal_that_nobody_begins_again_is_noticed(valkey: ValkeyProcess, store: RedisStore) -> None:
     """Whoever has the lease then may be a leader that was followed without notice, and knows nothing."""
-    hot = new_hot(valkey, store)
-    async with running_journal(store) as leader, following(hot):
-        await leader.admit(admission(1))
-        await until(lambda: 1 in hot.replay.requests)
-        assert hot.forgotten_since_s is None
-    await lose(valkey, store, 0)
+    hot = await hot_after_loss(valkey, store)
     async with following(hot):
         await until(lambda: hot.forgotten_since_s is not None)
         async with redis_store(valkey.url) as next_store, running_journal(next_store):

@@ -5,7 +5,7 @@ strings and lists were checked before, at the edge: see `common.bounds`.
 """
 
 import re
-from struct import Struct
+from ctypes import c_float
 from typing import NamedTuple
 
 from common.bounds import MOST_SAMPLES
@@ -33,19 +33,13 @@ class _Range(NamedTuple):
     is_low_excluded: bool = False
 
     def allows(self, value: float) -> bool:
-        low, high = _as_float32(self.low), _as_float32(self.high)
+        low, high = c_float(self.low).value, c_float(self.high).value
         return low <= value <= high and not (self.is_low_excluded and value == low)
 
     def __str__(self) -> str:
         return f"{'above' if self.is_low_excluded else 'from'} {self.low:g} to {self.high:g}"
 
 
-def _as_float32(value: float) -> float:
-    rounded: float = _FLOAT32.unpack(_FLOAT32.pack(value))[0]
-    return rounded
-
-
-_FLOAT32 = Struct("f")
 _RANGES = (
     _Range("temperature", 0, 100),
     _Range("top_p", 0, 1, is_low_excluded=True),
