@@ -6,12 +6,14 @@ Its store, its workers' links and its clients' connections are those of the simu
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from common.process import unless_failed
 from quire.errors import QuireError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import ServerSession
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.records import Records
@@ -21,6 +23,7 @@ from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.live.fault_verdicts import FaultVerdicts
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
@@ -32,6 +35,7 @@ from tests.simulation.connection import Connection
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
 from tests.simulation.lease_client import LeaseClient, TailClient
+from tests.simulation.losses import Losses
 from tests.simulation.machine_clocks import MachineClock
 from tests.simulation.scheduler_options import SchedulerOptions
 from tests.simulation.store_client import StoreClient, Way
@@ -57,6 +61,7 @@ class SchedulerLife:
         workers: dict[str, ToyWorker],
         options: SchedulerOptions,
         history: History,
+        losses: Losses,
         on_end: Callable[["SchedulerLife"], None],
         on_lead: Callable[["SchedulerLife"], None],
         on_turn: Callable[["SchedulerLife"], None] | None = None,
@@ -76,6 +81,7 @@ class SchedulerLife:
         self._toy_workers = workers
         self._options = options
         self._history = history
+        self._losses = losses
         self._on_end = on_end
         self.is_told_to_end = False
         self._told_to_end = asyncio.Event()
@@ -94,6 +100,7 @@ class SchedulerLife:
         self.engine = Engine(
             Scheduler(options.config), self.journal, self.records, stream_interval_s=options.stream_interval_s
         )
+        self.engine.faults.lose_worker = partial(self._lose_worker, self.engine)  # type: ignore[method-assign]
         self.readers = Readers(self.engine, grace_s=options.grace_s)
         self.recovery = Recovery(self.engine, self.readers)
         return Attempt(
@@ -103,6 +110,12 @@ class SchedulerLife:
             readers=self.readers,
             recovery=self.recovery,
         )
+
+    def _lose_worker(self, engine: Engine, worker_id: str, reason: str) -> list[Sequence]:
+        plans = [step.plan for step in engine.scheduler._places.workers[worker_id].in_flight]
+        in_flight = {sequence.group for plan in plans for sequence in plan.sequences}
+        self._losses.record({each.request_id for each in engine.live.values() if each.group in in_flight}, reason)
+        return FaultVerdicts.lose_worker(engine.faults, worker_id, reason)
 
     def _build(self) -> None:
         """Build the serving parts, once this scheduler leads."""

@@ -15,6 +15,7 @@ from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.workers.worker_link import WorkerLink
 from tests.simulation import toy_model
 from tests.simulation.history import History
+from tests.simulation.losses import CRASH
 from tests.simulation.machine_clocks import MachineClock
 from tests.simulation.toy_device import FatalStepError, ToyDevice
 from tests.simulation.toy_registration import Leader, ToyRegistration
@@ -88,11 +89,11 @@ class ToyWorker:
     def is_started(self) -> bool:
         return self._incarnation > 0
 
-    def die(self) -> None:
+    def die(self, reason: str = "connection reset") -> None:
         """Every line of it breaks soon."""
         self._history.note(f"{self.process.name} dies")
         self.process.kill()
-        self.break_lines("connection reset")
+        self.break_lines(reason)
 
     def tell_to_end(self, patience_s: float, away_s: float) -> None:
         """SIGTERM: it lets what runs here end or move, for so long, and is started again later."""
@@ -156,7 +157,7 @@ class ToyWorker:
             try:
                 result = self.device.execute(step)
             except FatalStepError:
-                self.die()
+                self.die(CRASH)
                 self.loop.outside(RETRY_S, self.start)
                 return
             result.queue_ns = round((began_s - received_s) * 1e9)

@@ -8,10 +8,13 @@ from tests.simulation.load import Order
 SLACK_S = 0.5
 
 
-def fault_of_end(order: Order, now_s: float, grace_s: float, wall_span_s: float = 0.0) -> str | None:
+def fault_of_end(
+    order: Order, now_s: float, grace_s: float, wall_span_s: float = 0.0, *, may_be_convicted: bool = False
+) -> str | None:
     """Describe what is wrong with a request's end as its client saw it; None if nothing is.
 
     Over a change of leaders a deadline may pass early by as much as the time of day was set: `wall_span_s` at most.
+    `may_be_convicted`: its losses of workers look as if it had caused them.
     """
     finished, request = order.finished, order.request
     assert finished is not None
@@ -27,7 +30,7 @@ def fault_of_end(order: Order, now_s: float, grace_s: float, wall_span_s: float 
         if not request.HasField("timeout_ms") or (order.samples and order.samples[0].token_ids and now_s < due_s):
             faults.append(f"P1: it expired at {now_s:.3f} s, with {request.timeout_ms} ms from {order.arrives_s:.3f} s")
     elif state == pb.REQUEST_STATE_FAILED:
-        if not order.is_poisonous:
+        if not order.is_poisonous and not may_be_convicted:
             faults.append(f"P6: it failed: {finished.error}")
     elif not is_whole:
         faults.append(f"P1: it ended as {state}")

@@ -14,6 +14,7 @@ from tests.simulation.client import Client
 from tests.simulation.history import History
 from tests.simulation.journal_truth import JournalTruth
 from tests.simulation.load import BLOCK_SIZE, ClientPlan, Order, PinPlan, draw_load
+from tests.simulation.losses import Losses
 from tests.simulation.machine_clocks import Clocks
 from tests.simulation.scheduler_life import SchedulerLife
 from tests.simulation.scheduler_options import GRACE_S, draw_options
@@ -40,6 +41,7 @@ class World:
         self.history = history
         self.clocks = Clocks(Random(draw.getrandbits(64)))
         self.truth = JournalTruth(history)
+        self.losses = Losses()
         self.store = StoreServer(loop, Random(draw.getrandbits(64)), history, self.clocks.draw("store"))
         self.store.on_taken = self._on_taken
         self.store.on_loss = self.truth.note_loss
@@ -104,6 +106,7 @@ class World:
             self.workers,
             self.options,
             self.history,
+            self.losses,
             self._on_end,
             self._on_lead,
             on_turn,
@@ -245,7 +248,13 @@ class World:
             self.kill_scheduler(life)
 
     def _verify(self, order: Order) -> None:
-        fault = fault_of_end(order, self.loop.now_s - self._begun_s, GRACE_S, self.clocks.span_s("scheduler"))
+        fault = fault_of_end(
+            order,
+            self.loop.now_s - self._begun_s,
+            GRACE_S,
+            self.clocks.span_s("scheduler"),
+            may_be_convicted=self.losses.may_convict(order.request_id),
+        )
         if fault is not None:
             self.history.violate(fault)
 
