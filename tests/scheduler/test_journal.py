@@ -401,8 +401,9 @@ async def test_a_leader_without_the_store_for_a_lease_that_holds_nothing_lets_ot
     journal.probe_soon()
     if begin_at is None:
         with capture_logs() as logs:
+            await until(lambda: any(line["event"].startswith("waiting for a leader") for line in logs))
+            assert journal.stats.degraded
             await until(lambda: journal.stats.num_recreated == 1 and not journal.stats.degraded)
-        assert any(line["event"].startswith("waiting for a leader") for line in logs)
         await journal.close()
         await running
     else:
@@ -620,8 +621,10 @@ async def test_a_journal_that_was_flushed_is_begun_again() -> None:
             await super().append(entry_id, payload, create=create)
 
     store = Flushed()
+    is_degraded: list[bool] = []
     with capture_logs() as logs:
         async with running_journal(store) as journal:
+            journal.health.on_change = is_degraded.append
             writer = Writer(journal)
             writer.append()
             await writer.all_durable()
@@ -630,6 +633,7 @@ async def test_a_journal_that_was_flushed_is_begun_again() -> None:
             await writer.all_durable()
             stats = journal.stats
     assert (stats.num_recreated, stats.degraded) == (1, False)
+    assert is_degraded == [True, False]  # nothing is admitted until all is said again
     assert stats.epoch > epoch
     entries = await entries_of(store)
     assert [entry_id for entry_id, _ in entries] == [f"{stats.epoch}-{seq}" for seq in range(3)]
