@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from quire.errors import FailedPreconditionError, InvalidRequestError
+from quire.v1 import inference_pb2 as pb
+from scheduler_svc.requests.params.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours, theirs
 
@@ -81,6 +83,14 @@ def test_a_chat_is_encoded_as_transformers_does_with_one_beginning_of_sequence_t
         token_ids = tokenizer.encode_chat(MESSAGES, add_generation_prompt)
         assert token_ids == expected
         assert tokenizer.tokens(token_ids).count("<s>") == 1
+
+
+def test_the_answer_of_a_chat_is_opened_unless_the_chat_says_otherwise(tokenizer_json: bytes) -> None:
+    tokenizer = ours(tokenizer_json, CHAT)
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(**message) for message in MESSAGES])
+    assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, True)
+    chat.add_generation_prompt = False
+    assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, False)
 
 
 def test_a_model_without_chat_template_refuses_chats() -> None:
