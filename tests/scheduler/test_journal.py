@@ -23,6 +23,7 @@ from scheduler_svc.journal.store import (
     StoreFlushedError,
     StoreUnavailableError,
 )
+from tests.patience import patient
 from tests.scheduler.journal_setup import Writer, admission, entries_of, running_journal, tokens_of, until
 
 
@@ -279,6 +280,24 @@ async def test_a_newer_leader_ends_the_older_one_for_good() -> None:
     assert older_writer.durable == []
     seen = [entry_id.split("-") for entry_id, _ in await entries_of(store)]
     assert [(int(epoch) == newer.stats.epoch, seq) for epoch, seq in seen] == [(False, "0"), (True, "0"), (True, "1")]
+
+
+async def test_an_older_leader_waits_for_a_newer_one_that_can_read_all_it_wrote() -> None:
+    store = MemoryStore()
+    older, newer = Journal(store, leader_id="older", unready_s=1000.0), Journal(store, leader_id="newer")
+    await older.open()
+    running = asyncio.create_task(older.run())
+    await until(lambda: older.is_ready)
+    await older.admit(admission(1))
+    await newer.open()
+    coming = older.admit(admission(2))
+    await until(lambda: older.stats.degraded)
+    await newer.begin()
+    with pytest.raises(FencedError, match="newer scheduler took over"):
+        await running
+    with pytest.raises(FencedError):
+        await coming
+    assert older.stats.num_recreated == 0
 
 
 async def test_an_epoch_is_never_taken_twice_though_its_counter_is_lost() -> None:
@@ -640,6 +659,37 @@ async def test_a_journal_that_was_flushed_is_begun_again() -> None:
     assert entries[0][1].leader_start.says_all_again
     assert await tokens_of(store) == [1]
     assert {"log_level": "error", "event": "the store lost the journal; beginning it again", "epoch": epoch} in logs
+
+
+async def test_who_is_ready_in_an_emptied_store_before_the_leader_notices_leads() -> None:
+    class BegunMeanwhile(MemoryStore):
+        is_emptied = False
+
+        async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+            if self.is_emptied and entry_id.epoch == older.stats.epoch:
+                raise StoreFlushedError("gone")
+            await super().append(entry_id, payload, create=create)
+
+        async def next_epoch(self) -> int:
+            if self.is_emptied and not another.is_ready:
+                self.is_emptied = False
+                await another.open()
+                await another.begin()
+            return await super().next_epoch()
+
+    store = BegunMeanwhile()
+    older, another = Journal(store, leader_id="older"), Journal(store, leader_id="another")
+    await older.open()
+    running = asyncio.create_task(older.run())
+    await until(lambda: older.is_ready)
+    await older.admit(admission(1))
+    store.clear()
+    store.is_emptied = True
+    coming = older.admit(admission(2))
+    with pytest.raises(FencedError, match="newer scheduler took over"):
+        await asyncio.wait_for(running, patient(5.0))
+    with pytest.raises(FencedError):
+        await coming
 
 
 async def test_only_what_a_living_admission_needs_is_kept() -> None:
