@@ -88,7 +88,9 @@ class Inflicting:
             "is read only": "read only",
             "is told to end": "down",
         }
-        if what in modes:
+        if what in (*modes, "loses replies", "is slow") and self._world.has_rival_while_healing():
+            self._later(POSTPONED_S, self._do, fault)
+        elif what in modes:
             self._end_mode()
             store.mode = modes[what]
             if what == "is told to end":

@@ -4,6 +4,7 @@ It reads entries with its own few lines, not with the replay that it is to judge
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.arrays import unpack_int32, unpack_int64
 from quire.v1 import inference_pb2 as pb
@@ -28,6 +29,14 @@ class Admitted:
     is_withdrawn: bool = False
 
 
+class Unanswered(NamedTuple):
+    """Last entry of a leader, which may not know that it was taken, and then writes it again in a later epoch."""
+
+    epoch: int
+    payload: bytes
+    admitted: list[Admitted]
+
+
 @dataclass(slots=True)
 class JournalTruth:
     """Entries in the order in which the store took them, whatever it lost later."""
@@ -42,6 +51,8 @@ class JournalTruth:
     # Perhaps lost before they were acknowledged, with what they admitted: may come again.
     _unsure: dict[bytes, list[Admitted]] = field(default_factory=dict)
     _last_admitted: list[Admitted] = field(default_factory=list)
+    _unanswered: dict[str, Unanswered] = field(default_factory=dict)  # by leader
+    _ready_epochs: set[int] = field(default_factory=set)
     has_loss: bool = False  # of entries that nobody may have been told of
     _leader_of: dict[int, str] = field(default_factory=dict)  # by epoch, whatever the store has forgotten
     _sample_of: dict[int, list[int]] = field(default_factory=dict)  # tokens, by number of the sequence
@@ -62,7 +73,13 @@ class JournalTruth:
                 self.history.violate(f"P4: {leader} and {entry.leader_start.leader_id} share epoch {entry_id.epoch}")
         if not entry.HasField("leader_start"):
             self.news_epoch = entry_id.epoch
+        if self._comes_again(entry_id.epoch, payload):
+            return
         self._last_admitted = [self._admit(admission) for admission in entry.admissions]
+        if entry.HasField("leader_ready"):
+            self._ready_epochs.add(entry_id.epoch)
+        elif entry_id.epoch in self._ready_epochs:
+            self._unanswered[self._leader_of[entry_id.epoch]] = Unanswered(entry_id.epoch, payload, self._last_admitted)
         numbers, tokens = unpack_int64(entry.delta_sequences), unpack_int32(entry.delta_tokens)
         for number, token in zip(numbers, tokens, strict=True):
             self._sample_of[number].append(token)
@@ -85,6 +102,17 @@ class JournalTruth:
     def note_answered(self, payload: bytes) -> None:
         """Record that the writer knows that this entry was taken: the same bytes again are a new entry."""
         self._unsure.pop(payload, None)
+        for leader, last in list(self._unanswered.items()):
+            if last.payload == payload:
+                del self._unanswered[leader]
+
+    def _comes_again(self, epoch: int, payload: bytes) -> bool:
+        """True if its leader wrote this entry in an earlier epoch, heard nothing, and has begun again since."""
+        last = self._unanswered.get(self._leader_of.get(epoch, ""))
+        if last is None or last.payload != payload or epoch <= last.epoch:
+            return False
+        self._last_admitted = last.admitted
+        return True
 
     def unended(self) -> list[Admitted]:
         """Last admission of each id, if it has no end: a lost one may be admitted again.

@@ -44,3 +44,39 @@ def test_an_admission_that_was_lost_is_followed_by_the_next_of_its_id() -> None:
     finish = journal_pb2.Finish(sequence=7, state=inference_pb2.REQUEST_STATE_FINISHED)
     truth.take(EntryId(2, 1), journal_pb2.JournalEntry(finishes=[finish]).SerializeToString())
     assert [each.request_id for each in truth.unended()] == ["b"]
+
+
+def begun(truth: JournalTruth, epoch: int, leader_id: str) -> None:
+    start = journal_pb2.JournalEntry(leader_start=journal_pb2.LeaderStart(leader_id=leader_id))
+    ready = journal_pb2.JournalEntry(leader_ready=journal_pb2.LeaderReady())
+    truth.take(EntryId(epoch, 0), start.SerializeToString())
+    truth.take(EntryId(epoch, 1), ready.SerializeToString())
+
+
+def finish_of(number: int) -> bytes:
+    finish = journal_pb2.Finish(sequence=number, state=inference_pb2.REQUEST_STATE_FINISHED)
+    return journal_pb2.JournalEntry(finishes=[finish]).SerializeToString()
+
+
+def test_an_entry_whose_leader_heard_nothing_and_writes_it_again_in_a_later_epoch_counts_once() -> None:
+    truth = JournalTruth(History(VirtualClock(), is_traced=False))
+    begun(truth, 1, "me")
+    truth.take(EntryId(1, 2), admission(0, "a"))
+    truth.take(EntryId(1, 3), finish_of(0))
+    begun(truth, 2, "another")
+    begun(truth, 3, "me")
+    truth.take(EntryId(3, 2), finish_of(0))
+    assert not truth.history.violations
+
+
+def test_the_same_entry_again_is_a_fault_of_another_leader_and_of_one_that_was_answered() -> None:
+    for is_answered, second in ((False, "another"), (True, "me")):
+        truth = JournalTruth(History(VirtualClock(), is_traced=False))
+        begun(truth, 1, "me")
+        truth.take(EntryId(1, 2), admission(0, "a"))
+        truth.take(EntryId(1, 3), finish_of(0))
+        if is_answered:
+            truth.note_answered(finish_of(0))
+        begun(truth, 2, second)
+        truth.take(EntryId(2, 2), finish_of(0))
+        assert [violation.partition("s: ")[2] for violation in truth.history.violations] == ["P1: a ended twice"]

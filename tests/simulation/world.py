@@ -184,6 +184,15 @@ class World:
         holder = self.holder()
         return self.loop.now_s < self.store.lost_s + HEALING_S or holder is None or holder.journal.stats.degraded
 
+    def has_rival_while_healing(self) -> bool:
+        """True if another scheduler may lead without what the store lost, should who knows it get no answer for long.
+
+        A scheduler that is without the store for a lease counts as dead to one that never saw it: a limit that
+        docs/durability.md names.
+        """
+        holder = self.holder()
+        return self.is_healing() and any(each is not holder and each.process.runs for each in self.lives)
+
     def _leader(self) -> SchedulerLife | None:
         serving = [life for life in self.lives if life.serves]
         if not serving:
