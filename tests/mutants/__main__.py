@@ -89,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     possible = possible_mutants(ROOT)
     chosen = tryable(drawn(possible, arguments.seed, arguments.num), ROOT)
     chosen = [each for each in chosen if arguments.only in each[1].path]
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)  # now: nothing is lost at the end
     with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
         campaign = Campaign(ROOT, Path(folder), arguments.jobs)
         end_s = time.monotonic() + 60 * arguments.minutes
@@ -107,7 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
         "num_cpus": os.cpu_count(),
     }
     result = summary(outcomes, [name for name, _ in done], reasons, facts)
-    out = Path(arguments.out)
     (out / "mutants.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     (out / "mutants.md").write_text(page(result))
     say(json.dumps(result["score"]))
