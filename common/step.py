@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 
 Ints = Sequence[int]
 Floats = Sequence[float]
@@ -32,7 +32,7 @@ class SlotState:
     block_table: Ints
     token_ids: Ints  # from `position` on
     num_prompt_tokens: int
-    sampling: SlotSampling
+    sampling: SequenceSampling
     history: Ints = ()  # before `position`; only with penalties
 
 

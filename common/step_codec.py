@@ -4,7 +4,7 @@ Decoding raises ValueError where bytes cannot be the field's type; the worker ch
 """
 
 from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
-from common.slot_sampling import SlotSampling
+from common.sampling_codec import sampling_from_pb, sampling_to_pb
 from common.step import (
     Candidates,
     LogprobRows,
@@ -117,7 +117,7 @@ def _slot_to_pb(state: SlotState) -> pb.SlotState:
         token_ids=pack_int32(state.token_ids),
         history=pack_int32(state.history),
         num_prompt_tokens=state.num_prompt_tokens,
-        sampling=_sampling_to_pb(state.sampling),
+        sampling=sampling_to_pb(state.sampling),
     )
 
 
@@ -129,54 +129,7 @@ def _slot_from_pb(message: pb.SlotState) -> SlotState:
         token_ids=unpack_int32(message.token_ids),
         history=unpack_int32(message.history),
         num_prompt_tokens=message.num_prompt_tokens,
-        sampling=_sampling_from_pb(message.sampling),
-    )
-
-
-def _sampling_to_pb(sampling: SlotSampling) -> pb.SlotSampling:
-    return pb.SlotSampling(
-        seed=sampling.seed,
-        sample_index=sampling.sample_index,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        bias_ids=pack_int32(token for token, _ in sampling.logit_bias),
-        bias_values=pack_float32(bias for _, bias in sampling.logit_bias),
-        allowed_ids=pack_int32(sampling.allowed_token_ids or ()),
-        suppressed_ids=pack_int32(sampling.suppressed_token_ids),
-        suppressed_until=sampling.suppressed_until,
-        num_logprobs=sampling.num_logprobs,
-        num_prompt_logprobs=sampling.num_prompt_logprobs,
-    )
-
-
-def _sampling_from_pb(message: pb.SlotSampling) -> SlotSampling:
-    bias_ids, bias_values = (
-        unpack_int32(message.bias_ids),
-        unpack_float32(message.bias_values),
-    )
-    if len(bias_ids) != len(bias_values):
-        raise ValueError(f"there are {len(bias_ids)} bias_ids and {len(bias_values)} bias_values: send one per id")
-    return SlotSampling(
-        seed=message.seed,
-        sample_index=message.sample_index,
-        temperature=message.temperature,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=tuple(zip(bias_ids, bias_values, strict=True)),
-        allowed_token_ids=unpack_int32(message.allowed_ids) or None,
-        suppressed_token_ids=tuple(unpack_int32(message.suppressed_ids)),
-        suppressed_until=message.suppressed_until,
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        sampling=sampling_from_pb(message.sampling),
     )
 
 

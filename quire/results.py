@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quire.params import SamplingParams
+
 
 class FinishReason(Enum):
     """Reason why an output ended."""
@@ -260,17 +262,6 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """Values of sampling parameters that a request leaves out; None: the server's own default."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The model being served."""
 
@@ -283,4 +274,4 @@ class Model:
     eos_token_ids: tuple[int, ...]
     has_tokenizer: bool
     has_chat_template: bool
-    sampling_defaults: SamplingDefaults = field(default_factory=lambda: SamplingDefaults())
+    sampling_defaults: SamplingParams = field(default_factory=SamplingParams)  # of requests that leave them out

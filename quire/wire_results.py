@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from quire.errors import DataLossError, QuireError, from_status
+from quire.params import SamplingParams
 from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
@@ -20,7 +21,6 @@ from quire.results import (
     RequestRecord,
     RequestState,
     SampleOutput,
-    SamplingDefaults,
     StopCause,
     Timings,
     TokenLogprobs,
@@ -192,8 +192,8 @@ def model_from_pb(message: pb.GetModelResponse) -> Model:
     )
 
 
-def _sampling_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
-    return SamplingDefaults(**{field.name: value for field, value in message.ListFields()})
+def _sampling_defaults(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(**{field.name: value for field, value in message.ListFields()})
 
 
 def _finish(message: pb.SampleFinish) -> Finish:

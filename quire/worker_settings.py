@@ -58,8 +58,8 @@ class WorkerSettings(Settings):
     )
     generation_config: Literal["model", "none"] = Field(
         "model",
-        description="source of sampling parameters that a request leaves out; model: temperature, top_k, "
-        "top_p, min_p and repetition_penalty of the folder's generation_config.json; none: Quire's own defaults",
+        description="source of sampling parameters that a request leaves out; model: those in the folder's "
+        "generation_config.json; none: Quire's own defaults",
     )
     runner: Literal["auto", "cpu", "device"] = Field(
         "auto",

@@ -16,7 +16,7 @@ GENERATED = ROOT / "quire" / "v1"
 PLAIN_FORMS = {
     "quire": {"inference_pb2", "journal_pb2"},
     "common/step.py": {"worker_pb2"},
-    "common/slot_sampling.py": {"worker_pb2"},
+    "common/sampling_params.py": {"worker_pb2"},
     "worker_svc/checkpoint/tokenizer_files.py": {"worker_pb2"},
     "worker_svc/description.py": {"worker_pb2"},
 }

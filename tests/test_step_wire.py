@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, result_to_pb, step_from_pb, step_to_pb
 from common.step_wire import open_any_request, open_request, open_response, seal_request, seal_response
@@ -21,7 +21,7 @@ slots = st.builds(
     block_table=int32s,
     token_ids=int32s,
     num_prompt_tokens=st.integers(0, 2**31 - 1),
-    sampling=st.builds(SlotSampling, seed=st.integers(0, 2**64 - 1), min_p=st.floats(0, 1, width=32)),
+    sampling=st.builds(SequenceSampling, seed=st.integers(0, 2**64 - 1), min_p=st.floats(0, 1, width=32)),
 )
 steps = st.builds(
     Step,

@@ -1,11 +1,10 @@
 """Description that a worker gives of itself: model, tokenizer, pool, limits, durations of the phases of its start."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from worker_svc.checkpoint.generation_defaults import ModelSamplingDefaults
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.steps.step_limits import StepLimits
 
@@ -19,7 +18,7 @@ class ModelDescription:
     architecture: str
     dtype: str
     eos_token_ids: tuple[int, ...]
-    sampling_defaults: ModelSamplingDefaults = field(default_factory=ModelSamplingDefaults)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # numbers of SamplingParams, by name
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.page_section import CPU_WORKER, Document, Headline, PageSection, Section, grid, listed
 from benchmarks.random_models import SHAPES, ModelShape, write_random_model
 from benchmarks.report import RESULTS, table, write_result
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step
 from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
@@ -38,7 +38,7 @@ from worker_svc.steps.step_limits import StepLimits
 SHAPE = "125m"
 SMALL_SHAPE = replace(SHAPES[SHAPE], hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=512)
 _BLOCK_SIZE = 16
-_GREEDY = SlotSampling(seed=0, temperature=0.0)
+_GREEDY = SequenceSampling(seed=0, temperature=0.0)
 NUM_WARM_UP = 3
 
 

@@ -26,7 +26,7 @@ from benchmarks.page_section import GPU_WORKER, PageSection
 from benchmarks.random_models import SHAPES
 from benchmarks.report import table, write_result
 from benchmarks.svg_chart import Line, log_log_chart
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step, StepResult
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
@@ -97,7 +97,7 @@ class PreemptedSequence:
             block_table=computed_at,
             token_ids=[0] * self._num_tokens,
             num_prompt_tokens=self._num_tokens,
-            sampling=SlotSampling(seed=0),
+            sampling=SequenceSampling(seed=0),
         )
         began_ns = time.perf_counter_ns()
         self._execute(Step(epoch=1, step_id=0, snapshot=True, whole=[state], rows=[0], num_tokens=[self._num_tokens]))

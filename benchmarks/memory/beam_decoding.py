@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.lengths import MAX_MODEL_LEN, Lengths
 from benchmarks.memory.saturated_pool import MAX_BATCHED_TOKENS, PoolConfig, new_sequence
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates
 from demo.stories import documents
 from kernels.sampling.sampling_operations import REFERENCES
@@ -60,7 +60,7 @@ class BeamDecoding:
         self._searches: dict[SequenceGroup, BeamSearch] = {}
         self._ranks: dict[SequenceGroup, list[Sequence]] = {}  # live beams, best first
         self._candidates: dict[Sequence, list[Candidate]] = {}  # the latest of each beam
-        self._sampling: dict[int, SlotSampling] = {}
+        self._sampling: dict[int, SequenceSampling] = {}
         self._num_apart = 0  # summed over the steps of all searches, see `mean_tokens_apart`
         self._num_steps = 0
         self._nats: list[float] = []  # of each finished search, see `nats_per_token`
@@ -101,7 +101,7 @@ class BeamDecoding:
             group = SequenceGroup(beams, arrival=arrival, awaits_host=True, num_candidates=search.num_candidates)
             self._searches[group] = search
             self._ranks[group] = beams[:1]
-            self._sampling.update((beam.seq_id, SlotSampling(seed=0)) for beam in beams)
+            self._sampling.update((beam.seq_id, SequenceSampling(seed=0)) for beam in beams)
             yield group
 
     def execute(self, plan: StepPlan) -> list[int]:

@@ -20,6 +20,7 @@ PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # characters between 1 and 2 tak
 
 
 def chat(
+    context: typer.Context,
     message: Annotated[
         str | None, typer.Option("--message", "-m", help="Send only this message and print the answer.")
     ] = None,
@@ -33,9 +34,7 @@ def chat(
     timeout_s: options.TimeoutS = None,
 ) -> None:
     """Chat with the model."""
-    params = options.request_params(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, timeout_s=timeout_s
-    )
+    params = options.given_params(context)
     first = [] if system is None else [quire.ChatMessage("system", system)]
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         if message is not None:

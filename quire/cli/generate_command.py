@@ -16,6 +16,7 @@ from quire.params import DEFAULT_ADDRESS, GenerateParams
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
     address: options.Address = DEFAULT_ADDRESS,
     max_tokens: options.MaxTokens = None,
@@ -23,10 +24,19 @@ def generate(
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens less likely than this fraction of the most likely one's probability."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 discourages tokens of the prompt and the output.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Subtracted once from the logit of each token in the output.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Subtracted for each occurrence of a token in the output.")
+    ] = None,
     seed: options.Seed = None,
     n: options.N = None,
     best_of: options.BestOf = None,
@@ -53,31 +63,7 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a prompt. One output streams as it is generated; several are printed as each ends."""
-    params = options.request_params(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        n=n,
-        best_of=best_of,
-        beam_width=beam_width,
-        length_penalty=length_penalty,
-        early_stopping=options.EARLY_STOPPING[early_stopping],
-        stop=stop,
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-        timeout_s=timeout_s,
-        priority=priority,
-        tenant=tenant,
-        cache_salt=cache_salt,
-        request_id=request_id,
-    )
+    params = options.given_params(context)
     if logprobs is not None and not as_json:
         fail("--logprobs has an effect only with --json: give both", EXIT_USAGE)
     text = sys.stdin.read() if prompt == "-" else prompt

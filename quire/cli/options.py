@@ -49,18 +49,6 @@ TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely to
 TopP = Annotated[
     float | None, typer.Option(help="Sample from the most likely tokens that together reach this probability.")
 ]
-MinP = Annotated[
-    float | None, typer.Option(help="Drop tokens less likely than this fraction of the most likely one's probability.")
-]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Above 1 discourages tokens of the prompt and the output.")
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option(help="Subtracted once from the logit of each token in the output.")
-]
-FrequencyPenalty = Annotated[
-    float | None, typer.Option(help="Subtracted for each occurrence of a token in the output.")
-]
 N = Annotated[int | None, typer.Option("--n", help="Number of outputs to return.")]
 BestOf = Annotated[int | None, typer.Option(help="Sample this many outputs and return the --n most likely.")]
 BeamWidth = Annotated[int | None, typer.Option(help="Beam search with this many beams.")]
@@ -83,7 +71,15 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue past the
 TimeoutS = Annotated[float | None, typer.Option(help="End the request after this many seconds.")]
 
 
-EARLY_STOPPING: dict[str | None, bool | str | None] = {None: None, "true": True, "false": False, "never": "never"}
+_EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+
+
+def given_params(context: typer.Context) -> GenerateParams:
+    """The options of a command that are parameters of a request, as far as they were given."""
+    options = {name: value for name, value in context.params.items() if name in GenerateParams.__annotations__}
+    if options.get("early_stopping") is not None:
+        options["early_stopping"] = _EARLY_STOPPING[options["early_stopping"]]
+    return request_params(**options)
 
 
 def request_params(**given: object) -> GenerateParams:

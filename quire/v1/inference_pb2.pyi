@@ -2183,9 +2183,11 @@ class GetModelResponse(_message.Message):
         """eos_token_ids end a sequence."""
 
     @_builtins.property
-    def sampling_defaults(self) -> Global___SamplingDefaults:
-        """sampling_defaults are the defaults of the model's generation_config.json for sampling parameters that a request
-        leaves out; a field that is absent here has the default that `SamplingParams` states.
+    def sampling_defaults(self) -> Global___SamplingParams:
+        """sampling_defaults are the numbers that the model's generation_config.json recommends, for requests that leave them
+        out. They are filled in when a request is admitted, and journalled with it. For a beam search, and with a temperature
+        of 0, top_k, top_p and min_p do not count; for a beam search, temperature does not, either. A field that is absent
+        here has the default that `SamplingParams` states.
         """
 
     def __init__(
@@ -2200,7 +2202,7 @@ class GetModelResponse(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         has_tokenizer: _builtins.bool = ...,
         has_chat_template: _builtins.bool = ...,
-        sampling_defaults: Global___SamplingDefaults | None = ...,
+        sampling_defaults: Global___SamplingParams | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2209,66 +2211,6 @@ class GetModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
-
-@_typing.final
-class SamplingDefaults(_message.Message):
-    """SamplingDefaults are sampling parameters that a model's generation_config.json recommends, in the ranges of
-    `SamplingParams`. They are applied when a request is admitted, and journalled with it. For a beam search only
-    repetition_penalty counts; with a temperature of 0, top_k, top_p and min_p do not count.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    MIN_P_FIELD_NUMBER: _builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    temperature: _builtins.float
-    """temperature of a request that sets none. Absent: 1."""
-    top_k: _builtins.int
-    """top_k of a request that sets none. Absent: all tokens."""
-    top_p: _builtins.float
-    """top_p of a request that sets none. Absent: 1 (all)."""
-    min_p: _builtins.float
-    """min_p of a request that sets none. Absent: 0 (none)."""
-    repetition_penalty: _builtins.float
-    """repetition_penalty of a request that sets none. Absent: 1 (none)."""
-    def __init__(
-        self,
-        *,
-        temperature: _builtins.float | None = ...,
-        top_k: _builtins.int | None = ...,
-        top_p: _builtins.float | None = ...,
-        min_p: _builtins.float | None = ...,
-        repetition_penalty: _builtins.float | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
-    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
-    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
-    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
-    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
-    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
-    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
-
-Global___SamplingDefaults: _TypeAlias = SamplingDefaults  # noqa: Y015
 
 @_typing.final
 class GetStatsRequest(_message.Message):

@@ -23,11 +23,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _StepStatus:
@@ -186,8 +181,10 @@ class ModelInfo(_message.Message):
         """eos_token_ids end a sequence. At most 256."""
 
     @_builtins.property
-    def sampling_defaults(self) -> _inference_pb2.SamplingDefaults:
-        """sampling_defaults of its generation_config.json. Absent: it has none, or the worker is set to ignore them."""
+    def sampling_defaults(self) -> _inference_pb2.SamplingParams:
+        """sampling_defaults of its generation_config.json, as in GetModelResponse. Absent: it has none, or the worker is set
+        to ignore them.
+        """
 
     def __init__(
         self,
@@ -199,7 +196,7 @@ class ModelInfo(_message.Message):
         vocab_size: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        sampling_defaults: _inference_pb2.SamplingDefaults | None = ...,
+        sampling_defaults: _inference_pb2.SamplingParams | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -347,7 +344,6 @@ class StepRequest(_message.Message):
     FREED_SLOTS_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
     APPEND_PAIRS_FIELD_NUMBER: _builtins.int
-    FORKS_FIELD_NUMBER: _builtins.int
     SWAP_OUT_FIELD_NUMBER: _builtins.int
     SWAP_IN_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
@@ -370,16 +366,6 @@ class StepRequest(_message.Message):
     """freed_slots, int32[n]: slots that are no longer in use."""
     append_pairs: _builtins.bytes
     """append_pairs, int32[n][2]: (slot, block): the block is appended to the slot's block table."""
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def forks(self) -> _builtins.bytes:
-        """forks is not read, and no scheduler sends it: a slot that continues another's sequence is in `whole`."""
-
-    @forks.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def forks(self, value: _builtins.bytes) -> None:
-        """forks is not read, and no scheduler sends it: a slot that continues another's sequence is in `whole`."""
-
     swap_out: _builtins.bytes
     """swap_out, int32[n][2]: (device block, host block) to copy to the host pool."""
     swap_in: _builtins.bytes
@@ -415,7 +401,6 @@ class StepRequest(_message.Message):
         freed_slots: _builtins.bytes = ...,
         whole: _abc.Iterable[Global___SlotState] | None = ...,
         append_pairs: _builtins.bytes = ...,
-        forks: _builtins.bytes = ...,
         swap_out: _builtins.bytes = ...,
         swap_in: _builtins.bytes = ...,
         copies: _builtins.bytes = ...,
@@ -427,7 +412,7 @@ class StepRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "forks", b"forks", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015
@@ -461,7 +446,7 @@ class SlotState(_message.Message):
     num_prompt_tokens: _builtins.int
     """num_prompt_tokens is the length of the prompt; the output follows it."""
     @_builtins.property
-    def sampling(self) -> Global___SlotSampling:
+    def sampling(self) -> Global___SequenceSampling:
         """sampling of the slot."""
 
     def __init__(
@@ -473,7 +458,7 @@ class SlotState(_message.Message):
         token_ids: _builtins.bytes = ...,
         history: _builtins.bytes = ...,
         num_prompt_tokens: _builtins.int = ...,
-        sampling: Global___SlotSampling | None = ...,
+        sampling: Global___SequenceSampling | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -484,20 +469,13 @@ class SlotState(_message.Message):
 Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
 
 @_typing.final
-class SlotSampling(_message.Message):
-    """SlotSampling has the sampling parameters of a slot. SamplingParams defines those that both have."""
+class SequenceSampling(_message.Message):
+    """SequenceSampling has the sampling parameters of a sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEED_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    MIN_P_FIELD_NUMBER: _builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     BIAS_IDS_FIELD_NUMBER: _builtins.int
     BIAS_VALUES_FIELD_NUMBER: _builtins.int
     ALLOWED_IDS_FIELD_NUMBER: _builtins.int
@@ -505,24 +483,11 @@ class SlotSampling(_message.Message):
     SUPPRESSED_UNTIL_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """seed of the noise."""
     sample_index: _builtins.int
     """sample_index within the request."""
-    temperature: _builtins.float
-    """temperature; 0 is greedy."""
-    top_k: _builtins.int
-    """top_k; absent: off."""
-    top_p: _builtins.float
-    """top_p; absent: off."""
-    min_p: _builtins.float
-    """min_p; 0: off."""
-    repetition_penalty: _builtins.float
-    """repetition_penalty; absent: off."""
-    presence_penalty: _builtins.float
-    """presence_penalty; 0: off."""
-    frequency_penalty: _builtins.float
-    """frequency_penalty; 0: off."""
     bias_ids: _builtins.bytes
     """bias_ids, int32[n]: token ids whose logits get a bias."""
     bias_values: _builtins.bytes
@@ -537,18 +502,17 @@ class SlotSampling(_message.Message):
     """num_logprobs to return with each token; absent: none."""
     num_prompt_logprobs: _builtins.int
     """num_prompt_logprobs to return for each prompt token but the first; absent: none."""
+    @_builtins.property
+    def numbers(self) -> _inference_pb2.SamplingParams:
+        """numbers are the optional numbers of SamplingParams from temperature to frequency_penalty, with its defaults and
+        ranges; its other fields are not read. Required: a step without it is INVALID.
+        """
+
     def __init__(
         self,
         *,
         seed: _builtins.int = ...,
         sample_index: _builtins.int = ...,
-        temperature: _builtins.float = ...,
-        top_k: _builtins.int | None = ...,
-        top_p: _builtins.float | None = ...,
-        min_p: _builtins.float = ...,
-        repetition_penalty: _builtins.float | None = ...,
-        presence_penalty: _builtins.float = ...,
-        frequency_penalty: _builtins.float = ...,
         bias_ids: _builtins.bytes = ...,
         bias_values: _builtins.bytes = ...,
         allowed_ids: _builtins.bytes = ...,
@@ -556,33 +520,22 @@ class SlotSampling(_message.Message):
         suppressed_until: _builtins.int = ...,
         num_logprobs: _builtins.int | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
+        numbers: _inference_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_k", b"_top_k", "_top_p", b"_top_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "repetition_penalty", b"repetition_penalty", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_ids", b"allowed_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sample_index", b"sample_index", "seed", b"seed", "suppressed_ids", b"suppressed_ids", "suppressed_until", b"suppressed_until", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_ids", b"allowed_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers", "sample_index", b"sample_index", "seed", b"seed", "suppressed_ids", b"suppressed_ids", "suppressed_until", b"suppressed_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
-    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
-    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
-    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
-Global___SlotSampling: _TypeAlias = SlotSampling  # noqa: Y015
+Global___SequenceSampling: _TypeAlias = SequenceSampling  # noqa: Y015
 
 @_typing.final
 class StepResponse(_message.Message):

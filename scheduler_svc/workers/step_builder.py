@@ -5,13 +5,13 @@ Adds what the pure core does not know: the epoch, and each sequence's sampling p
 
 from collections.abc import Mapping
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_plan import StepPlan, slot_of
 
 
-def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSampling]) -> Step:
+def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSampling]) -> Step:
     """Build a step. Call it right after the plan was made: it reads the scheduler's sequences.
 
     Args:
@@ -53,7 +53,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SlotSamplin
     )
 
 
-def _slot_state(sequence: Sequence, position: int, sampling: SlotSampling) -> SlotState:
+def _slot_state(sequence: Sequence, position: int, sampling: SequenceSampling) -> SlotState:
     return SlotState(
         slot=slot_of(sequence),
         position=position,

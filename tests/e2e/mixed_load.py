@@ -7,7 +7,7 @@ from itertools import product
 from typing import Self, Unpack
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from quire.params import GenerateParams
 from tests.e2e.beam_searches import Search, Searches
 from tests.e2e.model_site import ModelSite
@@ -16,8 +16,8 @@ from tests.equality import assert_equal_greedy
 from tests.worker.tiny_models import GreedyReference, reference_greedy
 
 NUM_TOKENS = 20
-NUCLEUS = SlotSampling(seed=11, temperature=0.9, top_p=0.9)
-PENALISED = SlotSampling(
+NUCLEUS = SequenceSampling(seed=11, temperature=0.9, top_p=0.9)
+PENALISED = SequenceSampling(
     seed=12, sample_index=3, temperature=1.2, repetition_penalty=1.1, presence_penalty=0.4, frequency_penalty=0.2
 )
 

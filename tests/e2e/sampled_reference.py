@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from kernels.sampling.sampling import min_p_thresholds, scale, truncation_thresholds
 from quire.params import GenerateParams
@@ -32,7 +32,9 @@ class ExpectedSample:
 
 
 @torch.inference_mode()
-def expected_sample(model: Any, prompt: Sequence[int], output: Sequence[int], sampling: SlotSampling) -> ExpectedSample:
+def expected_sample(
+    model: Any, prompt: Sequence[int], output: Sequence[int], sampling: SequenceSampling
+) -> ExpectedSample:
     """Each token is judged behind the given ones before it."""
     tokens, first = [*prompt, *output], len(prompt)
     logits = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0, first - 1 :].float()
@@ -52,7 +54,7 @@ def expected_sample(model: Any, prompt: Sequence[int], output: Sequence[int], sa
     return ExpectedSample(chosen.tolist(), margins.tolist(), logprobs.tolist())
 
 
-def _perturbed(scaled: Tensor, noise: Tensor, sampling: SlotSampling, shift: float) -> Tensor:
+def _perturbed(scaled: Tensor, noise: Tensor, sampling: SequenceSampling, shift: float) -> Tensor:
     """Scores of which the largest wins, with the nucleus that much larger."""
     num_rows, vocab_size = scaled.shape
     floors = min_p_thresholds(torch.full((num_rows,), sampling.min_p, dtype=torch.float64))
@@ -67,7 +69,7 @@ class Drawing:
     """A request for samples. `sampling` is that of the first; it may name no top_k, and nothing by token id."""
 
     prompt: list[int]
-    sampling: SlotSampling
+    sampling: SequenceSampling
     num_tokens: int
     n: int = 1
 

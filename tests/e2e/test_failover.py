@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 import pytest
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from quire.params import GenerateParams
 from scheduler_svc.journal.journal_entry import read_journal
 from tests.e2e.beam_searches import Searches, search
@@ -27,8 +27,8 @@ LEASE_S = 1.5
 NUM_TOKENS = 90
 PROMPTS = random_prompts((1, 15, 16, 33, 44, 27), seed=9)
 DRAWINGS = [
-    *(Drawing(prompt, SlotSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:3])),
-    Drawing(PROMPTS[3], SlotSampling(seed=80), NUM_TOKENS, n=4),
+    *(Drawing(prompt, SequenceSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:3])),
+    Drawing(PROMPTS[3], SequenceSampling(seed=80), NUM_TOKENS, n=4),
 ]
 SEARCHES = [search(PROMPTS[4], 4, NUM_TOKENS, ends=())]
 

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from scheduler_svc.core.beam_search import BeamSearchParams
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.sampled_reference import Drawing, expected_sample
@@ -20,7 +20,7 @@ STORY = "Lucy had a red ball."  # all beams tell the same for a while, and part 
 ENDLESS = 1500  # tokens: many seconds
 GRACE = ("--disconnect-grace-s", "0.2")
 TIMEOUT_S = 2.0
-DRAWN = SlotSampling(seed=6, temperature=0.9)
+DRAWN = SequenceSampling(seed=6, temperature=0.9)
 CONTINUE = quire.OnDisconnect.CONTINUE
 
 

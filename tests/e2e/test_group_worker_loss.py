@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from tests.e2e.beam_searches import Searches, search
 from tests.e2e.model_site import ModelSite
 from tests.e2e.sampled_reference import Drawing, assert_drawn
@@ -18,10 +18,10 @@ NUM_TOKENS = 200  # long enough that nothing ends before its worker is killed
 # has samples too, whichever is killed.
 PROMPTS = random_prompts((17, 31, 32, 33), seed=7)
 DRAWINGS = [
-    Drawing(PROMPTS[0], SlotSampling(seed=1), NUM_TOKENS, n=4),
-    Drawing(PROMPTS[1], SlotSampling(seed=2, temperature=0.8, top_p=0.9), NUM_TOKENS, n=4),
-    Drawing(PROMPTS[2], SlotSampling(seed=3, presence_penalty=0.5, frequency_penalty=0.1), NUM_TOKENS, n=4),
-    Drawing(PROMPTS[3], SlotSampling(seed=4, sample_index=2, repetition_penalty=1.2), NUM_TOKENS, n=4),
+    Drawing(PROMPTS[0], SequenceSampling(seed=1), NUM_TOKENS, n=4),
+    Drawing(PROMPTS[1], SequenceSampling(seed=2, temperature=0.8, top_p=0.9), NUM_TOKENS, n=4),
+    Drawing(PROMPTS[2], SequenceSampling(seed=3, presence_penalty=0.5, frequency_penalty=0.1), NUM_TOKENS, n=4),
+    Drawing(PROMPTS[3], SequenceSampling(seed=4, sample_index=2, repetition_penalty=1.2), NUM_TOKENS, n=4),
 ]
 SEARCHES = [search(prompt, 4, NUM_TOKENS, ends=()) for prompt in PROMPTS]
 BUDGET = ("--max-batched-tokens", "32")

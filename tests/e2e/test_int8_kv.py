@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from tests.e2e.model_site import ModelSite
 from tests.e2e.sampled_reference import Drawing
 from tests.services import DEMO_MODEL, Service
@@ -14,7 +14,7 @@ from tests.worker.tiny_models import random_prompts
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts((1, 15, 16, 17, 40), seed=9)  # below, at and above a block
-GROUPS = [Drawing(prompt, SlotSampling(seed=seed), NUM_TOKENS, n=2) for seed, prompt in product((1, 2), PROMPTS)]
+GROUPS = [Drawing(prompt, SequenceSampling(seed=seed), NUM_TOKENS, n=2) for seed, prompt in product((1, 2), PROMPTS)]
 CASES = {"undisturbed": (), "swapped": ("--preempt-every", "4", "--preemption", "swap")}
 
 

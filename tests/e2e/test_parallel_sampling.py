@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from quire.params import GenerateParams
 from tests.e2e.model_site import ModelSite
 from tests.e2e.sampled_reference import Drawing, assert_drawn, assert_logprobs_close
@@ -21,9 +21,9 @@ BLOCK_SIZE = 16
 LENGTHS = (1, 15, 16, 17, 40)  # of prompts: below, at and above a block
 STORY = "One day Tom went to the river."
 KINDS = (
-    SlotSampling(seed=1),
-    SlotSampling(seed=2, temperature=0.7, top_p=0.9),
-    SlotSampling(
+    SequenceSampling(seed=1),
+    SequenceSampling(seed=2, temperature=0.7, top_p=0.9),
+    SequenceSampling(
         seed=3, sample_index=5, temperature=1.3, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3
     ),
 )
@@ -155,7 +155,7 @@ async def test_ranked_samples_are_sent_when_all_have_ended(client: quire.AsyncCl
 async def test_samples_that_meet_a_stop_string_at_different_times_end_as_they_would_alone(
     site: ModelSite, client: quire.AsyncClient, tokenizer: Tokenizer
 ) -> None:
-    drawing = Drawing(tokenizer.encode(STORY).ids, SlotSampling(seed=6, temperature=0.9), num_tokens=60, n=4)
+    drawing = Drawing(tokenizer.encode(STORY).ids, SequenceSampling(seed=6, temperature=0.9), num_tokens=60, n=4)
     alone = [drawing.alone(index) for index in range(4)]
     stop: GenerateParams = {"stop": [".", "the "]}
     together, *singles = await asyncio.gather(

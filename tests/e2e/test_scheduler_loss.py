@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 import quire
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from quire.params import GenerateParams
 from tests.e2e.beam_searches import Searches, search
 from tests.e2e.greedy_reference import assert_greedy
@@ -23,10 +23,10 @@ NUM_TOKENS = 130  # long enough that nothing ends before the first death
 NUM_DEATHS = 3
 PROMPTS = random_prompts((1, 15, 16, 33, 5, 12, 30, 44, 60, 21, 8, 27), seed=9)
 DRAWINGS = [
-    *(Drawing(prompt, SlotSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:8])),
-    *(Drawing(prompt, SlotSampling(seed=80 + i), NUM_TOKENS, n=4) for i, prompt in enumerate(PROMPTS[:4])),
-    Drawing(PROMPTS[4], SlotSampling(seed=50, sample_index=2, repetition_penalty=1.2), NUM_TOKENS, n=2),
-    Drawing(PROMPTS[5], SlotSampling(seed=51, presence_penalty=0.5, frequency_penalty=0.1), NUM_TOKENS, n=2),
+    *(Drawing(prompt, SequenceSampling(seed=70 + i, top_p=0.9), NUM_TOKENS) for i, prompt in enumerate(PROMPTS[:8])),
+    *(Drawing(prompt, SequenceSampling(seed=80 + i), NUM_TOKENS, n=4) for i, prompt in enumerate(PROMPTS[:4])),
+    Drawing(PROMPTS[4], SequenceSampling(seed=50, sample_index=2, repetition_penalty=1.2), NUM_TOKENS, n=2),
+    Drawing(PROMPTS[5], SequenceSampling(seed=51, presence_penalty=0.5, frequency_penalty=0.1), NUM_TOKENS, n=2),
 ]
 SEARCHES = [search(prompt, 4, NUM_TOKENS, ends=()) for prompt in PROMPTS[:4]]
 

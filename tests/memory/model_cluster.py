@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, Step
 from common.step_codec import step_from_pb, step_to_pb
 from kernels.sampling.sampling_operations import REFERENCES
@@ -59,7 +59,7 @@ class ModelCluster:
         self._runner = ModelRunner(decoder, self.pool, limits, REFERENCES)
         self._reference = Reference(decoder)
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
-        self._sampling: dict[int, SlotSampling] = {}
+        self._sampling: dict[int, SequenceSampling] = {}
         self._sequences: list[Sequence] = []
         self._cached: dict[tuple[int, bytes], bytes] = {}  # (block, hash) -> digest
         self.groups: list[SequenceGroup] = []

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 from tests.worker.paged_runner import PagedSequence, forward_batch
@@ -36,8 +36,8 @@ class Request:
     seed: int = 0
     priority: int = 0
 
-    def sampling(self, index: int) -> SlotSampling:
-        return SlotSampling(
+    def sampling(self, index: int) -> SequenceSampling:
+        return SequenceSampling(
             seed=self.seed,
             sample_index=index,
             temperature=self.temperature,

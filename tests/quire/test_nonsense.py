@@ -74,7 +74,13 @@ class NonsenseServer(ScriptedServer):
 @pytest.mark.parametrize("events", NONSENSE.values(), ids=NONSENSE)
 async def test_nonsense_on_a_session_ends_as_an_error_of_ours(events: list[dict[str, Any]]) -> None:
     complaints: list[str] = []  # of the event loop: exceptions that nobody took
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+
+    def note_complaint(_: object, context: dict[str, Any]) -> None:
+        # gRPC has one poller for all loops of a process: here it may meet an event of a loop that another test closed.
+        if "PollerCompletionQueue" not in str(context.get("handle")):
+            complaints.append(str(context))
+
+    asyncio.get_running_loop().set_exception_handler(note_complaint)
     server = NonsenseServer(events)
     await server.start()
     try:

@@ -34,7 +34,7 @@ class Slot:
     token_ids: list[int]
     position: int
     num_prompt_tokens: int
-    sampling: pb.SlotSampling
+    sampling: pb.SequenceSampling
 
     def held_back(self) -> list[int]:
         """Tokens that may not come next."""

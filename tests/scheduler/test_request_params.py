@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.request_params import (
@@ -35,7 +35,7 @@ def test_a_bare_prompt_gets_every_default_that_the_protocol_promises() -> None:
         priority=0,
         timeout_ms=None,
         cancel_on_disconnect=True,
-        sampling=SlotSampling(seed=77),
+        sampling=SequenceSampling(seed=77),
         seed=77,
         num_samples=1,
         num_sequences=1,
@@ -88,7 +88,7 @@ def test_a_full_request_is_taken_as_it_is() -> None:
         on_disconnect=pb.ON_DISCONNECT_CONTINUE,
         priority=-2,
     )
-    sampling = SlotSampling(
+    sampling = SequenceSampling(
         seed=2**64 - 1,
         sample_index=4,
         allowed_token_ids=(7, 5, 9),
@@ -131,10 +131,10 @@ def test_a_full_request_is_taken_as_it_is() -> None:
 
 def test_end_and_stop_tokens_are_held_back_until_min_tokens_stand_behind_the_prompt() -> None:
     params = settled(request_of(stopping=pb.StoppingParams(min_tokens=10, stop_token_ids=[8])))
-    sampling = params.slot_sampling(num_prompt_tokens=30)
+    sampling = params.sequence_sampling(num_prompt_tokens=30)
     assert sampling.suppressed_token_ids == (2, 3, 8)
     assert sampling.suppressed_until == 40
-    without = settled(request_of(stopping=pb.StoppingParams(stop_token_ids=[8]))).slot_sampling(30)
+    without = settled(request_of(stopping=pb.StoppingParams(stop_token_ids=[8]))).sequence_sampling(30)
     assert (without.suppressed_token_ids, without.suppressed_until) == ((), 0)
 
 
@@ -393,7 +393,7 @@ def test_a_settled_request_is_valid_again_and_stays_as_it_is() -> None:
     request.request_id, request.sampling.seed = params.request_id, params.seed
     request.stopping.max_tokens = settle_length(params, 10, LIMITS, 100)
     again = validate(request, LIMITS, draw_seed=lambda: 1, make_id=lambda: "other")
-    assert again.slot_sampling(10) == params.slot_sampling(10)
+    assert again.sequence_sampling(10) == params.sequence_sampling(10)
     assert (again.request_id, again.max_tokens) == (params.request_id, 90)
     assert settle_length(again, 10, LIMITS, 100) == 90
 

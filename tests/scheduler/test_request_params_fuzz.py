@@ -175,7 +175,7 @@ def check_samples_within_limits(params: ValidatedParams) -> None:
         assert params.beam_params(params.max_tokens or 300).num_return == params.num_samples  # which checks itself
     elif params.num_sequences > 1:
         assert params.sampling.temperature > 0
-    last = params.slot_sampling(1, params.num_sequences - 1).sample_index
+    last = params.sequence_sampling(1, params.num_sequences - 1).sample_index
     assert last == params.sampling.sample_index + (0 if params.beam else params.num_sequences - 1) < 2**32
 
 

@@ -167,7 +167,7 @@ def test_each_sample_draws_the_noise_of_its_own_index_and_all_else_is_alike() ->
         stopping=pb.StoppingParams(min_tokens=4),
     )
     params = settled(request)
-    slots = [params.slot_sampling(10, index) for index in range(3)]
+    slots = [params.sequence_sampling(10, index) for index in range(3)]
     assert [slot.sample_index for slot in slots] == [7, 8, 9]
     assert {slot.seed for slot in slots} == {77}
     assert {slot.suppressed_until for slot in slots} == {14}
@@ -175,18 +175,18 @@ def test_each_sample_draws_the_noise_of_its_own_index_and_all_else_is_alike() ->
 
 def test_what_is_ranked_is_computed_with_log_probabilities_even_if_nobody_sees_them() -> None:
     ranked = settled(request_of(sampling=pb.SamplingParams(n=1, best_of=2)))
-    assert ranked.slot_sampling(10).num_logprobs == 0 and ranked.num_logprobs is None
+    assert ranked.sequence_sampling(10).num_logprobs == 0 and ranked.num_logprobs is None
     asked = settled(request_of(sampling=pb.SamplingParams(best_of=2), output=pb.OutputParams(logprobs=3)))
-    assert asked.slot_sampling(10, 1).num_logprobs == 3
-    assert settled(request_of(sampling=pb.SamplingParams(n=2))).slot_sampling(10).num_logprobs is None
+    assert asked.sequence_sampling(10, 1).num_logprobs == 3
+    assert settled(request_of(sampling=pb.SamplingParams(n=2))).sequence_sampling(10).num_logprobs is None
 
 
 def test_beams_are_all_sampled_alike() -> None:
     request = beams(4, {"repetition_penalty": 1.5})
     request.stopping.min_tokens = 3
     params = settled(request)
-    assert len({params.slot_sampling(10, index) for index in range(4)}) == 1
-    assert params.slot_sampling(10).suppressed_until == 13
+    assert len({params.sequence_sampling(10, index) for index in range(4)}) == 1
+    assert params.sequence_sampling(10).suppressed_until == 13
 
 
 @pytest.mark.parametrize("priority", [0, 1, -1, 1000, -1000])

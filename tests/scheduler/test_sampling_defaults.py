@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from quire.v1 import worker_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.requests.params.sampling_defaults import check_defaults, with_defaults
 from tests.scheduler.journal_setup import entries_of
@@ -16,8 +15,8 @@ from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 ALL = {"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.5}
 
 
-def defaults(**fields: Any) -> pb.SamplingDefaults:
-    return pb.SamplingDefaults(**fields)
+def defaults(**fields: Any) -> pb.SamplingParams:
+    return pb.SamplingParams(**fields)
 
 
 def request(**sampling: Any) -> pb.GenerateRequest:
@@ -42,9 +41,9 @@ async def site(worker: ScriptedWorker) -> AsyncIterator[Site]:
         yield made
 
 
-def drawn(worker: ScriptedWorker) -> worker_pb2.SlotSampling:
-    """Sampling parameters of the last request's slot."""
-    return [state.sampling for step in worker.steps for state in step.whole][-1]
+def drawn(worker: ScriptedWorker) -> pb.SamplingParams:
+    """Numeric sampling parameters of the last request."""
+    return [state.sampling.numbers for step in worker.steps for state in step.whole][-1]
 
 
 def test_what_a_request_leaves_out_is_filled_in_and_what_it_says_stays() -> None:

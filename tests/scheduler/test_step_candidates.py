@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, LogprobRows, Step, StepResult
 from common.step_codec import result_from_pb, result_to_pb, step_from_pb, step_to_pb
 from scheduler_svc.core.scheduler import Scheduler
@@ -41,7 +41,7 @@ def next_step(scheduler: Scheduler) -> tuple[StepPlan, Step]:
     """A plan, and what a worker reads of it."""
     plan = scheduler.schedule("w")
     assert plan is not None
-    sampling = {seq_id: SlotSampling(seed=0) for seq_id in range(100)}
+    sampling = {seq_id: SequenceSampling(seed=0) for seq_id in range(100)}
     return plan, step_from_pb(step_to_pb(build_step(plan, 1, sampling)))
 
 
@@ -92,9 +92,9 @@ def beam_plan() -> StepPlan:
     return next_step(scheduler)[0]
 
 
-def asked_by(plan: StepPlan) -> dict[int, SlotSampling]:
+def asked_by(plan: StepPlan) -> dict[int, SequenceSampling]:
     """Each beam wants two log-probabilities beside its own."""
-    return {sequence.seq_id: SlotSampling(seed=0, num_logprobs=2) for sequence in plan.sequences}
+    return {sequence.seq_id: SequenceSampling(seed=0, num_logprobs=2) for sequence in plan.sequences}
 
 
 def answer(*candidates: Candidates) -> StepResult:

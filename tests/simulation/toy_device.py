@@ -7,7 +7,7 @@ the table says. Sampling seeds of some values make a request poisonous.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, LogprobRows, PromptLogprobs, Step, StepResult, StepStatus
 from tests.simulation import toy_model as model
 from worker_svc.steps.step_fence import StepFence
@@ -30,7 +30,7 @@ class ToySlot:
     block_table: list[int]
     token_ids: list[int]
     num_prompt_tokens: int
-    sampling: SlotSampling
+    sampling: SequenceSampling
 
     @property
     def barred(self) -> Sequence[int]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, SlotState, Step
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 
@@ -29,7 +29,7 @@ class BeamDriver:
         self,
         prompt: Sequence[int],
         params: BeamSearchParams,
-        sampling: SlotSampling,
+        sampling: SequenceSampling,
         *,
         blocks: Sequence[int],
         block_size: int,

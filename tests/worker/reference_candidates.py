@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, LogprobRows
 from kernels.sampling.sampling import best_tokens, finite_rows, model_logprobs, token_ranks
 from tests.worker.reference_edits import TokenHistory, edit_rows
@@ -19,7 +19,7 @@ from tests.worker.reference_edits import TokenHistory, edit_rows
 def rank_candidates(
     logits: Tensor,
     counts: Sequence[int],
-    slots: Sequence[SlotSampling],
+    slots: Sequence[SequenceSampling],
     positions: Sequence[int],
     histories: Sequence[TokenHistory | None],
 ) -> list[Candidates]:

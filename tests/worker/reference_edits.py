@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from kernels.sampling.sampling import add_bias, allow_only, apply_penalties, suppress
 
 
@@ -25,7 +25,7 @@ class TokenHistory:
 
 def edit_rows(
     logits: Tensor,
-    slots: Sequence[SlotSampling],
+    slots: Sequence[SequenceSampling],
     positions: Sequence[int],
     histories: Sequence[TokenHistory | None],
 ) -> Tensor:
@@ -52,7 +52,7 @@ def edit_rows(
     return logits
 
 
-def _penalise(logits: Tensor, slots: Sequence[SlotSampling], histories: Sequence[TokenHistory | None]) -> None:
+def _penalise(logits: Tensor, slots: Sequence[SequenceSampling], histories: Sequence[TokenHistory | None]) -> None:
     rows, token_ids, is_output = [], [], []
     for row, (slot, history) in enumerate(zip(slots, histories, strict=True)):
         if not slot.needs_history:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from kernels.sampling.noise import row_keys
 from kernels.sampling.sampling import (
     TokenLogprobs,
@@ -39,7 +39,7 @@ class Sampler:
     def sample(
         self,
         logits: Tensor,
-        slots: Sequence[SlotSampling],
+        slots: Sequence[SequenceSampling],
         positions: Sequence[int],
         histories: Sequence[TokenHistory | None],
     ) -> SampleOutput:
@@ -57,7 +57,7 @@ class Sampler:
         return SampleOutput(token_ids, valid, _logprobs(logits, token_ids, slots))
 
 
-def _choose(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[int]) -> Tensor:
+def _choose(logits: Tensor, slots: Sequence[SequenceSampling], positions: Sequence[int]) -> Tensor:
     """The argmax of greedy rows, a draw for the others; int64 [S]."""
     greedy = [i for i, slot in enumerate(slots) if slot.is_greedy]
     if len(greedy) == len(slots):
@@ -74,7 +74,7 @@ def _choose(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[i
     return token_ids
 
 
-def _draw(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[int]) -> Tensor:
+def _draw(logits: Tensor, slots: Sequence[SequenceSampling], positions: Sequence[int]) -> Tensor:
     """Temperature, truncation and noise, for slots of which none is greedy."""
     device, vocab_size = logits.device, logits.shape[1]
     scaled = scale(logits, torch.tensor([slot.temperature for slot in slots], dtype=torch.float32, device=device))
@@ -92,14 +92,14 @@ def _draw(logits: Tensor, slots: Sequence[SlotSampling], positions: Sequence[int
     return draw(scaled, thresholds, keys.to(device))
 
 
-def _truncate(scaled: Tensor, floors: Tensor, slots: Sequence[SlotSampling]) -> Tensor:
+def _truncate(scaled: Tensor, floors: Tensor, slots: Sequence[SequenceSampling]) -> Tensor:
     vocab_size = scaled.shape[1]
     top_k = [vocab_size if slot.top_k is None else min(slot.top_k, vocab_size) for slot in slots]
     top_p = torch.tensor([slot.top_p for slot in slots], dtype=torch.float64, device=scaled.device)
     return truncation_thresholds(scaled, floors, torch.tensor(top_k, device=scaled.device), top_p, max(top_k))
 
 
-def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SlotSampling]) -> tuple[TokenLogprobs | None, ...]:
+def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SequenceSampling]) -> tuple[TokenLogprobs | None, ...]:
     wanted = {i: slot.num_logprobs for i, slot in enumerate(slots) if slot.num_logprobs is not None}
     if not wanted:
         return (None,) * len(slots)

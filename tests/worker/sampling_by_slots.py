@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, LogprobRows, StepResult
 from kernels.native.native_kernels import native_kernels
 from kernels.sampling.sampling_operations import REFERENCES, SamplingOperations
@@ -41,7 +41,7 @@ class SlotSamplers:
     def __init__(
         self,
         bundle: str,
-        slots: Sequence[SlotSampling],
+        slots: Sequence[SequenceSampling],
         positions: Sequence[int],
         histories: Sequence[TokenHistory | None],
         vocab_size: int,
@@ -87,7 +87,7 @@ def history_before(history: TokenHistory, position: int) -> tuple[list[int], int
 def sample_slots(
     bundle: str,
     logits: Tensor,
-    slots: Sequence[SlotSampling],
+    slots: Sequence[SequenceSampling],
     positions: Sequence[int],
     histories: Sequence[TokenHistory | None],
 ) -> Samples:

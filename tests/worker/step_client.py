@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step, StepResult, StepStatus
 from tests.worker.steps import GREEDY
 
@@ -19,7 +19,7 @@ class Sent:
     slot: int
     token_ids: list[int]
     num_prompt_tokens: int
-    sampling: SlotSampling
+    sampling: SequenceSampling
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0
     is_sent: bool = False
@@ -43,7 +43,7 @@ class StepClient:
         self.step_id = 0
         self.sequences: list[Sent] = []
 
-    def add(self, prompt: Iterable[int], sampling: SlotSampling = GREEDY) -> Sent:
+    def add(self, prompt: Iterable[int], sampling: SequenceSampling = GREEDY) -> Sent:
         tokens = list(prompt)
         sequence = Sent(len(self.sequences), tokens, len(tokens), sampling)
         self.sequences.append(sequence)

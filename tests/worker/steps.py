@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState
 from worker_svc.steps.step_limits import StepLimits
 
-GREEDY = SlotSampling(seed=0, temperature=0.0)
+GREEDY = SequenceSampling(seed=0, temperature=0.0)
 
 LIMITS = StepLimits(
     num_slots=8,

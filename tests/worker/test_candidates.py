@@ -19,7 +19,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates
 from tests.worker.reference_edits import TokenHistory
 from tests.worker.sampling_by_slots import BUNDLES, SlotSamplers
@@ -31,12 +31,12 @@ POSITION = 9
 HISTORY = TokenHistory([5, 9, 9, 70, 200, 9, 70, 1, 5], num_prompt_tokens=4)
 
 
-def rank_with(bundle: str, logits: Tensor, counts: list[int], slots: list[SlotSampling]) -> list[Candidates]:
+def rank_with(bundle: str, logits: Tensor, counts: list[int], slots: list[SequenceSampling]) -> list[Candidates]:
     histories = [HISTORY if slot.needs_history else None for slot in slots]
     return SlotSamplers(bundle, slots, [POSITION] * len(slots), histories, logits.shape[1]).rank(logits, counts)
 
 
-Rank = Callable[[Tensor, list[int], list[SlotSampling]], list[Candidates]]
+Rank = Callable[[Tensor, list[int], list[SequenceSampling]], list[Candidates]]
 
 
 @pytest.fixture(params=BUNDLES)
@@ -44,7 +44,7 @@ def rank(request: pytest.FixtureRequest) -> Rank:
     return partial(rank_with, request.param)
 
 
-def reference_scores(logits: Tensor, slot: SlotSampling) -> Tensor:
+def reference_scores(logits: Tensor, slot: SequenceSampling) -> Tensor:
     """The scores [V] that the beam search of `transformers` ranks; what it has no processor for, written out."""
     scores = logits.log_softmax(-1)[None]
     if slot.allowed_token_ids is not None:
@@ -71,7 +71,7 @@ def history_ids() -> torch.LongTensor:
 token_ids = st.integers(0, VOCAB_SIZE - 1)
 eighths = st.integers(-16, 16).map(lambda number: number / 8)
 samplings = st.builds(
-    SlotSampling,
+    SequenceSampling,
     seed=st.just(0),
     allowed_token_ids=st.none() | st.sets(token_ids, min_size=1, max_size=40).map(lambda ids: tuple(sorted(ids))),
     suppressed_token_ids=st.lists(token_ids, max_size=5, unique=True).map(tuple),
@@ -91,7 +91,7 @@ samplings = st.builds(
     st.sampled_from(BUNDLES),
 )
 def test_candidates_are_those_of_transformers_in_its_order(
-    asked: list[tuple[SlotSampling, int]], seed: int, has_ties: bool, bundle: str
+    asked: list[tuple[SequenceSampling, int]], seed: int, has_ties: bool, bundle: str
 ) -> None:
     slots, counts = [slot for slot, _ in asked], [count for _, count in asked]
     logits = torch.randn(len(slots), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
@@ -114,13 +114,13 @@ def test_candidates_are_those_of_transformers_in_its_order(
 
 
 KINDS = [
-    SlotSampling(seed=1),
-    SlotSampling(seed=2, num_logprobs=0),
-    SlotSampling(seed=3, num_logprobs=7, repetition_penalty=1.7),
-    SlotSampling(seed=4, allowed_token_ids=tuple(range(0, 200, 7)), num_logprobs=2),
-    SlotSampling(seed=5, suppressed_token_ids=(2, 3), suppressed_until=POSITION + 1),
-    SlotSampling(seed=6, logit_bias=((17, 6.0), (18, 6.0), (17, 1.0)), num_logprobs=300),
-    SlotSampling(seed=7, presence_penalty=0.7, frequency_penalty=-0.3),
+    SequenceSampling(seed=1),
+    SequenceSampling(seed=2, num_logprobs=0),
+    SequenceSampling(seed=3, num_logprobs=7, repetition_penalty=1.7),
+    SequenceSampling(seed=4, allowed_token_ids=tuple(range(0, 200, 7)), num_logprobs=2),
+    SequenceSampling(seed=5, suppressed_token_ids=(2, 3), suppressed_until=POSITION + 1),
+    SequenceSampling(seed=6, logit_bias=((17, 6.0), (18, 6.0), (17, 1.0)), num_logprobs=300),
+    SequenceSampling(seed=7, presence_penalty=0.7, frequency_penalty=-0.3),
 ]
 
 
@@ -162,7 +162,9 @@ def test_a_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(rank: 
 
 
 def test_what_is_barred_comes_last_at_minus_infinity(rank: Rank) -> None:
-    slot = SlotSampling(seed=0, allowed_token_ids=(9, 4, 7), suppressed_token_ids=(7,), suppressed_until=POSITION + 1)
+    slot = SequenceSampling(
+        seed=0, allowed_token_ids=(9, 4, 7), suppressed_token_ids=(7,), suppressed_until=POSITION + 1
+    )
     logits = torch.zeros(1, 12)
     logits[0, 9] = 2.0
     (found,) = rank(logits, [5], [slot])
@@ -172,7 +174,7 @@ def test_what_is_barred_comes_last_at_minus_infinity(rank: Rank) -> None:
 
 
 def test_a_row_whose_tokens_are_all_barred_has_nothing_but_barred_candidates(rank: Rank) -> None:
-    slot = SlotSampling(seed=0, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=POSITION + 1)
+    slot = SequenceSampling(seed=0, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=POSITION + 1)
     (found,) = rank(random_logits(1, seed=0), [2], [slot])
     assert found == Candidates(token_ids=[0, 1], logprobs=[-math.inf, -math.inf])
 
@@ -181,7 +183,9 @@ def test_a_row_whose_tokens_are_all_barred_has_nothing_but_barred_candidates(ran
 def test_the_models_own_distribution_comes_beside_the_candidates_if_asked_for(rank: Rank, num_logprobs: int) -> None:
     logits = random_logits(3, seed=9)
     logits[1] = logits[1].round()  # ranks of equals are equal
-    slot = SlotSampling(seed=0, num_logprobs=num_logprobs, logit_bias=((8, 40.0), (9, -40.0)), repetition_penalty=3.0)
+    slot = SequenceSampling(
+        seed=0, num_logprobs=num_logprobs, logit_bias=((8, 40.0), (9, -40.0)), repetition_penalty=3.0
+    )
     plain = dataclasses.replace(slot, num_logprobs=None)
     found = rank(logits, [4, 6, 2], [plain, slot, slot])
     assert found[0].rows is None

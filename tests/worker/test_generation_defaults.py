@@ -9,7 +9,7 @@ import pytest
 from tests.worker.forked_worker import run_worker
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
-from worker_svc.checkpoint.generation_defaults import ModelSamplingDefaults, read_sampling_defaults
+from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 
 
 def write(folder: Path, content: dict[str, Any]) -> Path:
@@ -18,15 +18,15 @@ def write(folder: Path, content: dict[str, Any]) -> Path:
 
 
 def test_a_folder_without_the_file_recommends_nothing(tmp_path: Path) -> None:
-    assert read_sampling_defaults(tmp_path) == ModelSamplingDefaults()
+    assert read_sampling_defaults(tmp_path) == {}
 
 
 def test_what_the_file_says_is_recommended_and_null_is_not(tmp_path: Path) -> None:
     said: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0, "repetition_penalty": 1.05}
     beside = {"do_sample": True, "eos_token_id": [1, 2], "max_new_tokens": 9, "typical_p": 0.1}
-    assert read_sampling_defaults(write(tmp_path, {**said, **beside})) == ModelSamplingDefaults(**said)
-    assert read_sampling_defaults(write(tmp_path, dict.fromkeys(said))) == ModelSamplingDefaults()
-    assert read_sampling_defaults(write(tmp_path, {"top_k": 0})) == ModelSamplingDefaults()
+    assert read_sampling_defaults(write(tmp_path, {**said, **beside})) == said
+    assert read_sampling_defaults(write(tmp_path, dict.fromkeys(said))) == {}
+    assert read_sampling_defaults(write(tmp_path, {"top_k": 0})) == {}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.bounds import MOST_ALLOWED
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step
 from common.step_codec import step_from_pb, step_to_pb
 from kernels.sampling.logit_edits import apply_edits
@@ -36,10 +36,10 @@ LIMITS = ModelLimits(
 
 
 @pytest.fixture
-def samples() -> list[SlotSampling]:
+def samples() -> list[SequenceSampling]:
     request = pb.GenerateRequest(sampling=pb.SamplingParams(n=NUM_SAMPLES, allowed_token_ids=IDS))
     params = settle(request, LIMITS, draw_seed=lambda: 1, make_id=lambda: "r")
-    return [params.slot_sampling(1, index) for index in range(NUM_SAMPLES)]
+    return [params.sequence_sampling(1, index) for index in range(NUM_SAMPLES)]
 
 
 def least_s(work: Callable[[], Any]) -> float:
@@ -52,18 +52,18 @@ def least_s(work: Callable[[], Any]) -> float:
     return min(times)
 
 
-def one_look_s(samples: list[SlotSampling]) -> float:
+def one_look_s(samples: list[SequenceSampling]) -> float:
     lists: list[Any] = [tuple(each.allowed_token_ids or ()) for each in samples]
     return least_s(lambda: [token_id for ids in lists for token_id in ids])
 
 
-def test_a_request_keeps_four_bytes_for_each_of_its_allowed_ids(samples: list[SlotSampling]) -> None:
+def test_a_request_keeps_four_bytes_for_each_of_its_allowed_ids(samples: list[SequenceSampling]) -> None:
     """1,000 that waited had 2.6 MB each."""
     assert {id(each.allowed_token_ids) for each in samples} == {id(samples[0].allowed_token_ids)}
     assert sys.getsizeof(samples[0].allowed_token_ids) < 5 * MOST_ALLOWED
 
 
-def test_a_step_with_many_allowed_ids_is_sent_and_checked_in_the_time_of_a_few(samples: list[SlotSampling]) -> None:
+def test_a_step_with_many_allowed_ids_is_sent_and_checked_in_the_time_of_a_few(samples: list[SequenceSampling]) -> None:
     """One request with 128 samples held the scheduler up for 0.7 s; it was 22 looks."""
     states = [
         SlotState(slot=i, position=0, block_table=[i], token_ids=[1], history=(), num_prompt_tokens=1, sampling=each)
@@ -79,7 +79,9 @@ def test_a_step_with_many_allowed_ids_is_sent_and_checked_in_the_time_of_a_few(s
     assert least_s(work) < 6 * one_look_s(samples)
 
 
-def test_rows_with_many_allowed_ids_are_edited_in_the_time_of_a_few_looks_at_each(samples: list[SlotSampling]) -> None:
+def test_rows_with_many_allowed_ids_are_edited_in_the_time_of_a_few_looks_at_each(
+    samples: list[SequenceSampling],
+) -> None:
     """Every step of 128 such rows took 2.5 s longer, for whoever else was in it; it was 11 looks."""
     logits = torch.randn(NUM_SAMPLES, VOCAB_SIZE)
     columns = SamplingColumns(NUM_SAMPLES, VOCAB_SIZE)

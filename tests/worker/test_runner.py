@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
 from tests.equality import assert_equal_greedy
 from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
@@ -76,7 +76,7 @@ def test_a_snapshot_in_every_step_gives_the_same_tokens(
 def test_logprobs_are_those_of_the_raw_logits(make_runner: MakeRunner, decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
     client = new_client()
-    sampling = SlotSampling(seed=3, temperature=0.7, top_k=20, num_logprobs=4, num_prompt_logprobs=2)
+    sampling = SequenceSampling(seed=3, temperature=0.7, top_k=20, num_logprobs=4, num_prompt_logprobs=2)
     sequence = client.add(PROMPTS[5], sampling)
     other = client.add(PROMPTS[3])
     generate(runner, client, 12, chunk=5)
@@ -109,7 +109,7 @@ def test_prompt_logprobs_in_slices_of_the_head_are_the_same(make_runner: MakeRun
 def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunner, decoder: Decoder) -> None:
     """Two samples share the prompt's blocks, the last of them full; alone, each gives the same tokens."""
     prompt = PROMPTS[3] + PROMPTS[2][:3]  # 8 tokens: 2 blocks
-    samplings = [SlotSampling(seed=5, sample_index=index, temperature=1.5) for index in range(2)]
+    samplings = [SequenceSampling(seed=5, sample_index=index, temperature=1.5) for index in range(2)]
     runner, _ = make_runner(decoder)
     first = slot_state(0, prompt, [10, 11], sampling=samplings[0])
     second = slot_state(1, [], [10, 11], sampling=samplings[1], position=8, num_prompt_tokens=8)
@@ -132,7 +132,7 @@ def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunne
 def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner: MakeRunner, decoder: Decoder) -> None:
     """Three samples share the prompt's full blocks; their penalties see the prompt, which only the parent was sent."""
     prompt, num_tokens = PROMPTS[4], 8  # 9 tokens: 2 full blocks and one with one token
-    common = SlotSampling(seed=5, temperature=1.5, repetition_penalty=1.2, frequency_penalty=0.4)
+    common = SequenceSampling(seed=5, temperature=1.5, repetition_penalty=1.2, frequency_penalty=0.4)
     samplings = [replace(common, sample_index=index) for index in range(3)]
     runner, pool = make_runner(decoder)
     parent = slot_state(0, prompt, [10, 11, 12], sampling=samplings[0])

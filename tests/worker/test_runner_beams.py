@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step
 from scheduler_svc.core.beam_search import BeamSearchParams
 from tests.equality import assert_equal_greedy
@@ -71,7 +71,9 @@ def search(runner: SteppedRunner, pool: KVPool, driver: BeamDriver, *, chunk: in
     return step_id
 
 
-def new_driver(model: Model, params: BeamSearchParams, sampling: SlotSampling = GREEDY, **places: Any) -> BeamDriver:
+def new_driver(
+    model: Model, params: BeamSearchParams, sampling: SequenceSampling = GREEDY, **places: Any
+) -> BeamDriver:
     places = {"blocks": range(NUM_BLOCKS), "block_size": BLOCK_SIZE, **places}
     return BeamDriver(PROMPT, params, sampling, **places)
 
@@ -103,7 +105,11 @@ def test_beams_on_shared_blocks_are_those_of_transformers(
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_edits_act_on_beams_as_the_processors_of_transformers_do(
-    make_runner: MakeRunner, model: Model, sampling: SlotSampling, options: dict[str, Any], reports: list[BeamReport]
+    make_runner: MakeRunner,
+    model: Model,
+    sampling: SequenceSampling,
+    options: dict[str, Any],
+    reports: list[BeamReport],
 ) -> None:
     params = model.params(4, max_tokens=12)
     runner, pool = make_runner(model.decoder)
@@ -176,7 +182,7 @@ def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(
 ) -> None:
     """Two searches of their own widths, three greedy sequences and a sampled one, prompts in chunks, all at once."""
     num_tokens, half = 20, NUM_BLOCKS // 2
-    sampled = SlotSampling(seed=4, temperature=1.2, top_k=30)
+    sampled = SequenceSampling(seed=4, temperature=1.2, top_k=30)
     runner, pool = make_runner(model.decoder)
     client = StepClient(num_blocks=half, block_size=BLOCK_SIZE, seed=1)
     for prompt in OTHERS:

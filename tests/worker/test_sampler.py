@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from tests.worker.reference_edits import TokenHistory
 from tests.worker.sampling_by_slots import BUNDLES, Samples, sample_slots
 
@@ -18,17 +18,17 @@ torch.set_num_threads(1)  # on contended cores two threads mostly wait for each 
 VOCAB_SIZE = 5003  # no multiple of anything
 HISTORY = TokenHistory([5, 9, 9, 70, 5000, 9, 70, 1], num_prompt_tokens=4)
 KINDS = [
-    SlotSampling(seed=1, temperature=0.0),
-    SlotSampling(seed=2, num_logprobs=5),
-    SlotSampling(seed=3, temperature=0.4, top_k=40, num_logprobs=0),
-    SlotSampling(seed=4, temperature=1.9, top_p=0.95, num_logprobs=20),
-    SlotSampling(seed=5, min_p=0.1, num_logprobs=1),
-    SlotSampling(seed=6, temperature=1.3, top_k=500, top_p=0.7, min_p=0.001, num_logprobs=3),
-    SlotSampling(seed=7, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=-0.2, num_logprobs=2),
-    SlotSampling(seed=8, temperature=0.0, frequency_penalty=2.0, num_logprobs=2),
-    SlotSampling(seed=9, logit_bias=((17, 6.0), (18, 6.0), (17, 1.0)), num_logprobs=2),
-    SlotSampling(seed=10, temperature=2.0, allowed_token_ids=tuple(range(0, 5000, 7)), top_p=0.5, num_logprobs=0),
-    SlotSampling(seed=11, suppressed_token_ids=(2, 3), suppressed_until=10_000, num_logprobs=4),
+    SequenceSampling(seed=1, temperature=0.0),
+    SequenceSampling(seed=2, num_logprobs=5),
+    SequenceSampling(seed=3, temperature=0.4, top_k=40, num_logprobs=0),
+    SequenceSampling(seed=4, temperature=1.9, top_p=0.95, num_logprobs=20),
+    SequenceSampling(seed=5, min_p=0.1, num_logprobs=1),
+    SequenceSampling(seed=6, temperature=1.3, top_k=500, top_p=0.7, min_p=0.001, num_logprobs=3),
+    SequenceSampling(seed=7, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=-0.2, num_logprobs=2),
+    SequenceSampling(seed=8, temperature=0.0, frequency_penalty=2.0, num_logprobs=2),
+    SequenceSampling(seed=9, logit_bias=((17, 6.0), (18, 6.0), (17, 1.0)), num_logprobs=2),
+    SequenceSampling(seed=10, temperature=2.0, allowed_token_ids=tuple(range(0, 5000, 7)), top_p=0.5, num_logprobs=0),
+    SequenceSampling(seed=11, suppressed_token_ids=(2, 3), suppressed_until=10_000, num_logprobs=4),
 ]
 
 
@@ -36,12 +36,12 @@ def random_logits(rows: int, seed: int) -> Tensor:
     return torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 2.5
 
 
-Sample = Callable[[Tensor, list[SlotSampling], list[int]], Samples]
+Sample = Callable[[Tensor, list[SequenceSampling], list[int]], Samples]
 
 
 @pytest.fixture(params=BUNDLES)
 def sample(request: pytest.FixtureRequest) -> Sample:
-    def sample_with(logits: Tensor, slots: list[SlotSampling], positions: list[int]) -> Samples:
+    def sample_with(logits: Tensor, slots: list[SequenceSampling], positions: list[int]) -> Samples:
         histories = [HISTORY if slot.needs_history else None for slot in slots]
         return sample_slots(request.param, logits, slots, positions, histories)
 
@@ -75,7 +75,7 @@ def test_a_slot_gets_the_same_alone_and_among_any_neighbours(sample: Sample, kin
 def test_plain_greedy_takes_the_lowest_of_equal_maxima(sample: Sample) -> None:
     logits = torch.zeros(3, 10)
     logits[1, [4, 8]] = 1.0
-    output = sample(logits, [SlotSampling(seed=i, temperature=0.0) for i in range(3)], [0, 0, 0])
+    output = sample(logits, [SequenceSampling(seed=i, temperature=0.0) for i in range(3)], [0, 0, 0])
     assert output.token_ids.tolist() == [0, 4, 0]
     assert output.token_ids.dtype == torch.int64
     assert output.logprobs == (None, None, None)
@@ -101,7 +101,7 @@ def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(
 
 
 def test_a_row_whose_tokens_are_all_barred_is_not_valid(sample: Sample) -> None:
-    slot = SlotSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=3)
+    slot = SequenceSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=3)
     output = sample(random_logits(2, seed=0), [slot, slot], [2, 3])
     assert output.valid.tolist() == [False, True]
     assert int(output.token_ids[1]) == 4
@@ -110,7 +110,7 @@ def test_a_row_whose_tokens_are_all_barred_is_not_valid(sample: Sample) -> None:
 def test_ids_are_suppressed_below_their_position_only(sample: Sample) -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[:, 50] = 30.0
-    slot = SlotSampling(seed=1, temperature=0.0, suppressed_token_ids=(50,), suppressed_until=8)
+    slot = SequenceSampling(seed=1, temperature=0.0, suppressed_token_ids=(50,), suppressed_until=8)
     assert sample(logits, [slot, slot], [7, 8]).token_ids.tolist() == [0, 50]
 
 
@@ -138,7 +138,7 @@ def test_logprobs_ignore_every_parameter(sample: Sample) -> None:
 @pytest.mark.parametrize("bundle", BUNDLES)
 def test_penalties_tell_prompt_from_output(bundle: str) -> None:
     logits = torch.zeros(2, 8)
-    slot = SlotSampling(seed=0, temperature=0.0, presence_penalty=1.0)
+    slot = SequenceSampling(seed=0, temperature=0.0, presence_penalty=1.0)
     tokens = [0, 1, 2, 2]
     histories = [TokenHistory(tokens, 2), TokenHistory(tokens, 0)]
     # The first row penalises token 2 alone, the second tokens 0 to 2.
@@ -147,7 +147,7 @@ def test_penalties_tell_prompt_from_output(bundle: str) -> None:
 
 def test_samples_of_one_row_differ_by_their_index(sample: Sample) -> None:
     logits = random_logits(1, seed=4).expand(16, -1)
-    slots = [SlotSampling(seed=3, sample_index=i) for i in range(16)]
+    slots = [SequenceSampling(seed=3, sample_index=i) for i in range(16)]
     tokens = sample(logits, slots, [9] * 16).token_ids
     assert len(set(tokens.tolist())) > 8
     assert torch.equal(tokens, sample(logits, slots, [9] * 16).token_ids)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from tests.worker.sampling_by_slots import sample_slots
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
@@ -21,19 +21,21 @@ NUM_DRAWS = 20_000
 LOGITS = np.random.default_rng(11).normal(0.0, 2.0, 40).astype(np.float32)
 
 CASES = {
-    "plain": SlotSampling(seed=5),
-    "cold": SlotSampling(seed=5, temperature=0.6),
-    "hot": SlotSampling(seed=5, temperature=2.5),
-    "top-k": SlotSampling(seed=5, top_k=7),
-    "top-p": SlotSampling(seed=5, top_p=0.8),
-    "min-p": SlotSampling(seed=5, min_p=0.05),
-    "all": SlotSampling(seed=5, temperature=1.7, top_k=20, top_p=0.9, min_p=0.02),
-    "bias": SlotSampling(seed=5, logit_bias=((3, 2.5), (17, -1.5)), suppressed_token_ids=(1,), suppressed_until=10**6),
-    "allowed": SlotSampling(seed=5, temperature=3.0, allowed_token_ids=(0, 4, 9, 33), top_p=0.95),
+    "plain": SequenceSampling(seed=5),
+    "cold": SequenceSampling(seed=5, temperature=0.6),
+    "hot": SequenceSampling(seed=5, temperature=2.5),
+    "top-k": SequenceSampling(seed=5, top_k=7),
+    "top-p": SequenceSampling(seed=5, top_p=0.8),
+    "min-p": SequenceSampling(seed=5, min_p=0.05),
+    "all": SequenceSampling(seed=5, temperature=1.7, top_k=20, top_p=0.9, min_p=0.02),
+    "bias": SequenceSampling(
+        seed=5, logit_bias=((3, 2.5), (17, -1.5)), suppressed_token_ids=(1,), suppressed_until=10**6
+    ),
+    "allowed": SequenceSampling(seed=5, temperature=3.0, allowed_token_ids=(0, 4, 9, 33), top_p=0.95),
 }
 
 
-def exact_probabilities(slot: SlotSampling) -> npt.NDArray[np.float64]:
+def exact_probabilities(slot: SequenceSampling) -> npt.NDArray[np.float64]:
     """The definition, token by token, in float64."""
     logits = LOGITS.astype(np.float64)
     if slot.allowed_token_ids is not None:
@@ -53,7 +55,7 @@ def exact_probabilities(slot: SlotSampling) -> npt.NDArray[np.float64]:
     return result
 
 
-def draw(slots: list[SlotSampling], positions: list[int]) -> npt.NDArray[np.int64]:
+def draw(slots: list[SequenceSampling], positions: list[int]) -> npt.NDArray[np.int64]:
     logits = torch.from_numpy(LOGITS).expand(len(slots), -1)
     output = sample_slots("native", logits, slots, positions, [None] * len(slots))
     assert bool(output.valid.all())
@@ -75,7 +77,7 @@ def p_value(tokens: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64
     return float(stats.chisquare(observed, [expected[tokens_of_bin].sum() for tokens_of_bin in bins]).pvalue)
 
 
-def over_positions(slot: SlotSampling) -> npt.NDArray[np.int64]:
+def over_positions(slot: SequenceSampling) -> npt.NDArray[np.int64]:
     return draw([slot] * NUM_DRAWS, list(range(NUM_DRAWS)))
 
 
@@ -102,7 +104,7 @@ def test_successive_samples_are_independent() -> None:
 def test_a_large_vocabulary_is_sampled_evenly() -> None:
     """Equal logits over 32,000 tokens, 500 draws: 25 bins of neighbours and 25 of strides, each expecting 20."""
     logits = torch.zeros(1, 32_000).expand(50, -1)
-    slots = [SlotSampling(seed=9)] * 50
+    slots = [SequenceSampling(seed=9)] * 50
     parts = [sample_slots("native", logits, slots, list(range(i, i + 50)), [None] * 50) for i in range(0, 500, 50)]
     tokens = torch.cat([part.token_ids for part in parts]).numpy()
     for bins in (tokens // 1280, tokens % 25):

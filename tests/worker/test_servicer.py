@@ -160,7 +160,7 @@ async def test_describe_says_what_the_worker_is(worker: Worker, client: Connecti
         vocab_size=100,
         max_model_len=40,
         eos_token_ids=[2, 3],
-        sampling_defaults=inference_pb2.SamplingDefaults(),
+        sampling_defaults=inference_pb2.SamplingParams(),
     )
     assert answer.pool == pb.PoolInfo(
         num_blocks=32, block_size=4, num_host_blocks=4, bytes_per_block=4096, dtype="float32"

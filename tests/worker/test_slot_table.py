@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step
 from tests.worker.steps import LIMITS, slot_state
 from worker_svc.steps.slot_table import SlotTable
@@ -46,7 +46,9 @@ def test_appended_blocks_go_to_the_end_of_their_tables_in_order(table: SlotTable
 
 def test_one_row_feeds_several_slots(table: SlotTable) -> None:
     """The first token of n samples: the second slot shares the prompt's blocks and computes nothing of it."""
-    second = slot_state(6, [], [7, 3], position=6, num_prompt_tokens=6, sampling=SlotSampling(seed=1, sample_index=1))
+    second = slot_state(
+        6, [], [7, 3], position=6, num_prompt_tokens=6, sampling=SequenceSampling(seed=1, sample_index=1)
+    )
     rows = apply(table, whole=[second], rows=[2], num_tokens=[6], samples=[0, 2, 0, 6]).rows
     table.advance(rows, [50, 51])
     assert (table.token_ids[2, 6], table.token_ids[6, 6]) == (50, 51)
@@ -73,7 +75,7 @@ def test_a_freed_slot_can_be_filled_in_the_same_step(table: SlotTable) -> None:
 
 
 def test_a_history_comes_before_the_tokens(table: SlotTable) -> None:
-    penalised = SlotSampling(seed=0, repetition_penalty=1.5)
+    penalised = SequenceSampling(seed=0, repetition_penalty=1.5)
     state = slot_state(3, [6], [1], position=2, history=[4, 5], num_prompt_tokens=1, sampling=penalised)
     apply(table, whole=[state])
     assert table.token_ids[3, :3].tolist() == [4, 5, 6]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step
 from tests.worker.steps import GREEDY, LIMITS, slot_state
 from worker_svc.steps.slot_table import SlotTable
@@ -130,19 +130,19 @@ def test_a_step_that_cannot_be_is_refused_with_its_place_and_changes_nothing(
         ({"suppressed_token_ids": (-1,)}, "suppressed_ids"),
         ({"logit_bias": ((100, 1.0),)}, "bias_ids"),
         ({"logit_bias": ((1, math.nan),)}, "bias_values"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"min_p": 2.0}, "min_p"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty"),
-        ({"presence_penalty": math.inf}, "presence_penalty"),
-        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+        ({"temperature": -1.0}, "numbers.temperature"),
+        ({"temperature": math.nan}, "numbers.temperature"),
+        ({"top_k": 0}, "numbers.top_k"),
+        ({"top_p": 0.0}, "numbers.top_p"),
+        ({"top_p": 1.5}, "numbers.top_p"),
+        ({"min_p": 2.0}, "numbers.min_p"),
+        ({"repetition_penalty": 0.0}, "numbers.repetition_penalty"),
+        ({"presence_penalty": math.inf}, "numbers.presence_penalty"),
+        ({"frequency_penalty": math.nan}, "numbers.frequency_penalty"),
     ],
 )
 def test_senseless_sampling_parameters_are_refused_by_name(changed: dict[str, Any], field: str) -> None:
-    sampling = replace(SlotSampling(seed=0), **changed)
+    sampling = replace(SequenceSampling(seed=0), **changed)
     state = slot_state(0, [1], [0], sampling=sampling, history=())
     with pytest.raises(InvalidStepError, match=rf"whole\[0\]\.sampling\.{field} "):
         prepared().apply(Step(epoch=1, step_id=2, whole=[state]))

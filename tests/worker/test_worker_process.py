@@ -20,7 +20,7 @@ from common.step_wire import open_response, open_step_stream
 from quire.rpc import channel_options
 from quire.v1 import worker_pb2 as pb
 from quire.v1 import worker_pb2_grpc
-from quire.v1.inference_pb2 import SamplingDefaults
+from quire.v1.inference_pb2 import SamplingParams
 from tests.equality import assert_equal_greedy
 from tests.services import ROOT, Service
 from tests.worker.forked_worker import run_worker
@@ -78,7 +78,7 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert (answer.model.dtype, answer.device) == ("float32", "cpu")
     assert (answer.model.vocab_size, answer.model.max_model_len) == (VOCAB_SIZE, MAX_POSITIONS)
     assert list(answer.model.eos_token_ids) == [2]
-    assert answer.model.sampling_defaults == SamplingDefaults(temperature=0.5, top_k=20)
+    assert answer.model.sampling_defaults == SamplingParams(temperature=0.5, top_k=20)
     assert not answer.HasField("tokenizer")
     assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_slots) == (80, 4, 4)
     assert (answer.pool.num_host_blocks, answer.pool.dtype) == (6, "float32")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState
 from kernels.sampling.noise import partial_keys, position_keys
 from kernels.sampling.sampling import min_p_thresholds
@@ -71,7 +71,7 @@ class SamplingColumns:
         for state in whole:
             self.place(state.slot, state.sampling, state.num_prompt_tokens)
 
-    def place(self, slot: int, sampling: SlotSampling, num_prompt_tokens: int) -> None:
+    def place(self, slot: int, sampling: SequenceSampling, num_prompt_tokens: int) -> None:
         self.features[slot] = self._features(sampling)
         self.temperatures[slot] = sampling.temperature
         self.floors[slot] = min_p_thresholds(torch.tensor([sampling.min_p], dtype=torch.float64)).item()
@@ -92,10 +92,10 @@ class SamplingColumns:
         """Noise keys of the tokens to sample, int64, equal to those of `row_keys`."""
         return position_keys(self._keys[slots], positions)
 
-    def _top_k(self, sampling: SlotSampling) -> int:
+    def _top_k(self, sampling: SequenceSampling) -> int:
         return self.vocab_size if sampling.top_k is None else min(sampling.top_k, self.vocab_size)
 
-    def _features(self, sampling: SlotSampling) -> Feature:
+    def _features(self, sampling: SequenceSampling) -> Feature:
         selects = self._top_k(sampling) < self.vocab_size or sampling.top_p < 1
         is_on = {
             Feature.DRAWS: not sampling.is_greedy,
@@ -113,7 +113,7 @@ class SamplingColumns:
         return features
 
 
-def _edited_ids(sampling: SlotSampling) -> EditedIds:
+def _edited_ids(sampling: SequenceSampling) -> EditedIds:
     if not (sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logit_bias):
         return _NO_IDS
     biases: dict[int, float] = {}

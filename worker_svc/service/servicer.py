@@ -6,7 +6,7 @@ it answers every call with UNAVAILABLE.
 
 import hmac
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -161,7 +161,7 @@ def _model(description: WorkerDescription) -> pb.ModelInfo:
         vocab_size=description.limits.vocab_size,
         max_model_len=description.limits.max_model_len,
         eos_token_ids=model.eos_token_ids,
-        sampling_defaults=inference_pb2.SamplingDefaults(**asdict(model.sampling_defaults)),
+        sampling_defaults=inference_pb2.SamplingParams(**model.sampling_defaults),  # type: ignore[arg-type]
     )
 
 

@@ -14,7 +14,7 @@ from kernels.native.build import needs_build
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
-from worker_svc.checkpoint.generation_defaults import ModelSamplingDefaults, read_sampling_defaults
+from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 from worker_svc.checkpoint.model_folder import fingerprint, is_local, resolve_checkpoint
 from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
@@ -112,9 +112,7 @@ def _describe_model(
         architecture=decoder.config.architecture,
         dtype=_dtype_name(decoder.dtype),
         eos_token_ids=decoder.config.eos_token_ids,
-        sampling_defaults=(
-            read_sampling_defaults(folder) if settings.generation_config == "model" else ModelSamplingDefaults()
-        ),
+        sampling_defaults=read_sampling_defaults(folder) if settings.generation_config == "model" else {},
     )
 
 

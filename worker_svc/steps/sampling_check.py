@@ -8,23 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import NUMERIC_PARAMS, SequenceSampling
 from worker_svc.steps.step_limits import InvalidStepError
 
 
-def check_sampling(where: str, sampling: SlotSampling, vocab_size: int) -> None:
+def check_sampling(where: str, sampling: SequenceSampling, vocab_size: int) -> None:
     """Raises InvalidStepError with the field's path."""
     _check_token_ids(f"{where}.allowed_ids", sampling.allowed_token_ids or (), vocab_size)
     _check_token_ids(f"{where}.suppressed_ids", sampling.suppressed_token_ids, vocab_size)
     _check_token_ids(f"{where}.bias_ids", tuple(token for token, _ in sampling.logit_bias), vocab_size)
     _check(f"{where}.bias_values", all(math.isfinite(bias) for _, bias in sampling.logit_bias), "be finite")
-    _check(f"{where}.temperature", 0.0 <= sampling.temperature < math.inf, "be 0 or positive")
-    _check(f"{where}.top_k", sampling.top_k is None or sampling.top_k >= 1, "be at least 1")
-    _check(f"{where}.top_p", 0.0 < sampling.top_p <= 1.0, "be above 0 and at most 1")
-    _check(f"{where}.min_p", 0.0 <= sampling.min_p <= 1.0, "be within 0 and 1")
-    _check(f"{where}.repetition_penalty", 0.0 < sampling.repetition_penalty < math.inf, "be positive")
-    _check(f"{where}.presence_penalty", math.isfinite(sampling.presence_penalty), "be finite")
-    _check(f"{where}.frequency_penalty", math.isfinite(sampling.frequency_penalty), "be finite")
+    for each in NUMERIC_PARAMS:
+        value = getattr(sampling, each.name)
+        _check(f"{where}.numbers.{each.name}", value == each.default or each.allows(value), f"be {each.range}")
 
 
 def _check(where: str, holds: bool, must: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step
 from worker_svc.steps.step_check import CheckedStep, IntArray, SlotCounts, StepRows, check_step
 from worker_svc.steps.step_limits import StepLimits
@@ -27,7 +27,7 @@ class SlotTable:
         # One more than the longest sequence, for a token sampled after its last.
         self.token_ids: Int32Array = np.zeros((limits.num_slots, limits.max_model_len + 1), dtype=np.int32)
         self.num_prompt_tokens: IntArray = np.zeros(limits.num_slots, dtype=np.int64)
-        self.sampling = [SlotSampling(seed=0)] * limits.num_slots
+        self.sampling = [SequenceSampling(seed=0)] * limits.num_slots
         self._rows: StepRows | None = None  # of the last step
 
     def apply(self, step: Step) -> CheckedStep:

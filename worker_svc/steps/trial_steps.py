@@ -3,11 +3,13 @@
 They fit the worker's limits; their results are dropped.
 """
 
-from common.slot_sampling import SlotSampling
+from typing import Any
+
+from common.sampling_params import NUMERIC_PARAMS, SequenceSampling
 from common.step import SlotState, Step
 from worker_svc.steps.step_limits import StepLimits
 
-_GREEDY = SlotSampling(seed=0, temperature=0.0)
+_GREEDY = SequenceSampling(seed=0, temperature=0.0)
 _NUM_DECODED = 2  # after the prompt of a warm-up
 
 
@@ -69,7 +71,7 @@ def _most_tokens(limits: StepLimits) -> list[int]:
     return [min(fewest + (row < one_more), limits.max_model_len) for row in range(num_rows)]
 
 
-def _prompt(slot: int, num_tokens: int, block_table: list[int], sampling: SlotSampling) -> SlotState:
+def _prompt(slot: int, num_tokens: int, block_table: list[int], sampling: SequenceSampling) -> SlotState:
     return SlotState(
         slot=slot,
         position=0,
@@ -80,16 +82,8 @@ def _prompt(slot: int, num_tokens: int, block_table: list[int], sampling: SlotSa
     )
 
 
-def _everything(limits: StepLimits, seed: int) -> SlotSampling:
-    return SlotSampling(
-        seed=seed,
-        temperature=0.8,
-        top_k=min(50, limits.vocab_size),
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        num_logprobs=1,
-        num_prompt_logprobs=1,
-    )
+def _everything(limits: StepLimits, seed: int) -> SequenceSampling:
+    numbers: dict[str, Any] = {
+        each.name: min(int(each.trial), limits.vocab_size) if each.is_whole else each.trial for each in NUMERIC_PARAMS
+    }
+    return SequenceSampling(seed=seed, num_logprobs=1, num_prompt_logprobs=1, **numbers)

@@ -7,11 +7,11 @@ nothing of why a prompt is computed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 
-SAMPLING = SlotSampling(seed=0, temperature=0.0)
+SAMPLING = SequenceSampling(seed=0, temperature=0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Computations:
     """Computations by group, until computed, failed or cancelled. A group has one sequence, with `max_tokens` 1."""
 
     def __init__(
-        self, scheduler: Scheduler, sampling_of: dict[int, SlotSampling], wake_workers: Callable[[], None]
+        self, scheduler: Scheduler, sampling_of: dict[int, SequenceSampling], wake_workers: Callable[[], None]
     ) -> None:
         self._scheduler = scheduler
         self._wake_workers = wake_workers

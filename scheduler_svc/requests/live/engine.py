@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from common.native_faults import CONTROL_FLOW
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import StepResult
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
@@ -63,7 +63,7 @@ class Engine:
         self.journal = journal
         self.records = records
         self.live: dict[str, LiveRequest] = {}  # by request_id, until the end is durable
-        self.sampling_of: dict[int, SlotSampling] = {}  # by seq_id
+        self.sampling_of: dict[int, SequenceSampling] = {}  # by seq_id
         self.on_result: Callable[[StepPlan], None] | None = None  # called after a result was applied
         self.on_worker_at_fault: Callable[[str], None] = lambda worker_id: None
         self.vocab_size = MAX_VOCAB_SIZE  # of the model being served
@@ -88,7 +88,7 @@ class Engine:
         self._request_of: dict[SequenceGroup, LiveRequest] = {}
         self._sample_of: dict[int, LiveSample] = {}  # by seq_id, of samples that a sequence draws
         self._with_stop_strings: set[int] = set()  # seq_ids of samples whose text may end them
-        self._with_logprobs: dict[int, SlotSampling] = {}  # by seq_id, of those that asked for any
+        self._with_logprobs: dict[int, SequenceSampling] = {}  # by seq_id, of those that asked for any
         self._appended: list[tuple[Sequence, int]] = []  # tokens since the last settling
         self.paused = PausedRequests()
         self._wakers: list[Callable[[], None]] = []
@@ -132,7 +132,7 @@ class Engine:
         self.prompt_tokens += request.num_prompt_tokens
         self._request_of[request.group] = request
         for index, sequence in enumerate(request.group.sequences):
-            sampling = request.params.slot_sampling(request.num_prompt_tokens, index)
+            sampling = request.params.sequence_sampling(request.num_prompt_tokens, index)
             self.sampling_of[sequence.seq_id] = sampling
             if sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None:
                 self._with_logprobs[sequence.seq_id] = sampling

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from math import inf, isnan
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Candidates, Floats, Ints, LogprobRows, PromptLogprobs, StepResult
 from quire.errors import QuireError
 from scheduler_svc.core.sequence import SequenceGroup
@@ -37,8 +37,8 @@ def check_result(
     plan: StepPlan,
     result: StepResult,
     vocab_size: int,
-    sampling_of: Mapping[int, SlotSampling],
-    asked: Mapping[int, SlotSampling],
+    sampling_of: Mapping[int, SequenceSampling],
+    asked: Mapping[int, SequenceSampling],
 ) -> None:
     """Raise ImpossibleAnswerError if the result does not fit the plan, NotFiniteError if it reports such logits.
 
@@ -89,7 +89,7 @@ def _check_samples(plan: StepPlan, result: StepResult, vocab_size: int) -> None:
             raise _impossible(plan, f"news of sample {sample}, where there are {num_samples}")
 
 
-def _check_logprobs(plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SlotSampling]) -> None:
+def _check_logprobs(plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SequenceSampling]) -> None:
     """Require one row for each sample that asked, and none for others; logits that are not finite may have none."""
     invalid = set(result.invalid_samples)
     for sample, sequence in enumerate(plan.sampled_sequences):
@@ -107,7 +107,7 @@ def _check_logprobs(plan: StepPlan, result: StepResult, vocab_size: int, asked: 
 
 
 def _check_prompt_logprobs(
-    plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SlotSampling]
+    plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SequenceSampling]
 ) -> None:
     """Require at most one answer for each row within a prompt, for exactly the prompt tokens that it predicts."""
     row_of = {slot: row for row, slot in enumerate(plan.slots)}
@@ -144,7 +144,7 @@ def _num_predicted(plan: StepPlan, row: int) -> int:
 
 
 def _check_candidates(
-    plan: StepPlan, row: int, candidates: Candidates, vocab_size: int, sampling_of: Mapping[int, SlotSampling]
+    plan: StepPlan, row: int, candidates: Candidates, vocab_size: int, sampling_of: Mapping[int, SequenceSampling]
 ) -> None:
     """Check candidates of a row. None: the logits were not finite. Fewer than asked for: a small vocabulary."""
     sequence = plan.sequences[row]
@@ -169,7 +169,7 @@ def _check_candidates(
         raise _impossible(plan, f"candidates of row {row} with log-probabilities that were not asked, or without")
 
 
-def _may_bar_all(sampling: SlotSampling | None, vocab_size: int) -> bool:
+def _may_bar_all(sampling: SequenceSampling | None, vocab_size: int) -> bool:
     """True if the request's allowed and suppressed tokens may leave no token at all."""
     if sampling is None:
         return True

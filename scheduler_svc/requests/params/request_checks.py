@@ -5,10 +5,10 @@ strings and lists were checked before, at the edge: see `common.bounds`.
 """
 
 import re
-from ctypes import c_float
-from typing import NamedTuple
 
 from common.bounds import MOST_SAMPLES
+from common.sampling_codec import given_numbers
+from common.sampling_params import NUMERIC_PARAMS
 from common.violations import Violations
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
@@ -22,32 +22,6 @@ _MOST_BIAS = 100.0
 _MOST_BEAMS = 64
 _MOST_LENGTH_PENALTY = 4.0
 _MOST_SAMPLE_INDEX = 2**32 - 1
-
-
-class _Range(NamedTuple):
-    """Range of a float in SamplingParams, with the bounds as the wire has them. NaN is in none."""
-
-    field: str
-    low: float
-    high: float
-    is_low_excluded: bool = False
-
-    def allows(self, value: float) -> bool:
-        low, high = c_float(self.low).value, c_float(self.high).value
-        return low <= value <= high and not (self.is_low_excluded and value == low)
-
-    def __str__(self) -> str:
-        return f"{'above' if self.is_low_excluded else 'from'} {self.low:g} to {self.high:g}"
-
-
-_RANGES = (
-    _Range("temperature", 0, 100),
-    _Range("top_p", 0, 1, is_low_excluded=True),
-    _Range("min_p", 0, 1),
-    _Range("repetition_penalty", 0.01, 100),
-    _Range("presence_penalty", -2, 2),
-    _Range("frequency_penalty", -2, 2),
-)
 
 
 def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
@@ -116,12 +90,11 @@ def _check_names(request: pb.GenerateRequest, violations: Violations) -> None:
 
 
 def _check_ranges(sampling: pb.SamplingParams, violations: Violations) -> None:
-    for each in _RANGES:
-        value: float = getattr(sampling, each.field)
-        if sampling.HasField(each.field) and not each.allows(value):  # type: ignore[arg-type]
-            violations.add(f"sampling.{each.field}", f"is {value:g}: give a number {each}")
-    if sampling.HasField("top_k") and sampling.top_k < 1:
-        violations.add("sampling.top_k", "is 0: give at least 1, or leave it out for all tokens")
+    given = given_numbers(sampling)
+    for each in NUMERIC_PARAMS:
+        if each.name in given and not each.allows(given[each.name]):
+            remedy = f"give {each.range}" + (", or leave it out" if each.default is None else "")
+            violations.add(f"sampling.{each.name}", f"is {given[each.name]:g}: {remedy}")
 
 
 def _check_sampling(sampling: pb.SamplingParams, limits: ModelLimits, violations: Violations) -> None:
@@ -201,9 +174,10 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
         )
     if beam.early_stopping not in pb.EarlyStopping.values():
         violations.add("beam.early_stopping", f"is {beam.early_stopping}: FALSE is 1, TRUE 2, NEVER 3")
-    for field in ("temperature", "top_k", "top_p", "min_p", "first_sample_index"):
+    drawing = {each.name: each.default for each in NUMERIC_PARAMS if each.draws_only}
+    for field, default in {"temperature": 0, "first_sample_index": 0, **drawing}.items():
         value = getattr(sampling, field)
-        if value and not (field == "top_p" and value == 1):
+        if value and value != default:
             violations.add(f"sampling.{field}", f"is {value:g}: a beam search draws nothing, so leave it out")
     if sampling.HasField("best_of"):
         violations.add("sampling.best_of", f"is {sampling.best_of:,}: a beam search draws nothing, so leave it out")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.slot_sampling import SlotSampling
+from common.sampling_codec import given_numbers
+from common.sampling_params import SequenceSampling
 from quire.errors import FieldViolation, InvalidRequestError, OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams
@@ -49,7 +50,7 @@ class ValidatedParams:
     priority: int  # lower is served first
     timeout_ms: int | None
     cancel_on_disconnect: bool
-    sampling: SlotSampling  # of the first sample, without the prompt's length: see `slot_sampling`
+    sampling: SequenceSampling  # of the first sample, without the prompt's length: see `sequence_sampling`
     seed: int  # uint64
     num_samples: int  # that come back
     num_sequences: int  # that are drawn, or live beams at most
@@ -70,7 +71,7 @@ class ValidatedParams:
         """True if more samples are drawn than come back."""
         return self.beam is None and self.num_sequences > self.num_samples
 
-    def slot_sampling(self, num_prompt_tokens: int, index: int = 0) -> SlotSampling:
+    def sequence_sampling(self, num_prompt_tokens: int, index: int = 0) -> SequenceSampling:
         """Sampling of sample `index`, with the position until which end and stop tokens are suppressed."""
         sampling = self.sampling
         if self.min_tokens:
@@ -114,7 +115,7 @@ def settle(
     """Settle a request that was found valid before, as `validate` does."""
     seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     stopping, output = request.stopping, request.output
-    sampling = _slot_sampling(request, limits, seed)
+    sampling = _sequence_sampling(request, limits, seed)
     num_samples = request.sampling.n or 1
     stop_token_ids = frozenset(stopping.stop_token_ids) if stopping.stop_token_ids else _NO_TOKENS
     eos_token_ids = _NO_TOKENS if stopping.ignore_eos else limits.eos_token_ids
@@ -148,25 +149,22 @@ def num_sequences_of(request: pb.GenerateRequest) -> int:
     return request.beam.beam_width or request.sampling.best_of or request.sampling.n or 1
 
 
-def _slot_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) -> SlotSampling:
+def _sequence_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) -> SequenceSampling:
     sampling, output = request.sampling, request.output
-    return SlotSampling(
+    numbers = given_numbers(sampling)
+    if not 0 < numbers.get("top_k", 0) < limits.vocab_size:
+        numbers["top_k"] = None
+    return SequenceSampling(
         seed=seed,
         sample_index=sampling.first_sample_index,
         allowed_token_ids=array("i", dict.fromkeys(sampling.allowed_token_ids)) or None,
         suppressed_token_ids=tuple(sorted(suppressed_token_ids(request.stopping, limits))),
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        min_p=sampling.min_p,
-        top_k=sampling.top_k if 0 < sampling.top_k < limits.vocab_size else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
         num_logprobs=min(output.logprobs, limits.vocab_size) if output.HasField("logprobs") else None,
         num_prompt_logprobs=(
             min(output.prompt_logprobs, limits.vocab_size) if output.HasField("prompt_logprobs") else None
         ),
+        **numbers,
     )
 
 

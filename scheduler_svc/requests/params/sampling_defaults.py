@@ -4,49 +4,41 @@ They are filled in when a request is admitted, and journaled with it, so that a 
 later.
 """
 
+from common.sampling_codec import given_numbers
+from common.sampling_params import NUMERIC_PARAMS
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.request_checks import check_sampling_ranges
 
-_FIELDS = tuple(pb.SamplingDefaults.DESCRIPTOR.fields_by_name)
-_OF_BEAMS = ("repetition_penalty",)
-_OF_DRAWING = ("top_k", "top_p", "min_p")
+_OF_DRAWING = frozenset(each.name for each in NUMERIC_PARAMS if each.draws_only)
+_NOT_OF_BEAMS = _OF_DRAWING | {"temperature"}
+_NONE: frozenset[str] = frozenset()
 
 
-def check_defaults(defaults: pb.SamplingDefaults) -> None:
+def check_defaults(defaults: pb.SamplingParams) -> None:
     """Raise ValueError for defaults that a request could not give itself."""
-    params = pb.SamplingParams()
-    _fill(params, defaults, _FIELDS)
     try:
-        check_sampling_ranges(params)
+        check_sampling_ranges(defaults)
     except InvalidRequestError as error:
         raise ValueError(f"its sampling defaults are refused: {error.message}") from error
 
 
-def with_defaults(request: pb.GenerateRequest, defaults: pb.SamplingDefaults) -> pb.GenerateRequest:
+def with_defaults(request: pb.GenerateRequest, defaults: pb.SamplingParams) -> pb.GenerateRequest:
     """Copy of the request with the defaults filled in; the request itself if no default is missing."""
-    fields: tuple[str, ...] = _FIELDS
+    recommended = given_numbers(defaults)
+    if not recommended:
+        return request
+    given = given_numbers(request.sampling)
     if request.HasField("beam"):
-        fields = _OF_BEAMS
-    sampling = request.sampling
-    temperature = sampling.temperature if sampling.HasField("temperature") else defaults.temperature
-    is_greedy = temperature == 0 and (sampling.HasField("temperature") or defaults.HasField("temperature"))
-    missing = [
-        each
-        for each in fields
-        if defaults.HasField(each)  # type: ignore[arg-type]
-        and not sampling.HasField(each)  # type: ignore[arg-type]
-        and not (is_greedy and each in _OF_DRAWING)
-    ]
+        without_effect = _NOT_OF_BEAMS
+    else:
+        is_greedy = {**recommended, **given}.get("temperature") == 0
+        without_effect = _OF_DRAWING if is_greedy else _NONE
+    missing = recommended.keys() - given.keys() - without_effect
     if not missing:
         return request
     filled = pb.GenerateRequest()
     filled.CopyFrom(request)
-    _fill(filled.sampling, defaults, missing)
+    for name in missing:
+        setattr(filled.sampling, name, recommended[name])
     return filled
-
-
-def _fill(sampling: pb.SamplingParams, defaults: pb.SamplingDefaults, fields: "tuple[str, ...] | list[str]") -> None:
-    for each in fields:
-        if defaults.HasField(each):  # type: ignore[arg-type]
-            setattr(sampling, each, getattr(defaults, each))

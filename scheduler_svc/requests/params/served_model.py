@@ -24,7 +24,7 @@ class ServedModel:
     limits: ModelLimits
     tokenizer: ModelTokenizer | None
     tokenizer_fingerprint: str
-    sampling_defaults: pb.SamplingDefaults = field(default_factory=pb.SamplingDefaults)
+    sampling_defaults: pb.SamplingParams = field(default_factory=pb.SamplingParams)
 
     def to_pb(self) -> pb.GetModelResponse:
         """Answer of GetModel."""

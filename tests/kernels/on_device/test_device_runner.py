@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
@@ -72,7 +72,7 @@ def test_blocks_swapped_out_and_in_again_and_copied_go_on_as_before(tmp_path: Pa
     """A sequence leaves for the host while another computes, and comes back into other blocks; beams are ranked."""
     folder = write_tiny_model("llama_gqa", tmp_path)
     first = slot_state(0, PROMPT, [5, 6, 7], sampling=replace(DRAWN, num_prompt_logprobs=1))
-    other = slot_state(1, PROMPT[::-1], [6, 7, 5], sampling=SlotSampling(seed=1, top_k=5, top_p=0.9))
+    other = slot_state(1, PROMPT[::-1], [6, 7, 5], sampling=SequenceSampling(seed=1, top_k=5, top_p=0.9))
     back = slot_state(2, PROMPT[-1:], [40, 41, 42], position=8, num_prompt_tokens=9, history=PROMPT[:8])
     back.sampling = DRAWN
     steps = [

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step
 from kernels.attention.cascade_groups import SharingCost
 from kernels.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
@@ -171,11 +171,11 @@ class RandomSteps:
             sampling=self._sampling(count),
         )
 
-    def _sampling(self, count: int) -> SlotSampling:
+    def _sampling(self, count: int) -> SequenceSampling:
         random = self.random
         if random.random() < 0.4:
-            return SlotSampling(seed=0, temperature=0.0)
-        return SlotSampling(
+            return SequenceSampling(seed=0, temperature=0.0)
+        return SequenceSampling(
             seed=random.randint(0, 99),
             temperature=random.choice([0.0, 0.5, 1.0]),
             top_k=random.choice([None, 1, 40]),

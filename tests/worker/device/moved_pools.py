@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import SlotState, Step
 from tests.worker.device.simulated_streams import SimulatedStreams
 from tests.worker.device.two_streams import Operation
@@ -104,7 +104,7 @@ def random_step(random: Random, step_id: int) -> Step:
             block_table=blocks,
             token_ids=[0] * num_tokens,
             num_prompt_tokens=0,
-            sampling=SlotSampling(seed=0),
+            sampling=SequenceSampling(seed=0),
         )
         whole.append(state)
     return Step(

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
 from tests.worker.steps import GREEDY, slot_state
 from tests.worker.tiny_models import random_prompts
 
 PROMPT = random_prompts([9], seed=3)[0]
-DRAWN = SlotSampling(seed=11, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.2, num_logprobs=2)
+DRAWN = SequenceSampling(seed=11, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.2, num_logprobs=2)
 
 
 def decode_steps(num_steps: int) -> list[Step]:

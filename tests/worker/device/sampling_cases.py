@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import LogprobRows, SlotState, StepResult
 from tests.worker import reference_sampler
 from tests.worker.reference_candidates import rank_candidates
@@ -26,7 +26,7 @@ from worker_svc.steps.streams import DeviceEvent
 NUM_SLOTS, WIDTH = 24, 40
 
 
-def random_sampling(generator: random.Random, vocab_size: int) -> SlotSampling:
+def random_sampling(generator: random.Random, vocab_size: int) -> SequenceSampling:
     """Each parameter is off more often than not, so that all mixes of them occur."""
 
     def maybe(off: Any, *on: Any) -> Any:
@@ -35,7 +35,7 @@ def random_sampling(generator: random.Random, vocab_size: int) -> SlotSampling:
     def some_ids(most: int) -> tuple[int, ...]:
         return tuple(generator.sample(range(vocab_size), min(vocab_size, generator.randint(1, most))))
 
-    return SlotSampling(
+    return SequenceSampling(
         seed=generator.randrange(2**64),
         sample_index=generator.randrange(4),
         allowed_token_ids=maybe(None, (), some_ids(30)),
@@ -58,7 +58,7 @@ class SamplingCase:
     """Slots that stand anywhere, whose tokens are known, and logits of which one row may serve several slots."""
 
     operations: Operations
-    samplings: list[SlotSampling]
+    samplings: list[SequenceSampling]
     seed: int
     vocab_size: int = 101
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

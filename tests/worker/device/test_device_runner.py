@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost
 from kernels.attention.cascade_reference import CascadePlan
@@ -94,7 +94,7 @@ def test_a_step_that_cannot_be_changes_nothing(decoder: Decoder) -> None:
 def test_all_slots_can_be_filled_in_one_step_each_with_ids_of_its_own(decoder: Decoder) -> None:
     """Prompts of many tokens, sampled by allowed ids, of which there are many."""
     allowed = tuple(range(0, decoder.config.vocab_size, 2))
-    sampling = SlotSampling(seed=1, temperature=0.8, allowed_token_ids=allowed, top_p=0.9)
+    sampling = SequenceSampling(seed=1, temperature=0.8, allowed_token_ids=allowed, top_p=0.9)
     prompts = random_prompts([20] * 12, seed=5)
     states = [
         slot_state(slot, prompt, list(range(5 * slot, 5 * slot + 5)), sampling=replace(sampling, sample_index=slot))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from kernels.sampling.sampling import token_logprobs
 from tests.worker.device.sampling_cases import (
     SamplingCase,
@@ -76,8 +76,8 @@ def test_half_precision_logits_are_sampled_as_their_float32_values(dtype: torch.
 
 
 def test_a_sample_whose_tokens_are_all_barred_is_not_valid() -> None:
-    barred = SlotSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=10**6)
-    case = SamplingCase(OPERATIONS, [barred, SlotSampling(seed=1), barred], seed=0)
+    barred = SequenceSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=10**6)
+    case = SamplingCase(OPERATIONS, [barred, SequenceSampling(seed=1), barred], seed=0)
     found = case.sampled_on_device()
     assert found.invalid_samples == [0, 2]
     assert found.token_ids[0] == found.token_ids[2] == 0
@@ -85,7 +85,7 @@ def test_a_sample_whose_tokens_are_all_barred_is_not_valid() -> None:
 
 
 def test_a_token_that_only_the_device_knows_is_penalised() -> None:
-    greedy = SlotSampling(seed=1, temperature=0.0, presence_penalty=10.0)
+    greedy = SequenceSampling(seed=1, temperature=0.0, presence_penalty=10.0)
     case = SamplingCase(OPERATIONS, [greedy], seed=3)
     case.num_prompt[0] = case.columns.num_prompt_tokens[case.slots[0]] = 0
     (best,) = case.sampled_on_device().token_ids
@@ -94,8 +94,8 @@ def test_a_token_that_only_the_device_knows_is_penalised() -> None:
 
 
 def test_what_no_sample_asks_for_is_not_packed() -> None:
-    case = SamplingCase(OPERATIONS, [SlotSampling(seed=1, temperature=0.0)] * 3, seed=1)
-    later = SlotSampling(seed=2, suppressed_token_ids=(3,), suppressed_until=1)
+    case = SamplingCase(OPERATIONS, [SequenceSampling(seed=1, temperature=0.0)] * 3, seed=1)
+    later = SequenceSampling(seed=2, suppressed_token_ids=(3,), suppressed_until=1)
     case.columns.place(int(case.slots[1]), later, 0)
     sampler = Sampler(case.columns, OPERATIONS.sampling)
     case.upload.begin()

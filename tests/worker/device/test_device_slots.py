@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from common.step import Step
 from tests.worker.steps import LIMITS, slot_state
 from worker_svc.gpu.device_slots import DeviceSlots
@@ -14,7 +14,7 @@ from worker_svc.steps.slot_table import SlotTable
 from worker_svc.steps.step_upload import StepUpload
 
 CPU = torch.device("cpu")
-PENALISED = SlotSampling(seed=0, repetition_penalty=1.5)
+PENALISED = SequenceSampling(seed=0, repetition_penalty=1.5)
 
 
 class BothTables:
@@ -62,7 +62,7 @@ def test_any_steps_leave_both_tables_alike(seed: int, capacity_bytes: int) -> No
         fields: dict[str, list[object]] = {"whole": [], "append_pairs": [], "freed_slots": []}
         for slot in generator.sample(free, min(len(free), generator.choice([0, 1, 2]))):
             position, count = generator.randrange(8), generator.randrange(1, 8)
-            sampling = generator.choice([PENALISED, SlotSampling(seed=1)])
+            sampling = generator.choice([PENALISED, SequenceSampling(seed=1)])
             history = [generator.randrange(100) for _ in range(position)] if sampling.needs_history else ()
             tokens = [generator.randrange(100) for _ in range(count)]
             table = [generator.randrange(32) for _ in range(4)]

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from common.slot_sampling import SlotSampling
+from common.sampling_params import SequenceSampling
 from kernels.sampling.noise import row_keys
 from kernels.sampling.sampling import min_p_thresholds
 from worker_svc.sampling.sampling_columns import Feature, SamplingColumns
@@ -19,7 +19,7 @@ def test_keys_are_those_of_the_noise_for_any_seed_and_position() -> None:
     indices = [generator.randrange(2**31) for _ in seeds]
     columns = SamplingColumns(len(seeds), VOCAB_SIZE)
     for slot, (seed, index) in enumerate(zip(seeds, indices, strict=True)):
-        columns.place(slot, SlotSampling(seed=seed, sample_index=index), 0)
+        columns.place(slot, SequenceSampling(seed=seed, sample_index=index), 0)
     slots = np.array(generator.sample(range(len(seeds)), 40))
     positions = np.array([generator.randrange(2**20) for _ in slots])
     expected = row_keys([seeds[s] for s in slots], [indices[s] for s in slots], positions.tolist())
@@ -29,13 +29,13 @@ def test_keys_are_those_of_the_noise_for_any_seed_and_position() -> None:
 def test_top_k_and_top_p_select_only_where_they_are_on_and_the_slot_draws() -> None:
     columns = SamplingColumns(1, VOCAB_SIZE)
     for sampling, selects in (
-        (SlotSampling(seed=0), False),
-        (SlotSampling(seed=0, top_k=VOCAB_SIZE), False),
-        (SlotSampling(seed=0, top_k=10**6), False),
-        (SlotSampling(seed=0, top_k=VOCAB_SIZE - 1), True),
-        (SlotSampling(seed=0, top_p=0.9), True),
-        (SlotSampling(seed=0, top_p=0.9, top_k=3, temperature=0.0), False),
-        (SlotSampling(seed=0, min_p=0.5), False),
+        (SequenceSampling(seed=0), False),
+        (SequenceSampling(seed=0, top_k=VOCAB_SIZE), False),
+        (SequenceSampling(seed=0, top_k=10**6), False),
+        (SequenceSampling(seed=0, top_k=VOCAB_SIZE - 1), True),
+        (SequenceSampling(seed=0, top_p=0.9), True),
+        (SequenceSampling(seed=0, top_p=0.9, top_k=3, temperature=0.0), False),
+        (SequenceSampling(seed=0, min_p=0.5), False),
     ):
         columns.place(0, sampling, 0)
         assert bool(columns.features[0] & Feature.SELECTS) == selects
@@ -46,25 +46,25 @@ def test_floors_are_those_of_min_p() -> None:
     min_p = [0.0, 1e-300, 0.1, 1.0]
     columns = SamplingColumns(4, VOCAB_SIZE)
     for slot, value in enumerate(min_p):
-        columns.place(slot, SlotSampling(seed=0, min_p=value), 0)
+        columns.place(slot, SequenceSampling(seed=0, min_p=value), 0)
     assert columns.floors.tolist() == min_p_thresholds(torch.tensor(min_p, dtype=torch.float64)).tolist()
 
 
 def test_biases_of_one_token_add_up() -> None:
     columns = SamplingColumns(1, VOCAB_SIZE)
-    columns.place(0, SlotSampling(seed=0, logit_bias=((7, 1.5), (3, -1.0), (7, 0.25))), 0)
+    columns.place(0, SequenceSampling(seed=0, logit_bias=((7, 1.5), (3, -1.0), (7, 0.25))), 0)
     ids = columns.edited_ids[0]
     assert (ids.biased.tolist(), ids.biases.tolist()) == ([7, 3], [1.75, -1.0])
 
 
 def test_a_slot_placed_again_keeps_nothing() -> None:
     columns = SamplingColumns(2, VOCAB_SIZE)
-    full = SlotSampling(
+    full = SequenceSampling(
         seed=9, allowed_token_ids=(1,), logit_bias=((2, 1.0),), top_k=3, presence_penalty=1.0, num_logprobs=4
     )
     columns.place(0, full, 12)
-    columns.place(0, SlotSampling(seed=1), 0)
-    columns.place(1, SlotSampling(seed=1), 0)
+    columns.place(0, SequenceSampling(seed=1), 0)
+    columns.place(1, SequenceSampling(seed=1), 0)
     assert columns.features[0] == columns.features[1] == Feature.DRAWS
     assert columns.edited_ids[0].allowed.tolist() == columns.edited_ids[0].biased.tolist() == []
     assert columns.top_k[0] == VOCAB_SIZE
